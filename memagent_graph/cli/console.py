@@ -41,14 +41,14 @@ class Console:
         self.resume_command: str | None = None
         """The command that continues the run, after its beginning; None if there is none."""
 
-    def policy(self, told: str) -> None:
+    def policy(self, reason: str) -> None:
         """Say which policy reads, and why, before anything else."""
         if self._says_policy:
-            self.err.print(f"[dim]{escape(told)}[/]")
+            self.err.print(f"[dim]{escape(reason)}[/]")
 
-    def working(self, words: str) -> AbstractContextManager[object]:
+    def working(self, activity: str) -> AbstractContextManager[object]:
         """Show on a terminal what is happening while it takes time."""
-        return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
+        return nullcontext() if self._quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
@@ -108,12 +108,14 @@ class Console:
         else:
             self._field("answer", result.answer)
             for sentence, quote in result.view().sentences():
-                place = quote.place or f"chunk {quote.chunk_index + 1}"
-                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(place)})')
+                location = quote.place or f"chunk {quote.chunk_index + 1}"
+                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(location)})')
         if not result.is_whole or result.answer is None:
             self._field("read", result.extent)
         if result.stop_reason is StopReason.INVALID_ANSWER:
-            reason = next((e.detail for e in reversed(result.events) if e.kind is EventKind.INVALID_ANSWER), "")
+            reason = next(
+                (event.detail for event in reversed(result.events) if event.kind is EventKind.INVALID_ANSWER), ""
+            )
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
@@ -123,8 +125,8 @@ class Console:
             factor = (usage.full_context_flops or 0.0) / usage.flops
             saved = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = quantity(result.chunks_read, "chunk"), quantity(usage.turns, "turn")
-        if not result.chunks_read and (shown := result.trace.tokens_shown):
-            read = f"{shown:,} of {usage.document_tokens:,} tokens shown"
+        if not result.chunks_read and (tokens := result.trace.tokens_shown):
+            read = f"{tokens:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
             f"[dim]{read} by {escape(result.model)} ({escape(result.strategy)}), "
             f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "

@@ -65,8 +65,8 @@ class Resume(RunOptions):
             run_ids = runs_to_resume(log, self.run_id)
             run_id, read = run_ids[0], read_of(run_ids[0])
             if others := {*open_questions(log, read)} - {*run_ids}:
-                left = quantity(len(others), "more question")
-                console.policy(f"{left} of the same read without an answer; for all: {self.resume_command(read)}")
+                count = quantity(len(others), "more question")
+                console.policy(f"{count} of the same read without an answer; for all: {self.resume_command(read)}")
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -98,9 +98,9 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
-                        lambda show: in_passes([partial(resumed, each, show) for each in run_ids], AT_ONCE)
+                        lambda show: in_passes([partial(resumed, run_id, show) for run_id in run_ids], AT_ONCE)
                     )
-                    have_failed = all(isinstance(each, Exception) for each in outcomes)
+                    have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
                     return [*raise_first(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:

@@ -106,15 +106,15 @@ def run_named(log: RunLog, name: str) -> str:
     """
     from memagent_graph.run_log import RunFilter
 
-    chosen = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
-    run_ids = [record.run_id for record in log.runs(chosen)]
+    selection = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_MAX_NAMES)
+    run_ids = [record.run_id for record in log.runs(selection)]
     if name in run_ids or len(run_ids) == 1:
         return name if name in run_ids else run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
         )
-    if not run_ids or len(run_ids) == _NAMED:  # the run with exactly this id may not be among them
+    if not run_ids or len(run_ids) == _MAX_NAMES:  # the run with exactly this id may not be among them
         return log.get(name).run_id
     raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
 
@@ -127,8 +127,8 @@ def runs_to_resume(log: RunLog, name: str) -> list[str]:
     try:
         run_id = run_named(log, name)
     except RunNotFoundError:
-        if left := open_questions(log, name):
-            return left
+        if open_runs := open_questions(log, name):
+            return open_runs
         raise
     return (open_questions(log, read_of(run_id)) if name == LATEST else []) or [run_id]
 
@@ -145,14 +145,14 @@ def open_questions(log: RunLog, read: str) -> list[str]:
     from memagent_graph.run_log import RunFilter
 
     runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
-    left = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
-    questions = [each for each in left if _QUESTION.fullmatch(each.removeprefix(f"{read}-"))]
-    return sorted(questions, key=lambda run_id: (len(run_id), run_id))
+    open_runs = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
+    of_read = [run_id for run_id in open_runs if _QUESTION.fullmatch(run_id.removeprefix(f"{read}-"))]
+    return sorted(of_read, key=lambda run_id: (len(run_id), run_id))
 
 
 _QUESTION: Final = re.compile(r"\d{1,7}")
 """The end of a run's id in a read of several questions. That of an id that was made is longer."""
-_NAMED: Final = 8
+_MAX_NAMES: Final = 8
 """How many runs with the same beginning are named."""
 
 

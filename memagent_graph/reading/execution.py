@@ -20,7 +20,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, zero_counters
 from memagent_graph.run_log.recording import Recording
 
-_WIDTH: Final = 8
+_MAX_TURNS: Final = 8
 """How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
 _MAX_TURN_SECONDS: Final = 0.05
 """After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
@@ -59,7 +59,7 @@ class Turn:
         self._held = self._alarm = None
 
 
-_slots: Final = PerLoop(lambda: asyncio.Semaphore(_WIDTH))
+_slots: Final = PerLoop(lambda: asyncio.Semaphore(_MAX_TURNS))
 
 
 class Branches:
@@ -137,8 +137,8 @@ class ReadCache:
 
     def text(self, span: Span) -> str | None:
         """Return the text of a chunk that was chosen, once; None if it was chosen before this call of the graph."""
-        chosen = self.texts.pop(span.index, None)
-        return chosen[1] if chosen is not None and chosen[0] == span else None
+        entry = self.texts.pop(span.index, None)
+        return entry[1] if entry is not None and entry[0] == span else None
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from memagent_graph.reading.steps import Change, Route, StepContext, answer_from
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role, read_template
 
-_MAX_PLACES = 512
+_MAX_CURSORS = 512
 _LINE_TOKENS = 2
 """The most tokens of a line break between two findings."""
 
@@ -103,18 +103,18 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     The document is read once, as a stream. Only some hundreds of its chunks' places are kept, however many there
     are, and the segments' edges are found from the nearest place.
     """
-    places, stride, chunks = [start_cursor()], 1, 0
+    cursors, stride, chunks = [start_cursor()], 1, 0
     cursor = start_cursor()
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         cursor, chunks = choice[1], chunks + 1
         if chunks % stride == 0:
-            places.append(cursor)
-        if len(places) > _MAX_PLACES:
-            places, stride = places[::2], 2 * stride
+            cursors.append(cursor)
+        if len(cursors) > _MAX_CURSORS:
+            cursors, stride = cursors[::2], 2 * stride
     edges = [chunks * number // count for number in range(count + 1)]
     segments = []
     for start, end in pairwise(edges):
-        cursor = places[start // stride]
+        cursor = cursors[start // stride]
         while cursor["index"] < start and (choice := await step.next_chunk(cursor, to_read=False)) is not None:
             cursor = choice[1]
         if start < end:
@@ -127,8 +127,8 @@ async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
     if stop := step.limit():
         return {"spans": [], **stop}
-    most = step.chunks_left(width)
-    while len(spans) < most and (choice := await step.next_chunk(cursor)):
+    count = step.chunks_left(width)
+    while len(spans) < count and (choice := await step.next_chunk(cursor)):
         span, cursor = choice
         spans.append(span.stored)
     return {"spans": spans, "cursor": cursor}
@@ -157,9 +157,9 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
 async def gather(state: SideBySideState, step: StepContext) -> Change:
     """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
-    nothing = [name for name, finding in findings.items() if not unless_none(finding["text"], prompts).text]
-    left = {name: finding for name, finding in findings.items() if name not in nothing}
-    return {"findings": dict.fromkeys(nothing), "groups": groups_that_fit(left, step.context)}
+    empty = [name for name, finding in findings.items() if not unless_none(finding["text"], prompts).text]
+    rest = {name: finding for name, finding in findings.items() if name not in empty}
+    return {"findings": dict.fromkeys(empty), "groups": groups_that_fit(rest, step.context)}
 
 
 def each_group(node: str, then: str) -> Route:
@@ -168,7 +168,7 @@ def each_group(node: str, then: str) -> Route:
     def each_group(state: SideBySideState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
         return [
-            branch(node, state, _extent(group), group={name: findings[name] for name in group})
+            branch(node, state, _merge_name(group), group={name: findings[name] for name in group})
             for group in state.get("groups", ())
         ] or then
 
@@ -209,16 +209,16 @@ def _steps(findings: Iterable[Finding]) -> list[str]:
 
 def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
     """Return findings in the order of the passes and chunks that they come from."""
-    return {name: findings[name] for name in sorted(findings, key=_place)}
+    return {name: findings[name] for name in sorted(findings, key=_order)}
 
 
-def _place(name: str) -> tuple[int, int]:
+def _order(name: str) -> tuple[int, int]:
     """Return the pass, counted from 1, and the chunk at the beginning of a finding's name."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
 
 
-def _extent(names: Sequence[str]) -> str:
+def _merge_name(names: Sequence[str]) -> str:
     """Return the name of a merge: its first and last chunk, as in "12-15"."""
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
@@ -238,7 +238,7 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings, one below the other; several are each cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
-        longest = _longest(context)
+        longest = _max_tokens(context)
         texts = [context.beginning(text, longest) for text in texts]
     return "\n".join(texts)
 
@@ -253,23 +253,23 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     """
     if len(findings) <= 1:
         return []
-    longest, room = _longest(context), context.budget.chunk_tokens
+    longest, room = _max_tokens(context), context.budget.chunk_tokens
     lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []
-    filled = room
+    used_tokens = room
     for name, size in sizes.items():
-        if filled + size > room:
+        if used_tokens + size > room:
             groups.append([])
-            filled = 0
+            used_tokens = 0
         groups[-1].append(name)
-        filled += size
+        used_tokens += size
     return [group for group in groups if len(group) > 1]
 
 
-def _longest(context: ReaderContext) -> int:
+def _max_tokens(context: ReaderContext) -> int:
     """Return how many tokens a finding may have."""
     budget = context.budget
     longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)

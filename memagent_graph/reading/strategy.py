@@ -40,7 +40,7 @@ from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The node that every graph begins with: it resets what an earlier run on the same thread may have left."""
-_GIVEN = frozenset({"question", "document"})
+_INPUT = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
@@ -66,21 +66,23 @@ class Strategy(ABC):
     concludes: ClassVar[str] = "answer"
     """The node that follows when nothing more is to be read."""
 
-    def require_at_least(self, least: int, *options: str, instead: str = "") -> None:
-        """Refuse an option that is a number below `least`.
+    def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
+        """Refuse an option that is a number below `minimum`.
 
         Args:
-            least: the smallest allowed number.
+            minimum: the smallest allowed number.
             options: the options' names.
-            instead: what to do if none is wanted, for the error.
+            alternative: what to do to get none, for the error.
 
         Raises:
             StrategyError: it is below that number.
         """
         for option in options:
-            if (value := getattr(self, option)) < least:
-                remedy = f"{self.name}:{option} must be at least {least}"
-                raise StrategyError(f"{option} is {value}", hint=f"{remedy}; {instead}." if instead else f"{remedy}.")
+            if (value := getattr(self, option)) < minimum:
+                remedy = f"{self.name}:{option} must be at least {minimum}"
+                raise StrategyError(
+                    f"{option} is {value}", hint=f"{remedy}; {alternative}." if alternative else f"{remedy}."
+                )
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
@@ -184,8 +186,8 @@ class StrategyGraph:
         if recording := step.execution.running.recording:
             trace = step.accounts.trace
             recording.begin(run_id, state["question"], state["document"], step.context.prompts, trace, afresh=True)
-        blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
-        return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
+        empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
+        return {**empty, "memory": "", "run_id": run_id, "settings": step.context.settings}
 
     def run_as_loop(self, loop: tuple[str, str]) -> None:
         """Let the second of two nodes run both in turn if nothing observes the read."""
@@ -211,11 +213,11 @@ class StrategyGraph:
     def fingerprint(self, strategy: Strategy) -> str:
         """Return a hash of the strategy's identity: name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
-        waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
+        joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(
             f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, named in self.builder.branches.items()
-            for branch in named.values()
+            for start, branches_of_node in self.builder.branches.items()
+            for branch in branches_of_node.values()
         )
         channels = sorted(self.builder.channels)
         parts = [
@@ -224,7 +226,7 @@ class StrategyGraph:
             *(role.signature for role in strategy.roles),
             *(sorted(self.builder.nodes)),
             *edges,
-            *waiting,
+            *joins,
             *branches,
             *channels,
         ]

@@ -132,14 +132,17 @@ class ObservedPolicy:
 
     def _token_usage(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
         count = self.tokenizer.count
-        asked = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
-        return TokenUsage(asked, count(completion.text))
+        prompt_tokens = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
+        return TokenUsage(prompt_tokens, count(completion.text))
 
 
 def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
     messages: Any = prompt  # a reader's prompts are never token ids
     return convert_to_messages(
-        (each["role"], each["content"] if texts else f"({len(each['content']):,} characters, kept out of traces)")
-        for each in messages
+        (
+            message["role"],
+            message["content"] if texts else f"({len(message['content']):,} characters, kept out of traces)",
+        )
+        for message in messages
     )

@@ -241,12 +241,15 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            row_of = {one.id: rows.NewConversation(one, supersede=False)(connection) for one in conversations}
+            row_of = {
+                conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
+                for conversation in conversations
+            }
             for event in events:
                 rows.insert_event(connection, run.run_id, event)
             for reward in rewards:
-                here = None if reward.conversation is None else row_of[reward.conversation]
-                rows.insert_reward(connection, replace(reward, conversation=here))
+                row = None if reward.conversation is None else row_of[reward.conversation]
+                rows.insert_reward(connection, replace(reward, conversation=row))
 
         try:
             self.wait(self._writer.submit(job))
@@ -315,15 +318,15 @@ class RunLog:
         """
         for record in self.runs(RunFilter(run_ids=[run_id])):
             return record
-        known = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
+        newest = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
         raise RunNotFoundError(
             f"there is no run {run_id!r} in {self.path}",
-            hint=f"The newest are {known}." if known else "There are no runs in it yet.",
+            hint=f"The newest are {newest}." if newest else "There are no runs in it yet.",
         )
 
-    def runs(self, chosen: RunFilter | None = None) -> Iterator[RunRecord]:
+    def runs(self, selection: RunFilter | None = None) -> Iterator[RunRecord]:
         """Yield the runs, newest first."""
-        condition, values = (chosen or RunFilter()).sql()
+        condition, values = (selection or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
                 yield record_of(RunRecord, row)
@@ -337,13 +340,13 @@ class RunLog:
             with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
 
         Raises:
-            RunLogError: the run is larger than `columns.LARGEST_RUN`, or the log cannot be read.
+            RunLogError: the run is larger than `columns.MAX_RUN_SIZE`, or the log cannot be read.
         """
         columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
-            stored = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((record_of(Conversation, row) for row in stored), f"run {run_id} in {self.path}")
+            records = connection.execute(query, (run_id, int(superseded)))
+            yield from bound_records((record_of(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -375,22 +378,22 @@ class RunLog:
         """Return the totals of runs, by id; conversations that no longer count are left out."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
-        chosen = json.dumps(ids)
+        id_list = json.dumps(ids)
         with self._connection() as connection:
             for row in connection.execute(
                 "SELECT run_id, name, value FROM rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
-                (chosen,),
+                (id_list,),
             ):
                 rewards[row["run_id"]][row["name"]] = row["value"]
-            totals = {run_id: RunTotals(rewards=given_to) for run_id, given_to in rewards.items()}
+            totals = {run_id: RunTotals(rewards=values) for run_id, values in rewards.items()}
             sums = connection.execute(
                 "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
                 "sum(completion_tokens) completion_tokens, "
                 "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded = 0 "
                 "GROUP BY run_id",
-                (chosen,),
+                (id_list,),
             )
             for row in sums:
                 counts = dict(row)
@@ -441,25 +444,27 @@ def _storable(text: str | None) -> str | None:
 
 def log_error(path: Path, error: BaseException) -> RunLogError:
     """Return a database error as an error of this package."""
-    words = str(error)
+    reason = str(error)
     if isinstance(error, _NOT_STORABLE):
         return RunLogError(
-            f"{path} cannot store a value: {words}",
+            f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if isinstance(error, OtherTablesError):
         hint = "Name another file with --log, or move this one away, and a new one is created."
-    elif "locked" in words or "busy" in words:
+    elif "locked" in reason or "busy" in reason:
         hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
-    elif "full" in words:
+    elif "full" in reason:
         hint = (
             "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
             "with --log."
         )
     elif (
-        isinstance(error, ValueError | TypeError | RecursionError) or "not a database" in words or "malformed" in words
+        isinstance(error, ValueError | TypeError | RecursionError)
+        or "not a database" in reason
+        or "malformed" in reason
     ):
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."
-    return RunLogError(f"{path} cannot be used as a run log: {words}", hint=hint)
+    return RunLogError(f"{path} cannot be used as a run log: {reason}", hint=hint)

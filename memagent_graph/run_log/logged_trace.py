@@ -22,9 +22,9 @@ def trace_of(
         edits: what a person changed, from `RunLog.events`.
         document_bytes: the document's length, for progress.
     """
-    counted = (conversation for conversation in conversations if not conversation.superseded)
+    valid = (conversation for conversation in conversations if not conversation.superseded)
     attempts: dict[str, list[Conversation]] = {}
-    for conversation in sorted(counted, key=lambda conversation: conversation.seq or 0):
+    for conversation in sorted(valid, key=lambda conversation: conversation.seq or 0):
         attempts.setdefault(conversation.step, []).append(conversation)
     edits_of = _by_step(edits)
     steps: list[Call] = []

@@ -102,8 +102,8 @@ class ExcerptWindow:
 
     def role_for(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
-        left = self.window - self.needs(text) + self.reply_tokens
-        bound = min(self.reply_tokens, left)
+        room = self.window - self.needs(text) + self.reply_tokens
+        bound = min(self.reply_tokens, room)
         return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
@@ -261,7 +261,7 @@ class DocumentEnds:
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
-        before, cursor = next((place for place in reversed(self._late) if place[0] <= start), self._late[0])
+        before, cursor = next((entry for entry in reversed(self._late) if entry[0] <= start), self._late[0])
         if skipped := start - before:
             chunk = next(iter(self._chunker(skipped).chunks(cursor)))
             if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
@@ -284,9 +284,9 @@ def fit_to_budget(build: Callable[[int], T], count_tokens: Callable[[T], int], b
     tokens = budget
     while tokens > 0:
         result = build(tokens)
-        if (used := count_tokens(result)) <= budget:
+        if (size := count_tokens(result)) <= budget:
             return result
-        tokens = min(tokens - 1, tokens * budget // used)
+        tokens = min(tokens - 1, tokens * budget // size)
     raise BudgetError(
         f"not one token of the document fits: there is room for {max(0, budget):,}",
         hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",

@@ -21,17 +21,17 @@ class ParallelState(side.SideBySideState):
 
     number: NotRequired[int]
     """Which pass it is; None is the first, 1."""
-    known: NotRequired[str]
+    previous_memory: NotRequired[str]
     """The memory after the previous passes."""
-    known_from: NotRequired[list[str]]
+    previous_steps: NotRequired[list[str]]
     """The steps that wrote it."""
 
 
 class ParallelBranch(side.Branch):
     """The state of a branch that extracts."""
 
-    known: str
-    known_from: list[str]
+    previous_memory: str
+    previous_steps: list[str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Parallel(side.SideBySide):
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, then="end_pass")
         graph.add_edge(OPEN, "choose_chunks")
-        chunks = side.each_chunk("extract", then="gather", values=_known)
+        chunks = side.each_chunk("extract", then="gather", values=_previous_pass)
         graph.add_conditional_edges("choose_chunks", chunks, ["extract", "gather", END])
         graph.add_edge("extract", "choose_chunks")
         graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
@@ -73,21 +73,21 @@ class Parallel(side.SideBySide):
         number = state.get("number") or 1
         findings = side.in_order(state.get("findings", {}))
         steps = [finding["step"] for finding in findings.values()]
-        if number >= self.passes or steps == (state.get("known_from") or []) or bool(state.get("enough")):
+        if number >= self.passes or steps == (state.get("previous_steps") or []) or bool(state.get("enough")):
             return {"spans": None}
-        known = side.join_findings(findings.values(), step.context)
-        return {"spans": [], "cursor": start_cursor(), "number": number + 1, "known": known, "known_from": steps}
+        memory = side.join_findings(findings.values(), step.context)
+        return {"spans": [], "cursor": start_cursor(), "number": number + 1, "previous_memory": memory, "previous_steps": steps}
 
 
 async def _extract(state: ParallelBranch, step: StepContext) -> Change:
-    known = state["known"]
-    reply = await step.read(EXTRACT, chosen_chunk(state), memory=known, parents=state["known_from"])
-    return side.with_finding(reply, step, known=known)
+    memory = state["previous_memory"]
+    reply = await step.read(EXTRACT, chosen_chunk(state), memory=memory, parents=state["previous_steps"])
+    return side.with_finding(reply, step, known=memory)
 
 
-def _known(state: ParallelState) -> dict[str, Any]:
+def _previous_pass(state: ParallelState) -> dict[str, Any]:
     """Return the memory of the previous passes, for the branches of this one."""
-    return {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
+    return {"previous_memory": state.get("previous_memory") or "", "previous_steps": state.get("previous_steps") or []}
 
 
 def _after_pass(state: ParallelState) -> str:

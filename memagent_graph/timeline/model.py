@@ -129,17 +129,17 @@ class Timeline:
 
     def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
         """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
-        for (notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
-            if notable:
+        for (is_notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
+            if is_notable:
                 yield from ((True, [step]) for step in steps)
             else:
                 yield False, list(steps)
 
-    def longest_held(self, most: int) -> list[LostLine]:
+    def longest_held(self, count: int) -> list[LostLine]:
         """Return the lost lines that were in memory for the most steps, in the order in which they were lost."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
-        return [lost[index] for index in sorted(held[:most])]
+        return [lost[index] for index in sorted(held[:count])]
 
     def held(self, lost: LostLine) -> str:
         """From where to where a lost line was in memory, in words."""
@@ -171,10 +171,10 @@ def dull_words(steps: Sequence[Step]) -> str:
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
-def list_names(names: Sequence[object], most: int = _MAX_NAMES) -> str:
+def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
     """Names in a sentence; if there are many, the last ones are left out."""
-    shown = ", ".join(map(str, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    text = ", ".join(map(str, names[:count]))
+    return text if len(names) <= count else f"{text} and {len(names) - count} more"
 
 
 def build_timeline(view: RunView) -> Timeline:
@@ -186,9 +186,9 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, number in enumerate(order):
-        places[number] = place
-    asked = _calls_by_update(trace)
+    for position, number in enumerate(order):
+        places[number] = position
+    calls = _calls_by_update(trace)
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
@@ -211,7 +211,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
-                kept=all(step.writes is Writes.DECISION for step in asked[number]),
+                kept=all(step.writes is Writes.DECISION for step in calls[number]),
                 sources=tuple(places[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -242,35 +242,35 @@ def _order(trace: Trace) -> list[int]:
     sources = [trace.sources(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
-    done: set[int] = set()
+    visited: set[int] = set()
     for end in sorted(ends):
-        waiting = [end]
-        while waiting:
-            place = waiting[-1]
-            missing = [source for source in sources[place] if source not in done]
+        stack = [end]
+        while stack:
+            index = stack[-1]
+            missing = [source for source in sources[index] if source not in visited]
             if missing:
-                waiting += reversed(missing)
+                stack += reversed(missing)
                 continue
-            waiting.pop()
-            if place not in done:
-                done.add(place)
-                order.append(place)
+            stack.pop()
+            if index not in visited:
+                visited.add(index)
+                order.append(index)
     return order
 
 
 def _calls_by_update(trace: Trace) -> list[list[Call]]:
     """Return the steps of each update."""
-    asked: list[list[Call]] = [[] for _ in trace.updates]
+    calls: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            asked[trace.place(step.id)].append(step)
-    return asked
+            calls[trace.place(step.id)].append(step)
+    return calls
 
 
 def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     """Return the name of an update; `branches` are those of the updates it comes from."""
-    named = list(dict.fromkeys(branch or "trunk" for branch in branches))
-    own = f", branch {update.branch}" if update.branch else ""
+    names = list(dict.fromkeys(branch or "trunk" for branch in branches))
+    suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        return f"merge of branches {list_names(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
-    return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
+        return f"merge of branches {list_names(names)}{suffix}" if len(names) > 1 else f"memory rewritten{suffix}"
+    return f"chunk {update.chunk_number}{suffix}{' (read again)' if again else ''}"

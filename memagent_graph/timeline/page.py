@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote as quoted
+from urllib.parse import quote as quote_url
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
@@ -182,7 +182,7 @@ def _anchors(steps: Sequence[Step]) -> list[str]:
     times: Counter[str] = Counter()
     for step in steps:
         what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
-        branch = f"-{quoted(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
+        branch = f"-{quote_url(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
         anchor = first = what + branch
         times[first] += 1
         while anchor in anchors or (anchor == first and times[first] > 1):

@@ -63,14 +63,14 @@ class DiffText:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         colored = console.color_system is not None and not console.no_color
-        text = Text()
+        line = Text()
         for index, change in enumerate(self._diff):
-            words = plain(change.text)
+            text = plain(change.text)
             if change.op is DiffOp.EQUAL and self._around is not None:
-                words = _shorten(words, self._around, before=index > 0, after=index < len(self._diff) - 1)
+                text = _shorten(text, self._around, before=index > 0, after=index < len(self._diff) - 1)
             begin, end = ("", "") if colored else _BRACKETS[change.op]
-            text.append(f"{begin}{words}{end}", _STYLES[change.op])
-        yield text
+            line.append(f"{begin}{text}{end}", _STYLES[change.op])
+        yield line
 
 
 def _header(timeline: Timeline) -> RenderableType:
@@ -80,15 +80,17 @@ def _header(timeline: Timeline) -> RenderableType:
     table.add_column(overflow="fold")
     excerpt = view.trace.excerpt
     branches = len([branch for branch in timeline.branches if branch])
-    on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    read = quantity(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
+    branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
+    chunks = quantity(totals.chunks, "chunk") + (
+        "" if timeline.share == 1 else f", {timeline.share:.0%} of the document"
+    )
     rows = [
         ("run", view.run_id + _period(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{read}, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
+        ("read", f"{chunks}, {totals.changes:,} changed the memory{branch_note}" if excerpt is None else ""),
         ("shown", "" if excerpt is None else _format(view.trace)),
         (
             "cost",
@@ -111,13 +113,13 @@ def _answer(timeline: Timeline) -> RenderableType:
     else:
         parts.append(Text("no answer", style="yellow"))
     parts += _events((*view.document_events, *view.answer_events))
-    repeated: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for part in timeline.support:
-        repeated[part.line_index] = repeated.get(part.line_index, 0) + part.end - part.start
-    if repeated:
-        most = sorted(repeated, key=lambda index: -repeated[index])[:_MAX_SUPPORTING_LINES]
+        lengths[part.line_index] = lengths.get(part.line_index, 0) + part.end - part.start
+    if lengths:
+        indices = sorted(lengths, key=lambda index: -lengths[index])[:_MAX_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
-        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in most]
+        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in indices]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
 
 
@@ -218,27 +220,27 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
 
 def _lost(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
-    shown = timeline.longest_held(_MAX_LOST_LINES)
+    lines = timeline.longest_held(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
-    for line in shown:
+    for line in lines:
         text = Text(f"“{plain(line.line)}”", style="strike dim")
         text.append(f"  {plain(timeline.held(line))}", "not strike dim")
         parts.append(text)
-    if len(lost) > len(shown):
-        parts.append(Text(f"and {len(lost) - len(shown):,} that were there for fewer chunks", style="dim"))
+    if len(lost) > len(lines):
+        parts.append(Text(f"and {len(lost) - len(lines):,} that were there for fewer chunks", style="dim"))
     return parts
 
 
 def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
-    found = [step for step in timeline.steps if step.update.chunk_number == chunk]
-    if not found:
+    steps = [step for step in timeline.steps if step.update.chunk_number == chunk]
+    if not steps:
         numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
         have = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
         raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
-    parts = [part for step in found for part in (*_update(timeline, step), Text())]
-    text = timeline.view.chunk_text(found[0].update)
-    shown = Text("its text is no longer stored" if text is None else plain(text))
-    return Group(*parts[:-1], *_add_title("Chunk", [shown]))
+    parts = [part for step in steps for part in (*_update(timeline, step), Text())]
+    text = timeline.view.chunk_text(steps[0].update)
+    chunk_text = Text("its text is no longer stored" if text is None else plain(text))
+    return Group(*parts[:-1], *_add_title("Chunk", [chunk_text]))
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:

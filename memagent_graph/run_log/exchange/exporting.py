@@ -15,7 +15,7 @@ from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
 from memagent_graph.storage.private_files import whole_file
 
-_NAMED: Final = 3
+_MAX_NAMES: Final = 3
 """How many runs an error names."""
 
 
@@ -34,7 +34,7 @@ def export_runs(
     log: RunLog,
     destination: Path | str,
     *,
-    chosen: RunFilter | None = None,
+    selection: RunFilter | None = None,
     for_training: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
@@ -45,7 +45,7 @@ def export_runs(
     Args:
         log: the log.
         destination: the file.
-        chosen: which runs; all if left out.
+        selection: which runs; all if left out.
         for_training: refuse runs without conversations, or with one that counts and has no token ids or log-probs.
         overwrite: replace an existing file.
 
@@ -56,7 +56,7 @@ def export_runs(
     """
     destination = Path(destination)
     _check_destination(log, destination, overwrite=overwrite)
-    run_ids = [record.run_id for record in log.runs(chosen)][::-1]
+    run_ids = [record.run_id for record in log.runs(selection)][::-1]
     if for_training and (incomplete := _incomplete(log, run_ids)):
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
@@ -72,8 +72,8 @@ def export_runs(
                         writer.write(replace(run, conversations=_count(run, tally)))
             size = file.tell()
     except OSError as error:
-        words = error.strerror or str(error)
-        raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
+        reason = error.strerror or str(error)
+        raise RunLogError(f"{destination} cannot be written: {reason}", hint="Name a file elsewhere.") from error
     return ExportReport(**tally, bytes=size)
 
 
@@ -114,5 +114,5 @@ def _incomplete(log: RunLog, run_ids: Sequence[str]) -> list[str]:
 
 
 def _named(run_ids: Sequence[str]) -> str:
-    more = len(run_ids) - _NAMED
-    return ", ".join(map(repr, run_ids[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+    more = len(run_ids) - _MAX_NAMES
+    return ", ".join(map(repr, run_ids[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
