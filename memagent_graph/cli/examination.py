@@ -63,7 +63,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
         yield Check("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
         subject = "completion"
-        completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
+        completion = await policy.complete(_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
         yield Check("completion", Health.GOOD, how)
         yield _tokens(completion)
@@ -76,7 +76,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         yield Check(subject, Health.BAD, error.message, error.hint)
 
 
-def _ask(text: str) -> list[Message]:
+def _prompt(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
@@ -105,7 +105,7 @@ def _tokens(completion: Completion) -> Check:
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Check:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
-    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
         return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
@@ -126,14 +126,15 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
     filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
-    prompt = _ask(f"The word is umbrella.\n{filler}\nWhich word is named at the beginning? Answer with this word only.")
+    question = "Which word is named at the beginning? Answer with this word only."
+    prompt = _prompt(f"The word is umbrella.\n{filler}\n{question}")
     completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
     server_count = completion.usage.prompt_tokens if completion.usage else 0
     text = prompt[0]["content"]
     whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
 
     async def count_at_server(text: str) -> int:
-        usage = (await context.policy.complete(_ask(text), SamplingParams(max_tokens=16))).usage
+        usage = (await context.policy.complete(_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
     if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):

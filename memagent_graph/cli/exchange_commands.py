@@ -11,7 +11,7 @@ import typer
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import print_json, size
-from memagent_graph.cli.run_choice import RunChoice, open_existing
+from memagent_graph.cli.run_choice import RunChoice, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import in_one_line, quantity
 
@@ -40,7 +40,7 @@ class Export(RunChoice):
         selection = self.filter()
         with report_failures(as_json=self.as_json), Console().working("writing the runs"):
             report = export_runs(
-                open_existing(self.log),
+                open_log(self.log),
                 self.destination,
                 selection=selection,
                 for_training=self.for_training,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.options import ReaderOptions, open_reader, questions_of
-from memagent_graph.cli.running import RunOptions, existing_file
+from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
-                else Document.from_path(existing_file(Path(self.document)), encoding=self.encoding)
+                else Document.from_path(require_file(Path(self.document)), encoding=self.encoding)
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.

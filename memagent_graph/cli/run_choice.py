@@ -91,12 +91,12 @@ class RunChoice:
 
 
 LATEST: Final = "latest"
-NamedRun: TypeAlias = Annotated[
+RunArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="RUN", help="The run: its id, the beginning of its id, or latest.")
 ]
 
 
-def run_named(log: RunLog, name: str) -> str:
+def find_run(log: RunLog, name: str) -> str:
     """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
 
     The latest is one of those that were read here: the time in an imported run is somebody else's word.
@@ -120,20 +120,20 @@ def run_named(log: RunLog, name: str) -> str:
 
 
 def runs_to_resume(log: RunLog, name: str) -> list[str]:
-    """Return the run that a user names as for `run_named`, or those of a read of several questions that are not done.
+    """Return the run that a user names as for `find_run`, or those of a read of several questions that are not done.
 
     Such a read is the latest, or is named by the id that its runs share.
     """
     try:
-        run_id = run_named(log, name)
+        run_id = find_run(log, name)
     except RunNotFoundError:
         if open_runs := open_questions(log, name):
             return open_runs
         raise
-    return (open_questions(log, read_of(run_id)) if name == LATEST else []) or [run_id]
+    return (open_questions(log, read_id(run_id)) if name == LATEST else []) or [run_id]
 
 
-def read_of(run_id: str) -> str:
+def read_id(run_id: str) -> str:
     """Return the id that a run shares with the others of a read of several questions; empty for any other run."""
     read, _, number = run_id.rpartition("-")
     return read if _QUESTION.fullmatch(number) else ""
@@ -156,7 +156,7 @@ _MAX_NAMES: Final = 8
 """How many runs with the same beginning are named."""
 
 
-def open_existing(path: Path | None) -> RunLog:
+def open_log(path: Path | None) -> RunLog:
     """Return the log; it is not created if there is none."""
     from memagent_graph.run_log import RunLog
     from memagent_graph.storage.paths import default_run_log

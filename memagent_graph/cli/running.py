@@ -27,7 +27,7 @@ _FEW_TOKENS: Final = 64
 """Fewer in a chunk are most likely a mistake: the template of the prompt around them is as long."""
 
 
-def existing_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """Return the path of a document that exists.
 
     Raises:

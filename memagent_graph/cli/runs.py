@@ -13,7 +13,7 @@ import typer
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json, size
-from memagent_graph.cli.run_choice import NamedRun, RunChoice, open_existing, run_named
+from memagent_graph.cli.run_choice import RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Runs(RunChoice):
     def run(self) -> None:
         """Run the command."""
         with report_failures(as_json=self.as_json):
-            log = open_existing(self.log)
-            run_ids = [run_named(log, name) for name in self.run_ids or ()]
+            log = open_log(self.log)
+            run_ids = [find_run(log, name) for name in self.run_ids or ()]
             newest = None if self.as_json or self.delete or run_ids else _DEFAULT_ROWS
             records = list(log.runs(self.filter(run_ids, newest=newest)))
             if self.delete:
@@ -80,7 +80,7 @@ class GiveReward:
         'memagent reward 20261121-08 -0.5 --note "wrong year"',
     )
     takes_negative_numbers: ClassVar = True
-    run_id: NamedRun
+    run_id: RunArgument
     value: Annotated[float, typer.Argument(help="How good it was.")]
     name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
     source: Annotated[str, typer.Option(help="Who judged.")] = "person"
@@ -92,8 +92,8 @@ class GiveReward:
     def run(self) -> None:
         """Run the command."""
         with report_failures(as_json=self.as_json):
-            log = open_existing(self.log)
-            run_id = run_named(log, self.run_id)
+            log = open_log(self.log)
+            run_id = find_run(log, self.run_id)
             log.reward(
                 run_id,
                 self.value,

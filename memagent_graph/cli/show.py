@@ -12,7 +12,7 @@ import typer
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log, Store
 from memagent_graph.cli.output import console, print_json
-from memagent_graph.cli.run_choice import LATEST, NamedRun, open_existing, run_named
+from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_log
 from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Show:
         "memagent show latest --chunk 3",
         "memagent show 20261121 --html run.html",
     )
-    run_id: NamedRun = LATEST
+    run_id: RunArgument = LATEST
     html: Annotated[
         Path | None,
         typer.Option(
@@ -50,9 +50,9 @@ class Show:
         from memagent_graph.cli.console import Console
 
         with report_failures(as_json=self.as_json):
-            log = open_existing(self.log)
+            log = open_log(self.log)
             with Console().working("loading the run"):
-                view = view_of(log, run_named(log, self.run_id), self.store)
+                view = view_of(log, find_run(log, self.run_id), self.store)
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:

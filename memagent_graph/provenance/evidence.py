@@ -155,7 +155,7 @@ def provenance_of(
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
-        quotes = _quotes(line, words, trace, chunk_text, chunks)
+        quotes = _line_quotes(line, words, trace, chunk_text, chunks)
         coverage = line_coverage(words, quotes)
         for candidate in quotes:
             update = updates[candidate.source]
@@ -279,12 +279,12 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
         after.append(lines if is_unchanged else _next_lines(lines, memory_lines(update.memory), index)[0])
         for line in after[-1]:
             if line not in quoted:
-                quotes = _quotes(line, WordedText(line.text), trace, chunk_text, chunks)
+                quotes = _line_quotes(line, WordedText(line.text), trace, chunk_text, chunks)
                 quoted[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
     return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
 
 
-def _quotes(
+def _line_quotes(
     line: _Line,
     words: WordedText,
     trace: Trace,
@@ -404,7 +404,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     has_branches = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
-    def together(indices: Sequence[int]) -> list[_Line]:
+    def join_memories(indices: Sequence[int]) -> list[_Line]:
         """Return the lines of several memories; they are dropped after the last memory that is based on them."""
         uses.subtract(indices)
         memories = [after[index] if uses[index] else after.pop(index) for index in indices]
@@ -414,13 +414,13 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     ancestors: set[_Line] = set()
     for update in path:
         index = trace.place(update.step)
-        lines = together(trace.sources(update))
+        lines = join_memories(trace.sources(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, memory_lines(update.memory), index)
             lost |= dict.fromkeys(removed, index)
             ancestors.update(reworded if has_branches else ())
         after[index] = lines
-    final = together(last_sources)
+    final = join_memories(last_sources)
     # A line is not lost if another branch kept it, if it came back in the same words, or if it says nothing.
     final_words = {line.words for line in final}
     losses = [

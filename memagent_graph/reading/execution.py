@@ -68,7 +68,7 @@ class Branches:
     """
 
     def __init__(self) -> None:
-        self._at_work = 0
+        self._running = 0
         self._slots: asyncio.Semaphore | None = None
         self._idle = asyncio.Event()
         self._failure: Exception | None = None
@@ -83,7 +83,7 @@ class Branches:
         self._slots = self._slots or asyncio.Semaphore(concurrency)
         async with self._slots:
             if self._failure is None:
-                self._at_work += 1
+                self._running += 1
                 self._idle.clear()
                 try:
                     yield
@@ -91,8 +91,8 @@ class Branches:
                 except Exception as error:  # noqa: BLE001  any error waits for the others
                     self._failure = self._failure or error
                 finally:
-                    self._at_work -= 1
-                    if not self._at_work:
+                    self._running -= 1
+                    if not self._running:
                         self._idle.set()
         await self._idle.wait()
         raise self._failure

@@ -21,11 +21,11 @@ from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
     config_entry,
-    exits_of_graphs_around,
+    enclosing_exit_stacks,
     state_keys,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
-from memagent_graph.reading.strategy import Strategy, wired
+from memagent_graph.reading.strategy import Strategy, wire_strategy
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
@@ -80,11 +80,11 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         execution = self._execution(context, config)
         # Breaking off this stream, or an enclosing graph's, does not wait for pending calls.
         cancellation = execution.running.cancellation
-        for stack in exits_of_graphs_around(ensure_config(config)):
+        for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            _unbound(config),
+            _without_recursion_limit(config),
             context=execution,
             durability=self._durability(config, durability),
             **options,
@@ -114,7 +114,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         await execution.running.turn.begin()
         try:
             durability = self._durability(config, durability)
-            parts: Any = super().astream(value, _unbound(config), context=execution, durability=durability, **options)
+            parts: Any = super().astream(
+                value, _without_recursion_limit(config), context=execution, durability=durability, **options
+            )
             async with aclosing(parts):
                 async for part in parts:
                     yield part
@@ -165,7 +167,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         PromptError: a role's template lacks a field, or has one that is not allowed.
         BudgetError: a role's prompt does not fit the window.
     """
-    graph, identity = wired(strategy)
+    graph, identity = wire_strategy(strategy)
     prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
     budget = context.budget
     if context.may_shrink and (excess := excess_tokens(strategy.roles, prompts, budget, context.tokenizer.count)) > 0:
@@ -185,5 +187,5 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 
-def _unbound(config: RunnableConfig | None) -> RunnableConfig:
+def _without_recursion_limit(config: RunnableConfig | None) -> RunnableConfig:
     return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}

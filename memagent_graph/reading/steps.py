@@ -47,7 +47,7 @@ class StepContext:
     """The accounting of this step; not for strategies."""
 
     @classmethod
-    def outside_a_run(cls, state: State, context: ReaderContext) -> StepContext:
+    def detached(cls, state: State, context: ReaderContext) -> StepContext:
         """Return the context of a step that belongs to no run: nothing is logged, and no state changes."""
         context = replace(context, run_log=None)
         return cls(state, context, Execution.of(context, checkpointed=False), StepAccounts(node=""))
@@ -306,7 +306,7 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
 
 async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
     """Call the policy in a role outside a run: nothing is logged, and no state changes."""
-    step = StepContext.outside_a_run(state, context)
+    step = StepContext.detached(state, context)
     try:
         return await step.ask(role, parents=(), **fields)
     finally:
@@ -381,16 +381,16 @@ def chosen_chunk(state: Mapping[str, Any]) -> Span:
     return Span(**span)
 
 
-def unless_enough(read_on: str, then: str = "answer") -> Route:
+def route_when_enough(read_on: str, then: str = "answer") -> Route:
     """Return the route after a step that may find that there is enough to answer from."""
 
-    def unless_enough(state: ReaderState) -> str:
+    def route_when_enough(state: ReaderState) -> str:
         return then if state.get("enough") else read_on
 
-    return unless_enough
+    return route_when_enough
 
 
-def after_read_chunk(
+def route_after_read_chunk(
     read_on: str,
     then: Callable[[Any], str] = lambda state: "answer",
     before: Callable[[Any], str | None] = lambda state: None,
@@ -403,9 +403,9 @@ def after_read_chunk(
         before: a function of the state that names a node to run first, if any; not at a limit.
     """
 
-    def after_read_chunk(state: LineState) -> str:
+    def route_after_read_chunk(state: LineState) -> str:
         if state.get("stop_reason"):
             return END
         return before(state) or (then(state) if state.get("span") is None else read_on)
 
-    return after_read_chunk
+    return route_after_read_chunk

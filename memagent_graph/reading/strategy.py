@@ -93,7 +93,7 @@ class Strategy(ABC):
         """The node after which a run continues that was stopped at a limit."""
         return OPEN
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the memory that an answer would be based on now, and the calls that wrote it; None: the newest one."""
         del context
         return state.get("memory") or "", None
@@ -144,7 +144,7 @@ class StrategyGraph:
 
     def add_edge(self, start: str | list[str], end: str) -> None:
         """Add an edge from a node to another, or from several nodes once all of them are done."""
-        self.builder.add_edge(start, self._end(start, end))
+        self.builder.add_edge(start, self._target(start, end))
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
         """Add edges from a node to the node or branches that `choose` returns.
@@ -155,19 +155,19 @@ class StrategyGraph:
             targets: all nodes that it may return.
         """
         name = getattr(choose, "__name__", start)
-        if any(self._end(start, target) != target for target in targets):
+        if any(self._target(start, target) != target for target in targets):
             direct = choose
 
             def choose(state: Any) -> str | Sequence[str | Send]:
                 target = direct(state)
-                return self._end(start, target) if isinstance(target, str) else target
+                return self._target(start, target) if isinstance(target, str) else target
 
         self.routes[start] = choose
         self.builder.add_conditional_edges(
-            start, RouteNode(choose, name), [self._end(start, target) for target in targets]
+            start, RouteNode(choose, name), [self._target(start, target) for target in targets]
         )
 
-    def lead_through(self, node: str, to: str) -> None:
+    def insert_before(self, node: str, to: str) -> None:
         """Make every edge to a node lead to another node first, except those from `OPEN` and from that node.
 
         Args:
@@ -176,7 +176,7 @@ class StrategyGraph:
         """
         self._through[to] = node
 
-    def _end(self, start: str | list[str], end: str) -> str:
+    def _target(self, start: str | list[str], end: str) -> str:
         through = self._through.get(end, end)
         return end if start in (OPEN, through) else through
 
@@ -233,7 +233,7 @@ class StrategyGraph:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
+def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     """Return a strategy's graph, and its identity.
 
     Raises:

@@ -41,7 +41,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     """
     if source is None:
         return context
-    form = _form_of(source)
+    form = _response_format(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.own_words_only:
@@ -70,7 +70,7 @@ def format_for_resume(
     settings: str | None = state.get("settings")
     mark = settings.rpartition(":")[2] if settings else ""
     fingerprint = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
-    form = None if source is None else _form_of(source)
+    form = None if source is None else _response_format(source)
     if settings and form is not None and form.fingerprint != fingerprint:
         then = f"the schema {fingerprint}" if fingerprint else "none"
         raise RunMismatchError(
@@ -81,7 +81,9 @@ def format_for_resume(
     if form is not None or fingerprint is None:
         return form
     logged_form = logged.get(_LOG_KEY)
-    form = _form_of({"type": "json_schema", "json_schema": logged_form}) if isinstance(logged_form, dict) else None
+    form = (
+        _response_format({"type": "json_schema", "json_schema": logged_form}) if isinstance(logged_form, dict) else None
+    )
     if form is None or form.fingerprint != fingerprint:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
@@ -91,7 +93,7 @@ def format_for_resume(
     return form
 
 
-def _form_of(source: ResponseFormatSource) -> ResponseFormat:
+def _response_format(source: ResponseFormatSource) -> ResponseFormat:
     from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415  only structured reads need it
 
     return ResponseFormat.of(source)
@@ -107,14 +109,14 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
     if answer.text in packaged:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
     others = {
-        name: answer if template == before.answer else _asks_for_json(template)
+        name: answer if template == before.answer else _with_schema_ending(template)
         for name, template in before.others.items()
     }
     repair = prompts_for((REPAIR,), before).others
     return replace(prompts, answer=answer, others={**others, **repair})
 
 
-def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
+def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
     """Replace the packaged answer instructions at the end of a template by the schema, if it has them."""
     for form in map(answer_form, AnswerFormat):
         if template.text.endswith(form):

@@ -23,7 +23,7 @@ MAX_RUN_SIZE: Final = 1 << 26
 """Characters of long texts, token ids and log-probs of one run: a document of about 40 million tokens."""
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -38,10 +38,10 @@ class Column:
     sql: str
     arrow: str
     """Arrow's alias of a type, or one that `exchange.parquet` knows: ids, logprobs, names, spans, rewards."""
-    pack: Callable[[Any], Any] = _unchanged
-    unpack: Callable[[Any], Any] = _unchanged
-    export: Callable[[Any], Any] = _unchanged
-    restore: Callable[[Any], Any] = _unchanged
+    pack: Callable[[Any], Any] = _identity
+    unpack: Callable[[Any], Any] = _identity
+    export: Callable[[Any], Any] = _identity
+    restore: Callable[[Any], Any] = _identity
 
     @property
     def is_numbers(self) -> bool:

@@ -81,14 +81,14 @@ class RunLog:
         `rows.withdraw_rewards`.
         """
         logged = document.copy()
-        logged["name"] = self._redacted(TextKind.DOCUMENT_NAME, document["name"]) or ""
-        if "path" in document and self._redacted(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
+        logged["name"] = self._redact_text(TextKind.DOCUMENT_NAME, document["name"]) or ""
+        if "path" in document and self._redact_text(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
             del logged["path"]
         run = RunRecord(
             run_id=run_id,
             began=time.time(),
             ended=None,
-            question=_storable(self._redacted(TextKind.QUESTION, question)) or "",
+            question=_storable(self._redact_text(TextKind.QUESTION, question)) or "",
             document=logged,
             settings=dict(settings),
             stop_reason=None,
@@ -111,7 +111,7 @@ class RunLog:
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log how a run ended."""
-        values = time.time(), stop_reason, _storable(self._redacted(TextKind.ANSWER, answer)), run_id
+        values = time.time(), stop_reason, _storable(self._redact_text(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
@@ -160,7 +160,7 @@ class RunLog:
             remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
                 superseded.
         """
-        text = self._redacted(TextKind.MEMORY, memory)
+        text = self._redact_text(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
@@ -288,7 +288,7 @@ class RunLog:
             RunLogError: the entry could not be written.
         """
         self._writer.hurry()
-        with self._translated():
+        with self._translate_errors():
             return future.result()
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class RunLog:
             RunNotFoundError: there is no such run in the log.
         """
         size = self.get(run_id).document["size"]
-        with self._translated():
+        with self._translate_errors():
             return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
@@ -412,25 +412,25 @@ class RunLog:
 
     # Within
 
-    def _redacted(self, kind: TextKind, text: str | None) -> str | None:
+    def _redact_text(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
 
     def _mask(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
-        text = self._redacted(TextKind.COMPLETION, conversation.text)
-        if any(self._redacted(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
+        text = self._redact_text(TextKind.COMPLETION, conversation.text)
+        if any(self._redact_text(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
             conversation = replace(conversation, prompt_token_ids=None)
         if text != conversation.text:
             conversation = replace(conversation, token_ids=None, logprobs=None)
-        return replace(conversation, text=text, memory=self._redacted(TextKind.MEMORY, conversation.memory))
+        return replace(conversation, text=text, memory=self._redact_text(TextKind.MEMORY, conversation.memory))
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection of the call's own, for reading."""
-        with self._translated(), closing(connect(self.path, to_read=True)) as connection:
+        with self._translate_errors(), closing(connect(self.path, to_read=True)) as connection:
             yield connection
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:

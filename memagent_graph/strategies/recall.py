@@ -13,7 +13,7 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen_chunk, read_chunk
+from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
 from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
@@ -96,7 +96,7 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
+            route_after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])

@@ -13,7 +13,14 @@ from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen_chunk, read_chunk
+from memagent_graph.reading.steps import (
+    Change,
+    StepContext,
+    answer_from,
+    chosen_chunk,
+    read_chunk,
+    route_after_read_chunk,
+)
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Parsed, ParseFailure, Role, read_template
 
@@ -61,7 +68,7 @@ class RereadState(LineState):
     subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
     question_step: NotRequired[str]
-    """The step that subquestions it."""
+    """The step that asked it."""
     trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
     finding: NotRequired[str]
@@ -99,17 +106,17 @@ class Reread(Strategy):
         for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
             graph.add_edge(start, end)
         ends = ["update_memory", "decompose", "integrate", END]
-        graph.add_conditional_edges("next_chunk", after_read_chunk("update_memory", then=_after_read), ends)
+        graph.add_conditional_edges("next_chunk", route_after_read_chunk("update_memory", then=_after_read), ends)
         graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
         graph.add_edge("answer", END)
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return what was kept of the previous reads, while the document is read again."""
         memory = state.get("trunk_memory") if state.get("branch") else state.get("memory")
         return memory or "", [tip] if (tip := state.get("tips", {}).get("")) else None
 
     async def _answer(self, state: RereadState, step: StepContext) -> Change:
-        memory, parents = self.so_far(state, step.context)
+        memory, parents = self.current_memory(state, step.context)
         return await answer_from(memory, step, parents)
 
     async def _decompose(self, state: RereadState, step: StepContext) -> Change:
@@ -122,7 +129,13 @@ class Reread(Strategy):
             return {"branch": ""}
         begin = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
         line = str(len(subquestions) + 1)
-        return {**begin, "trunk_memory": memory, "subquestions": [*subquestions, reply.value], "question_step": reply.step, "branch": line}
+        return {
+            **begin,
+            "trunk_memory": memory,
+            "subquestions": [*subquestions, reply.value],
+            "question_step": reply.step,
+            "branch": line,
+        }
 
 
 async def _next_chunk(state: RereadState, step: StepContext) -> Change:
@@ -138,7 +151,10 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
     question, parents = None, None
     if line:
         tip = state.get("tips", {}).get(line)
-        question, parents = (state.get("subquestions") or [""])[-1], [*([tip] if tip else ()), state.get("question_step") or ""]
+        question, parents = (
+            (state.get("subquestions") or [""])[-1],
+            [*([tip] if tip else ()), state.get("question_step") or ""],
+        )
     reply = await step.read(
         UPDATE, chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
     )

@@ -106,7 +106,7 @@ class Timeline:
         return max(progress, default=1.0) if self.view.answer is None else 1.0
 
     @property
-    def unquoted(self) -> str:
+    def no_quote_reason(self) -> str:
         """Why an answer from an excerpt has no quotes."""
         step = self.view.trace.excerpt
         if step is not None and all(self.view.span_text(span) is None for span in step.reads):
@@ -127,7 +127,7 @@ class Timeline:
         """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
         return self.steps[self.places[update]]
 
-    def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
+    def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
         """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
         for (is_notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
             if is_notable:
@@ -135,13 +135,13 @@ class Timeline:
             else:
                 yield False, list(steps)
 
-    def longest_held(self, count: int) -> list[LostLine]:
+    def longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the lost lines that were in memory for the most steps, in the order in which they were lost."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:count])]
 
-    def held(self, lost: LostLine) -> str:
+    def lost_range(self, lost: LostLine) -> str:
         """From where to where a lost line was in memory, in words."""
         first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
         if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
@@ -152,7 +152,7 @@ class Timeline:
         """Return the quotes of one line of the final memory, longest first."""
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
-    def supported(self, line_index: int) -> list[tuple[str, bool]]:
+    def split_by_support(self, line_index: int) -> list[tuple[str, bool]]:
         """Return a line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
@@ -165,7 +165,7 @@ class Timeline:
         return [piece for piece in pieces if piece[0]]
 
 
-def dull_words(steps: Sequence[Step]) -> str:
+def unchanged_label(steps: Sequence[Step]) -> str:
     """Return the words for steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"

@@ -141,7 +141,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "steps": _steps(timeline.steps),
         "lines": [
             {
-                "parts": timeline.supported(index),
+                "parts": timeline.split_by_support(index),
                 "at": timeline.places[line.update],
                 "reworded": [timeline.places[update] for update in line.reworded_updates],
                 "edited": line.edited,
@@ -151,11 +151,11 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             for index, line in enumerate(timeline.provenance.lines)
         ],
         "excerpt": None if timeline.excerpt is None else [_quote(timeline, quote) for quote in timeline.excerpt],
-        "unquoted": timeline.unquoted,
+        "unquoted": timeline.no_quote_reason,
         "shown": view.trace.tokens_shown,
         "lost": [
             {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
-            for line in timeline.longest_held(_MAX_LOST_LINES)
+            for line in timeline.longest_lost_lines(_MAX_LOST_LINES)
         ],
         "lostTotal": len(timeline.provenance.lost),
     }

@@ -24,7 +24,7 @@ NUMBERS: Final = {
 """The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""
 
 
-def stored_run(log: RunLog, run_id: str) -> LoggedRun | None:
+def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
     """Return a run of a log, or None if there is none with this id. Its conversations are read as they are iterated.
 
     Where its document's file lay on this machine is left out.
@@ -75,7 +75,7 @@ _NEW_ATTEMPT: Final = frozenset({EventKind.MEMORY_EDITED, "reward_withdrawn"})
 """Kinds of events that are written when another attempt of a run begins."""
 
 
-def merged(parts: Sequence[LoggedRun]) -> LoggedRun:
+def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     """Return the run whose parts these are, in the order in which they began; their conversations are lists.
 
     A run that one process began and another continued is in both their logs, a part in each. Every conversation, event,

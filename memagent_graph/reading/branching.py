@@ -39,7 +39,7 @@ class Finding(TypedDict):
     text: str
 
 
-class SideBySideState(ReaderState):
+class BranchingState(ReaderState):
     """Where the next chunks begin, which were chosen, and the branches' findings."""
 
     cursor: NotRequired[Cursor]
@@ -51,7 +51,7 @@ class SideBySideState(ReaderState):
     """The findings to merge, by branch; empty once all fit into one memory."""
 
 
-class Branch(SideBySideState):
+class Branch(BranchingState):
     """The state of a branch: the chunk that it reads, or the findings that it merges."""
 
     branch: str
@@ -59,10 +59,10 @@ class Branch(SideBySideState):
     group: NotRequired[dict[str, Finding]]
 
 
-class SideBySide(Strategy):
+class BranchingStrategy(Strategy):
     """What parallel ways of reading have in common: findings are merged, and the answer is based on them."""
 
-    state: ClassVar[type] = SideBySideState
+    state: ClassVar[type] = BranchingState
     chooses: ClassVar[str] = "choose_chunks"
     concludes: ClassVar[str] = "gather"
 
@@ -76,11 +76,11 @@ class SideBySide(Strategy):
         graph.add_node("gather", gather)
         graph.add_node("merge_findings", merge_findings)
         graph.add_node("answer", answer_from_findings)
-        graph.add_conditional_edges("gather", each_group("merge_findings", then=then), ["merge_findings", then])
+        graph.add_conditional_edges("gather", branch_per_group("merge_findings", then=then), ["merge_findings", then])
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
         return context.beginning(join_findings(findings, context), context.budget.memory_tokens), _steps(findings)
@@ -122,7 +122,7 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     return segments
 
 
-async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
+async def choose_chunks(state: BranchingState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
     if stop := step.limit():
@@ -134,7 +134,7 @@ async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -
     return {"spans": spans, "cursor": cursor}
 
 
-def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
+def branch_per_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
     """Return the route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
 
     Args:
@@ -143,7 +143,7 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
         values: a function of the state: other values in the branches' states.
     """
 
-    def each_chunk(state: Any) -> str | Sequence[Send]:
+    def branch_per_chunk(state: Any) -> str | Sequence[Send]:
         if state.get("stop_reason"):
             return END
         number = state.get("number") or 1
@@ -151,41 +151,41 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
         others, spans = values(state), state.get("spans") or ()
         return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or then
 
-    return each_chunk
+    return branch_per_chunk
 
 
-async def gather(state: SideBySideState, step: StepContext) -> Change:
+async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
-    empty = [name for name, finding in findings.items() if not unless_none(finding["text"], prompts).text]
+    empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
     rest = {name: finding for name, finding in findings.items() if name not in empty}
     return {"findings": dict.fromkeys(empty), "groups": groups_that_fit(rest, step.context)}
 
 
-def each_group(node: str, then: str) -> Route:
+def branch_per_group(node: str, then: str) -> Route:
     """Return the route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
 
-    def each_group(state: SideBySideState) -> str | Sequence[Send]:
+    def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
         return [
             branch(node, state, _merge_name(group), group={name: findings[name] for name in group})
             for group in state.get("groups", ())
         ] or then
 
-    return each_group
+    return branch_per_group
 
 
-def with_finding(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
+def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:
     """Return the change that adds a branch's reply as a finding.
 
     Args:
-        reply: what it wrote. A reply that is empty, or equal to `known`, is not a finding.
+        reply: what it wrote. A reply that is empty, or equal to `memory`, is not a finding.
         step: the branch's step.
-        instead_of: the findings that it merges.
-        known: the memory that was shown.
+        replaces: the findings that it merges.
+        memory: the memory that was shown.
     """
-    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != known else None
-    return {"findings": {**dict.fromkeys(instead_of), step.branch: finding}}
+    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != memory else None
+    return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
 
 
 async def merge_findings(state: Branch, step: StepContext) -> Change:
@@ -194,10 +194,10 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     texts = join_findings(group.values(), step.context)
     previous = step.context.beginning(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
-    return with_finding(reply, step, instead_of=group)
+    return add_finding(reply, step, replaces=group)
 
 
-async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
+async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
     """Ask for the answer from all findings that are left."""
     findings = in_order(state.get("findings", {})).values()
     return await answer_from(join_findings(findings, step.context), step, _steps(findings))
@@ -223,14 +223,14 @@ def _merge_name(names: Sequence[str]) -> str:
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
-def unless_none(text: str, prompts: Prompts) -> Parsed:
+def parse_finding(text: str, prompts: Prompts) -> Parsed:
     """Parse a reply; one that says that there is nothing is an empty memory."""
     word = text.strip().strip(".\"'()").casefold()
     return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
 MERGE = Role(
-    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=unless_none, stand_in="update"
+    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=parse_finding, stand_in="update"
 )
 
 
