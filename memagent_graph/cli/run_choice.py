@@ -23,7 +23,7 @@ _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def point_in_time(text: str) -> float:
-    """Seconds since 1970 from an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
+    """Return seconds since 1970 for an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
         typer.BadParameter: it is neither.

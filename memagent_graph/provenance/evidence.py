@@ -248,7 +248,7 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
-    """Evidence with the place of a quote from a text that begins at the document's character `text_start`."""
+    """Return the evidence for a quote from a text that begins at the document's character `text_start`."""
     start = text_start + quote.start
     return Evidence(
         start_char=start,
@@ -262,7 +262,7 @@ def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> E
 
 
 def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """For each of `Trace.updates`: the chunks with quotes of the memory after it, as `provenance_of` finds them.
+    """Return, for each of `Trace.updates`, the chunks that the memory after it quotes, as `provenance_of` finds them.
 
     Args:
         trace: the run.
@@ -354,9 +354,9 @@ def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
     for line_index, line in enumerate(lines):
         text = WordedText(line)
         end = 0
-        for run in sorted(shared_runs(answer_words, text), key=lambda run: run.at):
-            start = max(end, text.spans[run.at][0])
-            end = max(end, text.spans[run.at + run.length - 1][1])
+        for run in sorted(shared_runs(answer_words, text), key=lambda run: run.chunk_start):
+            start = max(end, text.spans[run.chunk_start][0])
+            end = max(end, text.spans[run.chunk_start + run.length - 1][1])
             if start < end:
                 parts.append(Support(line_index, start, end))
     return tuple(parts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memagent_graph.words import fold, is_unspaced, word_spans
 
 MAX_QUOTES = 3
-"""Quotes of one line."""
+"""The most quotes of one line."""
 _MAX_GAP = 4
 _MAX_OCCURRENCES = 64
 _MAX_REPEATS = 3
@@ -91,16 +91,16 @@ class WordedText:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Equal words, in order: `length` from word `of` of a line and from word `at` of a chunk."""
+    """Equal words in the same order in a line and in a chunk: `length` words from each start."""
 
-    of: int
-    at: int
+    line_start: int
+    chunk_start: int
     length: int
 
     @property
     def covers(self) -> frozenset[int]:
         """The line's words in it, by their index."""
-        return frozenset(range(self.of, self.of + self.length))
+        return frozenset(range(self.line_start, self.line_start + self.length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
         for at in places.get(anchor, ())[:_MAX_OCCURRENCES]:
             if ends.get(at - of, -1) <= of:
                 run = _extend(line.words, chunk.words, of, at)
-                ends[at - of] = run.of + run.length
+                ends[at - of] = run.line_start + run.length
                 if run.length > 1 or len(places[anchor]) <= _MAX_REPEATS:
                     runs.append(run)
     return runs
@@ -159,14 +159,14 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
     groups: list[list[Run]] = []
     covered: frozenset[int] = frozenset()
     end = 0
-    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.at, -run.length)):
-        if groups and run.at - end <= _MAX_GAP and not run.covers <= covered:
+    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.chunk_start, -run.length)):
+        if groups and run.chunk_start - end <= _MAX_GAP and not run.covers <= covered:
             groups[-1].append(run)
             covered |= run.covers
-            end = max(end, run.at + run.length)
+            end = max(end, run.chunk_start + run.length)
         else:
             groups.append([run])
-            covered, end = run.covers, run.at + run.length
+            covered, end = run.covers, run.chunk_start + run.length
     return [_candidate(chunk, source, _trim(group)) for group in groups]
 
 
@@ -178,7 +178,7 @@ def _trim(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
-    end = max(run.at + run.length for run in runs)
+    end = max(run.chunk_start + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
     longest = max(run.length for run in runs)
     return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, longest)

@@ -64,12 +64,12 @@ def word_diff(old: str, new: str) -> list[Change]:
 
 
 def count_words(text: str) -> int:
-    """How many words a text has; in scripts without spaces, how many characters."""
+    """Return the number of words in a text, or of characters in scripts without spaces."""
     return len(word_spans(text))
 
 
 def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Alternating parts: `equal` or `replace`, the old text, the new text.
+    """Yield alternating parts: `equal` or `replace`, the old text, the new text.
 
     Long parts are divided at pieces that occur once in both (patience diff), so that texts with little in common do not
     cost the square of their length.

@@ -21,9 +21,9 @@ from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_co
 from memagent_graph.run_log.recording import Recording
 
 _MAX_TURNS: Final = 8
-"""How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
+"""The most reads that run at once. With one, the loop would be idle while a checkpoint is written."""
 _MAX_TURN_SECONDS: Final = 0.05
-"""After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
+"""A turn ends by itself after this time, because the read may be waiting for something, such as its caller."""
 
 
 class Turn:
@@ -34,7 +34,7 @@ class Turn:
     again, while the server is idle. So a read whose completion has arrived waits for its turn, then runs until its next
     request is sent. With 128 documents at once, this gives about a sixth more chunks per second.
 
-    It is taken again and again. Ending a turn that is not held does nothing.
+    A read takes its turn again and again. Ending a turn that it does not hold does nothing.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Branches:
 
     @asynccontextmanager
     async def one(self, concurrency: int) -> AsyncIterator[None]:
-        """One branch's work, which begins when fewer than `concurrency` others are running.
+        """Run one branch as soon as fewer than `concurrency` others are running.
 
         Raises:
             Exception: what it raised, or what another branch raised before this one began.

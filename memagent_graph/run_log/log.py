@@ -304,14 +304,14 @@ class RunLog:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def counts(self) -> tuple[int, int]:
-        """How many runs and how many conversations there are."""
+        """Return the number of runs and of conversations."""
         with self._connection() as connection:
             query = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM conversations)"
             runs, conversations = connection.execute(query).fetchone()
         return runs, conversations
 
     def get(self, run_id: str) -> RunRecord:
-        """One run.
+        """Return one run.
 
         Raises:
             RunNotFoundError: there is none with this id; the message names the newest ids.
@@ -359,13 +359,13 @@ class RunLog:
             return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
-        """Events of a run that belong to no conversation: memories that a person edited."""
+        """Return a run's events that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
             return list(bound_records((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
-        """All rewards of a run and its conversations, oldest first."""
+        """Return all rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
             rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
             return [record_of(Reward, row) for row in rewards]

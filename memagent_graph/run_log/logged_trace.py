@@ -60,7 +60,7 @@ def _step(tries: Sequence[Conversation]) -> Call:
         role=last.role,
         slot=last.slot,
         writes=last.writes,
-        text=last.text if last.writes is Writes.ANSWER else last.written,
+        text=last.text if last.writes is Writes.ANSWER else last.result,
         reads=last.reads,
         parents=last.parents,
         completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),

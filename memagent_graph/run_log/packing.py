@@ -29,9 +29,9 @@ _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
 """Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
 MAX_TEXT_BYTES: Final = 1 << 24
-"""Of UTF-8. A completion of a million tokens has about 4 MB."""
+"""UTF-8 bytes of one text. A completion of a million tokens has about 4 MB."""
 MAX_LIST: Final = 1 << 22
-"""Of ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
+"""Ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4

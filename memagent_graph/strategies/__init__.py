@@ -201,7 +201,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
 
 
 def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options as values of the types of a strategy's fields.
+    """Return options as values of the types of a strategy's fields.
 
     Args:
         kind: the strategy's class.

@@ -166,19 +166,19 @@ class Timeline:
 
 
 def unchanged_label(steps: Sequence[Step]) -> str:
-    """Return the words for steps that did not change the memory: unchanged, or kept by a decision."""
+    """Return the label of steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
 def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
-    """Names in a sentence; if there are many, the last ones are left out."""
+    """Return names as a phrase; if there are many, only the first ones and the number of the others."""
     text = ", ".join(map(str, names[:count]))
     return text if len(names) <= count else f"{text} and {len(names) - count} more"
 
 
 def build_timeline(view: RunView) -> Timeline:
-    """Everything that the renderers draw.
+    """Return a run's timeline: everything that the renderers draw.
 
     For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds if every chunk
     rewrites the whole memory.
