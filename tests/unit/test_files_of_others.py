@@ -41,7 +41,7 @@ from memagent_evaluation.result_journal import JOURNAL, load_results, open_resul
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MemAgentError
-from memagent_graph.policies.lora import load_adapter
+from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.response_format import ResponseFormat
