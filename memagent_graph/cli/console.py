@@ -1,4 +1,4 @@
-"""What the command line shows: progress, results, failures. Standard output is only for results."""
+"""The command line's output: progress, results, failures. Standard output is only for results."""
 
 from __future__ import annotations
 

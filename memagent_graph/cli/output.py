@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, counts, sizes, tables."""
+"""Output that commands share: one JSON object, counts, sizes, tables."""
 
 from __future__ import annotations
 

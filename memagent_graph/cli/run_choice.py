@@ -153,7 +153,7 @@ def open_questions(log: RunLog, read: str) -> list[str]:
 _QUESTION: Final = re.compile(r"\d{1,7}")
 """The end of a run's id in a read of several questions. That of an id that was made is longer."""
 _MAX_NAMES: Final = 8
-"""How many runs with the same beginning are named."""
+"""The most runs with the same beginning that an error names."""
 
 
 def open_log(path: Path | None) -> RunLog:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
 
 _DEFAULT_ROWS: Final = 20
-"""How many runs are listed by default."""
+"""The number of runs to list by default."""
 _MAX_CELL: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_WITH_TOKENS: Final = 150

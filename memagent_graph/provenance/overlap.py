@@ -181,7 +181,7 @@ def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     end = max(run.chunk_start + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
     longest = max(run.length for run in runs)
-    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, longest)
+    return Quote(chunk, source, chunk.spans[runs[0].chunk_start][0], chunk.spans[end - 1][1], covers, longest)
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:

@@ -1,4 +1,4 @@
-"""What the places in a document are called: its pages or sources, its headings, and links that open a page."""
+"""Names of the places in a document: its pages or sources, its headings, and links that open a page."""
 
 from __future__ import annotations
 

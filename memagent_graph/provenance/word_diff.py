@@ -1,4 +1,4 @@
-"""What changed between two texts, word by word and without loss: the old and the new text can be restored from it.
+"""The difference of two texts, word by word and without loss: both texts can be restored from it.
 
 Lines are compared first, and words only if lines differ, so two memories of a thousand words take milliseconds.
 """

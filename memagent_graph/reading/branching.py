@@ -60,7 +60,7 @@ class Branch(BranchingState):
 
 
 class BranchingStrategy(Strategy):
-    """What parallel ways of reading have in common: findings are merged, and the answer is based on them."""
+    """A strategy that reads in parallel: its branches' findings are merged, and the answer is based on them."""
 
     state: ClassVar[type] = BranchingState
     chooses: ClassVar[str] = "choose_chunks"

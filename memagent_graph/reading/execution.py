@@ -1,4 +1,4 @@
-"""One call of a reader's graph: what it has used, what its steps need again, and what is running.
+"""One call of a reader's graph: its consumption, the data that its steps share, and its running parts.
 
 The graph's nodes find an `Execution` as LangGraph's runtime context. Strategies see none of it.
 """
@@ -100,7 +100,7 @@ class Branches:
 
 @dataclass(slots=True)
 class Consumption:
-    """What a call of the graph has used so far, for `Limits`."""
+    """The time, chunks and tokens that a call of the graph has used so far, for `Limits`."""
 
     began: float = field(default_factory=time.monotonic)
     chunks: int = 0
@@ -119,7 +119,7 @@ class Consumption:
 
 @dataclass(slots=True)
 class ReadCache:
-    """What the steps of a call of the graph need again."""
+    """Data that later steps of the same call of the graph need again."""
 
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict)
     """By document and chunk size."""
@@ -143,7 +143,7 @@ class ReadCache:
 
 @dataclass(slots=True)
 class Running:
-    """What is running in a call of the graph."""
+    """The running parts of a call of the graph."""
 
     recording: Recording | None = None
     """The run's recording, if runs are logged."""
@@ -178,7 +178,7 @@ class Execution:
 
 @dataclass(slots=True)
 class StepAccounts:
-    """What one execution of a step did, for the node around it."""
+    """The accounts of one execution of a step, for the node around it."""
 
     node: str
     turn: Turn = field(default_factory=Turn, repr=False)
@@ -187,7 +187,7 @@ class StepAccounts:
     calls: list[Call] = field(default_factory=list)
     cost: Counters = field(default_factory=zero_counters)
     chunks: int = 0
-    """How many chunks it read."""
+    """The number of chunks that it read."""
     tips: dict[str, str] = field(default_factory=dict)
     """The newest call of each branch."""
     chunk: int | None = None

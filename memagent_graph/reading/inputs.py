@@ -1,4 +1,4 @@
-"""What a read is given: questions and options, which are checked, and a document, which is stored."""
+"""The input of a read: questions and options, which are checked, and a document, which is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """What may be chosen for one call."""
+    """The options of one call."""
 
     response_format: ResponseFormatSource | None
     """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of

@@ -1,4 +1,4 @@
-"""What a read comes to: its updates as they arrive, and its result from the last state."""
+"""The outcome of a read: its updates as they arrive, and its result from the last state."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
 
 
 class PromptCounts:
-    """What is known of how a server counts.
+    """A server's way of counting tokens, learned from its replies.
 
     Args:
         tokenizer: counts on our side.

@@ -1,4 +1,4 @@
-"""What a strategy's steps may call, and the steps that strategies have in common.
+"""The functions that a strategy's steps may call, and the steps that several strategies use.
 
 A step is a coroutine from the state to a change of it. Its `StepContext` has the question, the next chunk of the
 document and the policy; the node around the step (`nodes`) counts cost and chunks and logs what happened.
@@ -26,7 +26,7 @@ from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 from memagent_graph.run_log.recording import new_step
 
 Change: TypeAlias = dict[str, Any]
-"""What a step changes in the state."""
+"""A change of the state, returned by a step."""
 State: TypeAlias = Any
 """A strategy's state, a TypedDict, or the values that a branch was sent."""
 Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
@@ -36,7 +36,7 @@ Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step may call. There is one for each execution of a step."""
+    """The data and functions for one execution of a step."""
 
     state: State
     context: ReaderContext

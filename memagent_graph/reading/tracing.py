@@ -1,4 +1,4 @@
-"""What external tracers and counters see of a read: the trace of a step, and the cost of each completion.
+"""Tracing for external tools: the ids of the trace around a step, and a model run for each completion.
 
 LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see the graph, its nodes and its state, and
 one model run per completion, for every kind of policy. Token counts in it are those of `ReadResult.usage`. Of the

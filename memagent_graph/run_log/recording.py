@@ -22,7 +22,7 @@ from memagent_graph.run_log.records import Conversation, StrategyId
 
 @dataclass
 class Recording:
-    """What one call of the graph writes to a log."""
+    """The entries that one call of the graph writes to a log."""
 
     log: RunLog
     settings: Mapping[str, Any]

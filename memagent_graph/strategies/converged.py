@@ -51,7 +51,7 @@ class ConvergedState(TypedDict):
     enough: NotRequired[bool]
     """Whether there is enough to answer from."""
     probed_at: NotRequired[int]
-    """How many chunks had been read then."""
+    """The number of chunks that had been read at the newest probe."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Converged(Strategy):
     change: float = 0.05
     """The largest mean of 1 - token F1 of neighbouring drafts that is accepted."""
     drafts: int = 3
-    """How many drafts are compared, at least two."""
+    """The number of drafts to compare, at least two."""
     every: int = 1
     """Chunks between two probes."""
     name: ClassVar[str] = "converged"

@@ -81,7 +81,7 @@ class ExcerptWindow:
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
-        """How many tokens of text fit."""
+        """The tokens of text that fit."""
 
     def needs(self, text: str) -> int:
         """Return the tokens of a question about a text: those of the prompt and the maximum for the reply."""

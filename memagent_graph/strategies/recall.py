@@ -23,7 +23,7 @@ _NOTHING = "(nothing)"
 _CHARS_PER_TOKEN = 2
 """With this many characters of a passage for each token of the room, it nearly always has one, and mostly several."""
 _MAX_CANDIDATES = 64
-"""How many memories and passages are tried, best first."""
+"""The most memories and passages to try, best first."""
 
 
 def memory_and_query(text: str, prompts: Prompts) -> Parsed | ParseFailure:

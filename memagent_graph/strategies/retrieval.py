@@ -34,9 +34,9 @@ class Retrieval(Excerpt):
     """
 
     chunks: int = 0
-    """How many are shown; 0 means as many as fit."""
+    """The number of chunks to show; 0 means as many as fit."""
     chunk_tokens: int = 0
-    """How long they are; 0 means 256, or an eighth of the room in the window if that is less."""
+    """The length of a chunk; 0 means 256, or an eighth of the room in the window if that is less."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
     """Ranks chunks; BM25 by default."""
 

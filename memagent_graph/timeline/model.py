@@ -59,7 +59,7 @@ class Step:
 
     @property
     def notable(self) -> bool:
-        """Whether it changed memory, something happened at it, or branches met in it."""
+        """Whether it changed memory, has events, or merged branches."""
         return self.changed or bool(self.update.events) or self.update.chunk_index is None
 
 
@@ -68,7 +68,7 @@ class Totals:
     """The totals of a run. Tokens and seconds are those of all steps that count, including answers and decisions."""
 
     chunks: int
-    """How many chunks were read; one that was read again counts again."""
+    """Chunks read; a chunk that was read twice counts twice."""
     changes: int
     prompt_tokens: int
     completion_tokens: int

@@ -60,7 +60,7 @@ class RunView:
 
     @property
     def places(self) -> Places:
-        """What the places in the document are called."""
+        """The names of the document's places."""
         return Places(self.sections, self.headings, link_to(self.document))
 
     @property
@@ -70,12 +70,12 @@ class RunView:
 
     @property
     def document_events(self) -> tuple[ReadEvent, ...]:
-        """What of the document is not in its text."""
+        """Events about parts of the document that are not in its text."""
         return document_events(self.document)
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
-        """What happened at the answer."""
+        """The events of the answer."""
         return self.trace.answers[-1].events if self.trace.answers else ()
 
     @cached_property

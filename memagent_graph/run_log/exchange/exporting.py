@@ -21,7 +21,7 @@ _MAX_NAMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export wrote."""
+    """The result of an export: counts of what it wrote."""
 
     runs: int
     conversations: int

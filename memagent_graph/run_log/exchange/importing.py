@@ -21,13 +21,13 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import added."""
+    """The result of an import: counts of what it added."""
 
     runs: int
     conversations: int
     rewards: int
     skipped: int
-    """How many runs were already in the log with the same content."""
+    """Runs that were in the log already, with the same content."""
 
 
 def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
