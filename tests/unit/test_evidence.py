@@ -286,7 +286,7 @@ def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
 # Excerpts
 
 EXCERPT = document_with(
-    {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900
+    {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=500
 )
 
 
@@ -311,7 +311,7 @@ def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:
 
 
 def test_a_memory_from_an_excerpt_in_two_places_has_its_quotes(tmp_path) -> None:
-    text = document_with({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=900)
+    text = document_with({0.2: "The access code of the quiet falcon is 48213.", 0.8: "A falcon flew by."}, words=500)
     with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
         result = reader.read(text, "What is the access code of the quiet falcon?")
     assert result.answer == "48213"

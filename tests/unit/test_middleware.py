@@ -35,7 +35,7 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
 MakeReader = Callable[..., MemAgent]
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=900)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
 
 

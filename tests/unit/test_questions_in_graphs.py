@@ -34,7 +34,7 @@ TEXT = document_with(
         for number, name in enumerate(NAMES)
         for place in (0, 0.037)
     },
-    words=1000,
+    words=500,
 )
 CONFIG: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
 ASK: Any = {"messages": [("user", "?")]}

@@ -31,7 +31,7 @@ from langchain_memagent.read_long_document import ReadLongDocument
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import PolicyUnreachableError
 
-TEXT = document_with({0.3: "The key of castle is 12.", 0.6: "The key of harbor is 4711."}, words=3000)
+TEXT = document_with({0.3: "The key of castle is 12.", 0.6: "The key of harbor is 4711."}, words=800)
 HARBOR = "What is the key of harbor?"
 CASTLE = "What is the key of castle?"
 TIGHT: Any = {"recursion_limit": 25}
@@ -432,7 +432,7 @@ class TestInAnAgent:
         tool, saver = make_tool(), InMemorySaver()
         config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
         for key in ("1", "2"):
-            call = {"questions": [HARBOR], "text": document_with({0.5: f"The key of harbor is {key}."})}
+            call = {"questions": [HARBOR], "text": document_with({0.5: f"The key of harbor is {key}."}, words=800)}
             state = self.agent(tool, call, checkpointer=saver).invoke({"messages": [("user", "?")]}, config)
             assert told(state)[-1].artifact["readings"][0]["answer"] == key
 

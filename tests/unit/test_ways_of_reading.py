@@ -27,7 +27,7 @@ from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
 QUESTION = "What is the key of harbor?"
 
 
@@ -293,7 +293,7 @@ def test_a_merge_that_never_shrinks_ends_and_never_fills_the_window(make_reader,
 
 
 def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing_new(make_reader) -> None:
-    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 
     def reads(prompt: str) -> str:
         section, known = part(prompt, "section"), part(prompt, "memory")
@@ -329,7 +329,7 @@ def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
 # reread and recall: a second fact that only makes sense after the first
 
 
-HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 HOPS_QUESTION = "Where does Anna keep what she owns?"
 
 

@@ -27,7 +27,7 @@ from memagent_graph.cli.console import Console
 from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
