@@ -37,7 +37,7 @@ from memagent_report.report_command import ReportDocuments
 from memagent_serve.app import ServerResources, make_app
 from memagent_serve.serve_command import Serve
 
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=500)
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
 QUESTION = "What is the key of harbor?"
 COMPARED = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop")
 

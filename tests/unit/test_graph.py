@@ -27,7 +27,7 @@ from memagent_graph import (
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.reading.steps import answer, read_chunk, update_memory
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=800)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}

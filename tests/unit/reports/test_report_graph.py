@@ -64,7 +64,7 @@ def keys(folder: Path, **found: str) -> list[Path]:
     for name, key in found.items():
         paths.append(folder / f"{name}.txt")
         sentence = f"Every night it rained. The key of harbor is {key}. Nobody came."
-        text = document_with({0.5: sentence} if key else {}, words=300).replace("word", f"{name}word")
+        text = document_with({0.5: sentence} if key else {}, words=600).replace("word", f"{name}word")
         paths[-1].write_text(text)
     return paths
 

@@ -40,7 +40,7 @@ from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import SIGN_IN
 
-LONG = document_with({0.3: "The key of harbor is 4711."}, words=500)
+LONG = document_with({0.3: "The key of harbor is 4711."}, words=1000)
 KEY = {"Authorization": f"Bearer {ALICE}"}
 OTHER = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20

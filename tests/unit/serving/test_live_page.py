@@ -25,7 +25,7 @@ from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.reads import Bounds
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
-LONG = document_with(FACTS, words=600)
+LONG = document_with(FACTS, words=900)
 QUESTION = "What is the key of harbor?"
 OWN = {"X-Memagent-Page": "1"}
 
