@@ -32,7 +32,7 @@ from langchain_memagent.node import memagent_node
 from memagent_graph import Limits, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=800)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}

@@ -20,7 +20,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.strategies.map_reduce import MapReduce
 
 QUESTION = "What is the key of harbor?"
-TEXT = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=800)
+TEXT = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
 ANSWER = "12, then 4711"
 FOUND = {"harbor is 12", "harbor is 4711"}
 CONFIG: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
