@@ -544,7 +544,6 @@ def command_line(place: Place) -> Any:
             kept(f"show {run_id}", "show", run_id)
             kept(f"show {run_id} as JSON", "show", run_id, "--json")
         kept("one chunk", "show", "c", "--chunk", 2)
-        kept("compared", "diff", "a", "c")
         found["files"] = _files(place)
         found["requests"] = exact(fake.requests[:12])
         kept("deleted", "runs", "b", "d", "--delete", "--yes", "--json")

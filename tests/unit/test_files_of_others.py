@@ -41,7 +41,7 @@ from memagent_evaluation.result_journal import JOURNAL, load_results, open_resul
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MemAgentError
-from memagent_graph.policies.lora import load_adapter
+from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.response_format import ResponseFormat
@@ -51,7 +51,6 @@ from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
-from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import view_of_run
@@ -102,8 +101,7 @@ def shown(log: RunLog, folder: Path) -> str:
     pages = []
     for run in log.runs():
         view = view_of_run(log, run.run_id, DocumentStore(folder / "documents"))
-        comparison = compare_runs(view, view, settings_a=run.settings, settings_b=run.settings)
-        pages += [render_page(build_timeline(view)), str(render_comparison(comparison))]
+        pages.append(render_page(build_timeline(view)))
     return "".join(pages)
 
 
