@@ -19,7 +19,6 @@ EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate
 SEGMENTS = f"{__file__}:Segments"
 EVERY = (
     "overwrite",
-    "gated",
     "gated:stop=yes",
     "refine",
     "map_reduce",
@@ -28,7 +27,6 @@ EVERY = (
     "reread",
     "recall",
     "overwrite+converged:every=3",
-    "recall+converged:every=2",
     "segments:count=3+converged:every=9",
     EXAMPLE,
     SEGMENTS,

@@ -76,7 +76,7 @@ def many_rows(draw):
     return [row(prompt, completion, f"run-{place}", weight=place) for place, (prompt, completion) in enumerate(pairs)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(many_rows(), st.integers(1, 4), st.integers(24, 60), st.sampled_from(LAYOUTS))
 def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, layout):
     """A rival's bug: rows dropped at random until they divide evenly."""

@@ -28,7 +28,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import TrainingRun, read_run
 from memagent_training.training_errors import ReplayError, RewardError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
