@@ -109,7 +109,7 @@ class Converged(Strategy):
         if missing := {before, after} - graph.builder.nodes.keys():
             raise StrategyError(
                 f"{inner.name} cannot stop early: it has no node {missing.pop()!r}",
-                hint="Set `choosing_node`, which chooses what to read, and `concluding_node`, which follows the last chunk.",
+                hint="Set `choosing_node`, which chooses what to read, and `concluding_node`, after the last chunk.",
             )
         graph.add_conditional_edges("probe", route_when_enough(before, then=after), [before, after])
 
