@@ -219,9 +219,8 @@ def training_page() -> str:
         "",
     ]
     kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
-    rewards = [(name, of, make(None)) for of, makers in kinds.items() for name, make in makers.items()]
-    rewards += [(name, "each conversation", made) for name, made in reward_names.FORMAT_REWARDS.items()]
-    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(made))) for n, of, made in rewards))
+    rewards = [(name, of, reward) for of, rewards in kinds.items() for name, reward in rewards.items()]
+    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(reward))) for n, of, reward in rewards))
     lines += [
         "",
         "## Rows",

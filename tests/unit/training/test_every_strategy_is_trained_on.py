@@ -99,7 +99,7 @@ def test_each_credit_on_its_runs_is_the_plain_files(
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes if credit is None else {**changes, "credit": credit}}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
-    functions = term_rewards(terms, gold=True, logged=False)
+    functions = term_rewards(terms, has_gold=True, has_logged=False)
     groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9

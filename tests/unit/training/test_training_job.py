@@ -168,7 +168,7 @@ def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None
 def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(world, job) -> None:
     known = {rollout.run_id: "4711" for rollout in world[1][0].rollouts_G}
     unknown = world[1][1].rollouts_G[0].run_id
-    told = refusal(job(reward=OUTCOME_REWARDS["token_f1"](GoldAnswers(known))))
+    told = refusal(job(reward=OUTCOME_REWARDS["token_f1"], gold=GoldAnswers(known)))
     assert "all rewards are equal within every group" in told
     assert f"no_reward: {unknown}" in told and "outcome: no gold answer is known in 16" in told
 
@@ -378,12 +378,11 @@ def test_every_decisive_setting_exists(tmp_path) -> None:
 
 
 def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) -> None:
-    gold = GoldAnswers({})
     assert choose_reward("token_f1") == "token_f1"
     for name in OUTCOME_REWARDS:
-        assert callable(choose_reward(name, gold))
+        assert callable(choose_reward(name, has_gold=True))
     with pytest.raises(RewardError, match="Did you mean token_f1"):
-        choose_reward("token_f", gold)
+        choose_reward("token_f", has_gold=True)
 
 
 def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:

@@ -147,7 +147,7 @@ def _job(request: Train) -> TrainingJob:
         TrainingJob,
         request,
         settings=settings,
-        reward=choose_reward(request.reward, None if is_default else gold),
+        reward=choose_reward(request.reward, has_gold=gold is not None and not is_default),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,

@@ -140,8 +140,8 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay = load_groups(
         job.runs,
         reward=job.reward,
-        term_rewards=term_rewards(terms, gold=job.gold is not None),
-        gold_of=None if job.gold is None else job.gold.gold_of,
+        term_rewards=term_rewards(terms, has_gold=job.gold is not None),
+        gold_of=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=job.whole_groups,
         max_tokens=min((each for each in (job.max_tokens, base.window) if each is not None), default=None),

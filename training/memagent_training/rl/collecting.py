@@ -47,7 +47,7 @@ class Collector:
         self._serving = serving
         self._journal = journal
         self._terms = prepared.config.advantage_settings.terms
-        self._term_rewards = term_rewards(self._terms, gold=True, logged=False)
+        self._term_rewards = term_rewards(self._terms, has_gold=True, has_logged=False)
         self._loaded: tuple[int, list[RolloutGroup]] | None = None
         """The newest collection's groups, by its number."""
 
@@ -144,7 +144,7 @@ class Collector:
             self._serving.run_log,
             reward=LoggedReward(None, SOURCE),
             term_rewards=self._term_rewards,
-            gold_of=None if gold is None else gold.gold_of,
+            gold_of=None if gold is None else gold.of,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,

@@ -287,7 +287,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     config = _config(job)
     terms = config.advantage_settings.terms
     roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
-    term_rewards(terms, gold=True, logged=False)
+    term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
