@@ -197,14 +197,12 @@ def step_loss(
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
         losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
-        part = (
-            losses.sum()
-            / {
-                "token_mean": tokens_of.total(),
-                "rollout_mean": len(tokens_of) * tokens_of[run_id],
-                "conversation_mean": len(rows) * len(losses),
-            }[settings.loss_weights]
-        )
+        divisor = {
+            "token_mean": tokens_of.total(),
+            "rollout_mean": len(tokens_of) * tokens_of[run_id],
+            "conversation_mean": len(rows) * len(losses),
+        }[settings.loss_weights]
+        part = losses.sum() / divisor
         if backward:  # at once, so that one conversation is held at a time
             part.backward()  # type: ignore[no-untyped-call]
         loss = loss + (part.detach() if backward else part)

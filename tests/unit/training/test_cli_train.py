@@ -80,8 +80,8 @@ def process(arguments: list[str], **options: Any) -> Program:
 def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
     told = memagent(arguments("--dry-run")).stdout
     for words in (
-        "group dropped: equal_rewards", "steps in all", "padded", "packed", "prefix_tree (chosen)", "19,616 weights",
-        "activations with checkpointing (chosen)", "policy versions", "learning_rate", "micro-batches per rank",
+        "group dropped: equal_rewards", "steps in all", "forwarded tokens, prefix_tree", "19,616 weights",
+        "activations", "policy versions", "micro-batches per rank",
     ):  # fmt: skip
         assert words in told, words
     assert not (tmp_path / "out").exists()
@@ -92,20 +92,17 @@ def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
     found = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
     assert found["groups_kept"] == len(groups) - 1
     assert found["steps_per_pass"] == -(-found["groups_kept"] // 2)
-    assert {each["layout"] for each in found["costs"]} == {"padded", "packed", "prefix_tree"}
+    assert found["layout"] == "prefix_tree" and found["forwarded_tokens"] < found["row_tokens"]
     assert found["memory"]["total"] > found["memory"]["weights"] > 0
     assert found["report"]["versions"] == {"v1": found["report"]["conversations"]}
-    assert {"name": "groups_per_step", "preset": 32, "value": 2} in found["changed"]
 
 
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
-    told = memagent(arguments("--dry-run", **short), code=2).stdout
-    assert "steps in all" in told and "cannot begin" in told and "warmup_steps lower" in told
-    assert "warms up" in json.loads(memagent(arguments("--dry-run", "--json", **short), code=2).stdout)["obstacle"]
+    done = memagent(arguments("--dry-run", **short), code=2)
+    assert "steps in all" in done.stdout and "warmup_steps lower" in done.stderr
     memagent(arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
-    assert json.loads(memagent(arguments("--dry-run", "--json")).stdout)["obstacle"] is None
 
 
 def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, world, tmp_path) -> None:

@@ -88,30 +88,16 @@ def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job,
     assert not (tmp_path / "out").exists()
 
 
-def test_the_plan_sets_layouts_side_by_side(job) -> None:
-    found = plan_training(prepare(job()))
-    cost = {each.layout: each for each in found.costs}
-    assert set(cost) == set(Layout)
-    assert cost["packed"].forwarded_tokens == found.row_tokens
-    assert cost["prefix_tree"].forwarded_tokens < found.row_tokens < cost["padded"].forwarded_tokens
-    assert found.layout == "prefix_tree"
-    assert json.loads(json.dumps(found.to_dict()))["costs"][0]["layout"] == "padded"
+def test_the_plan_has_the_costs_of_its_layout(job) -> None:
+    tree, packed, padded = (plan_training(prepare(job(settings={"layout": layout}))) for layout in reversed(Layout))
+    assert tree.forwarded_tokens < packed.forwarded_tokens == tree.row_tokens < padded.forwarded_tokens
+    assert json.loads(json.dumps(tree.to_dict()))["layout"] == "prefix_tree"
 
 
 def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
     once, thrice = prepare(job()), prepare(job(settings={"num_train_epochs": 3}))
     assert thrice.total_steps == 3 * once.total_steps
     assert prepare(job(settings={"max_steps": 2})).total_steps == 2
-
-
-def test_the_plan_names_settings_that_differ_from_the_preset_and_no_others(job) -> None:
-    found = plan_training(prepare(job(settings={"learning_rate": 0.5, "epsilon": 0.2})))
-    of_the_machine = {"use_cpu"}
-    assert {each.name: (each.preset, each.value) for each in found.changed if each.name not in of_the_machine} == {
-        "groups_per_step": (32, 2),
-        "learning_rate": (1e-6, 0.5),
-        "warmup_steps": (20, 0),
-    }
 
 
 def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> None:
@@ -135,7 +121,7 @@ def test_runs_of_two_tokenizers_need_a_choice(world, job, log) -> None:
     _, groups = world
     strange = {each.run_id: {"tokenizer": "another"} for each in groups[0].rollouts_G}
     path = log(of_run=strange)
-    assert "2 tokenizers" in refusal(job(path)) and "tokenizer=" in refusal(job(path))
+    assert "2 tokenizers" in refusal(job(path)) and "--tokenizer" in refusal(job(path))
     own = prepare(job()).base.tokenizer
     taken = prepare(job(path, tokenizer=own)).replay
     assert len(taken.groups) == len(groups) - 1
@@ -203,7 +189,7 @@ def test_runs_of_stale_weights_are_refused(job) -> None:
     told = refusal(job(policy_versions=["v1", "v2", "v3"], max_staleness=1))
     assert "stale" in told and "newest weights" in told
     assert prepare(job(policy_versions=["v1", "v2"], max_staleness=1)).replay.report.staleness.keys() == {1}
-    assert "policy_versions" in refusal(job(max_staleness=1))
+    assert "--policy-versions" in refusal(job(max_staleness=1))
 
 
 def test_an_empty_log_and_no_log_at_all_are_told_apart(job, log, tmp_path) -> None:
@@ -416,7 +402,6 @@ def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:
     unweighted = {"importance_cap": None}
     prepared = prepare(job(sampled, settings=unweighted))
     assert prepared.config.temperature == 0.7
-    assert {each.name: each.value for each in plan_training(prepared).changed}["temperature"] == 0.7
     assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
 
 

@@ -15,9 +15,9 @@ from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.data.rollouts import RolloutGroup
@@ -78,26 +78,11 @@ class StepPlan:
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
-    def idle_share(self) -> float:
-        """The share of the ranks' time, in tokens, that is spent waiting for another: 0 when balanced."""
-        ranks_time = len(self.micro_batches) * self.critical_tokens
-        return 1 - self.forwarded_tokens / ranks_time if ranks_time else 0.0
-
-    @property
-    def padding_share(self) -> float:
-        """The share of forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
+    def padding_tokens(self) -> int:
+        """Forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
         if self.layout is Layout.PADDED:
-            padding = self.forwarded_tokens - self.row_tokens
-        else:
-            padding = sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
-        return padding / (self.forwarded_tokens or 1)
-
-    @classmethod
-    def of_all(cls, plans: Sequence[StepPlan]) -> StepPlan:
-        """Several steps, at least one, combined into one, one after the other."""
-        ranks = zip(*(plan.micro_batches for plan in plans), strict=True)
-        micro_batches = tuple(tuple(chain.from_iterable(rank)) for rank in ranks)
-        return replace(plans[0], micro_batches=micro_batches, row_tokens=sum(plan.row_tokens for plan in plans))
+            return self.forwarded_tokens - self.row_tokens
+        return sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:

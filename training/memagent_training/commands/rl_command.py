@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -25,7 +24,6 @@ from memagent_graph.settings import PolicySettings, WordingSettings
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
-    OptionNames,
     Settings,
     from_options,
     is_main_process,
@@ -39,13 +37,6 @@ from memagent_training.training_errors import TrainingError
 if TYPE_CHECKING:
     from memagent_training.rl import Finished, RLJob
 
-_OPTION_NAMES: Final[OptionNames] = (
-    (re.compile(r"\bas many questions as groups are wanted"), "as many --max-questions as --groups"),
-    (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task, and --lengths that grow"),
-    (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
-    (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
-    (re.compile(r"--server-options\b"), "--server-option"),
-)
 _CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,
     "VLLMNotInstalledError": ExitCode.SETTINGS,
@@ -199,7 +190,7 @@ class RL(WordingSettings):
     def run(self) -> None:
         """Run the command."""
         interrupted = f"interrupted; {_go_on(self.out)}"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
+        with report_failures(as_json=self.as_json, interrupted=interrupted, codes=_CODES):
             require_extra()
             # Libraries print what they do, and standard output is for results alone.
             with contextlib.redirect_stdout(sys.stderr), _calm_libraries():

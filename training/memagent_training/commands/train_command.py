@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import console, print_json
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
-    OptionNames,
     Settings,
-    as_options,
     from_options,
     is_main_process,
     leave_the_others,
@@ -34,15 +30,6 @@ if TYPE_CHECKING:
     from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
 
 _WIDTH_WITHOUT_TERMINAL: Final = 160
-_OPTION_NAMES: Final[OptionNames] = (
-    (re.compile(r"\bwhole_groups=False"), "--partial-groups"),
-    (re.compile(r"\b(tokenizer|template)=\.\.\."), r"--\1 FINGERPRINT"),
-    (re.compile(r"\b(tokenizer|template)='(\w*)'"), r"--\1 \2"),
-    (re.compile(r"\bmax_tokens=(\d+)"), r"--max-tokens \1"),
-    (re.compile(r"\bmax_tokens\b"), "--max-tokens"),
-    (re.compile(r"\bpolicy_versions\b"), "--policy-versions"),
-    (re.compile(r"\bmax_staleness\b"), "--max-staleness"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +101,7 @@ class Train:
     def run(self) -> None:
         """Run the command."""
         interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+        with report_failures(as_json=self.as_json, interrupted=interrupted):
             require_extra()
             prepared = _prepare(self)
             if self.rows is not None:
@@ -164,7 +151,7 @@ def _prepare(request: Train) -> PreparedJob:
         return prepared
     if not request.dry_run:
         for line in prepared.replay.report.summary():
-            typer.echo(_as_options(line), err=True)
+            typer.echo(line, err=True)
     for folder in prepared.checkpoints.passed_over:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)
     newest = prepared.checkpoints.newest
@@ -204,9 +191,8 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if as_json:
         print_json(plan.to_dict())
     else:
-        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(plan, _as_options))
-    if plan.obstacle is not None:
-        raise typer.Exit(ExitCode.USAGE)
+        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(plan))
+    prepared.config.check_warm_up(prepared.total_steps)
 
 
 def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
@@ -220,10 +206,6 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
         return
     beside = "its separate adapters, to serve with the base model, are in"
     show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
-
-
-def _as_options(text: str) -> str:
-    return as_options(text, _OPTION_NAMES)
 
 
 def register(app: typer.Typer) -> None:

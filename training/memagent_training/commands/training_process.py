@@ -6,12 +6,11 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -25,9 +24,6 @@ Made = TypeVar("Made")
 PATIENCE: Final = 15.0
 """Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
 reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
-
-OptionNames: TypeAlias = Sequence[tuple[re.Pattern[str], str]]
-"""Names of function arguments in hints, and the command-line options for them."""
 
 PRESETS: Final = (
     "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
@@ -87,7 +83,6 @@ def report_failures(
     *,
     as_json: bool,
     interrupted: str,
-    option_names: OptionNames = (),
     codes: Mapping[str, ExitCode] | None = None,
 ) -> Iterator[None]:
     """Report an error inside the block, once per machine, and exit with its code.
@@ -95,7 +90,6 @@ def report_failures(
     Args:
         as_json: whether standard output has a JSON object.
         interrupted: the message after Ctrl-C.
-        option_names: command-line names for the argument names in messages and hints.
         codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
     """
     try:
@@ -109,21 +103,12 @@ def report_failures(
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(PATIENCE)
         code = (codes or {}).get(type(error).__name__, exit_code(error))
-        error.message = as_options(error.message, option_names)
-        error.hint = error.hint and as_options(error.hint, option_names)
         Console(as_json=as_json and is_main_process()).failure(_with_run(error), code)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():
             typer.echo(interrupted, err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def as_options(text: str, option_names: OptionNames) -> str:
-    """Return a message or hint with the command line's names."""
-    for pattern, option in option_names:
-        text = pattern.sub(option, text)
-    return text
 
 
 def _with_run(error: MemAgentError) -> MemAgentError:

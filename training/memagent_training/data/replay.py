@@ -255,12 +255,15 @@ def _allowed_versions(policy_versions: Sequence[str] | None, max_staleness: int 
     if policy_versions is None:
         if max_staleness is not None:
             raise ReplayError(
-                "max_staleness was given without policy_versions",
-                hint="Give the versions in order, oldest first: their names do not say the order.",
+                "a maximum staleness without versions has no meaning",
+                hint="Give the versions, oldest first (--policy-versions): their names do not say the order.",
             )
         return None
     if not policy_versions or (max_staleness is not None and max_staleness < 0):
-        raise ReplayError("no policy version is allowed", hint="Name one at least, and a max_staleness of 0 or more.")
+        raise ReplayError(
+            "no policy version is allowed",
+            hint="Name at least one (--policy-versions), and a --max-staleness of 0 or more.",
+        )
     return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
 
 
@@ -369,7 +372,7 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
         raise ReplayError(
             f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({counts})",
-            hint=f"Choose one, as {what}={commonest!r}, and the others are left out.",
+            hint=f"Choose one, as in --{what} {commonest}, and the others are left out.",
         )
     return next(iter(run_ids), None)
 

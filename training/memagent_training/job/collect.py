@@ -58,7 +58,9 @@ class CollectSettings:
             )
         if not 1 <= self.groups <= self.max_questions:
             given = f"{self.groups} groups of at most {self.max_questions} questions"
-            raise TrainingError(given, hint="Ask at least as many questions as groups are wanted.")
+            raise TrainingError(
+                given, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
+            )
         if self.concurrency < 1 or self.retries < 0:
             given = f"concurrency is {self.concurrency}, retries are {self.retries}"
             raise TrainingError(given, hint="Give a concurrency of 1 or more, and retries of 0 or more.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import types
 import typing
@@ -124,24 +123,6 @@ def _require_tracker(name: str) -> None:
 def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
     """Return the settings that determine the resulting weights, JSON-ready."""
     return {name: _plain(getattr(config, name)) for name in DECISIVE}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChangedSetting:
-    """A setting that differs from its preset."""
-
-    name: str
-    preset: Any
-    value: Any
-
-
-def changed_settings(
-    config: MultiConvDAPOConfig, preset: str | Path, names: Iterable[str]
-) -> tuple[ChangedSetting, ...]:
-    """Return the settings among `names` that differ from the preset's."""
-    original = make_config(preset, {}, Path(str(config.output_dir)))
-    pairs = ((name, _plain(getattr(original, name)), _plain(getattr(config, name))) for name in sorted(names))
-    return tuple(ChangedSetting(*each) for each in pairs if each[1] != each[2])
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
                 if window is not None and len(ids) > window:
                     raise TrainingError(
                         f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
-                        hint=f"Leave such runs out when loading them (max_tokens={window}).",
+                        hint=f"Leave such runs out (--max-tokens {window}).",
                         run_id=rollout.run_id,
                         chunk_index=conversation.chunk_index,
                     )

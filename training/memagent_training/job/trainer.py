@@ -411,7 +411,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
             "conversations/forwarded": len(step.rows),
-            "tokens/padding_fraction": plan.padding_share,
+            "tokens/padding_fraction": plan.padding_tokens / plan.forwarded_tokens,
             "num_tokens": self.state.num_input_tokens_seen,
             "step_time": seconds,
             "skipped": float(is_skipped),

@@ -25,10 +25,9 @@ from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.replay_report import name_first
 from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
-from memagent_training.job.base_model import BaseModel, find_base_model
+from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.job.memory_estimate import lora_of_rank
 from memagent_training.job.policy_card import write_card
 from memagent_training.job.saved_policy import save_policy
 from memagent_training.job.training_output import Checkpoints
@@ -180,7 +179,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
             prepared.replay.groups,
             prepared.config,
             policy_versions=job.policy_versions or (),
-            peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
+            peft_config=lora_config(job.lora_rank),
         )
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error

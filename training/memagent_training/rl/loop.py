@@ -22,7 +22,7 @@ from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableEr
 from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
-from memagent_training.job.memory_estimate import lora_of_rank
+from memagent_training.job.base_model import lora_config
 from memagent_training.job.policy_card import write_card
 from memagent_training.job.saved_policy import merge_adapter, save_policy
 from memagent_training.rl.collapse import check_metrics, check_rewards
@@ -79,7 +79,7 @@ def run(job: RLJob, watcher: LoopStatus | None = None) -> Finished:
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
             callbacks=[_Told(watcher)],
-            peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
+            peft_config=lora_config(job.lora_rank),
         )
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process

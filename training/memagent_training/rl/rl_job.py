@@ -360,7 +360,7 @@ def _check(job: RLJob) -> None:
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
             f"a loop cannot ask the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
-            hint="Name a task at least, and lengths that grow; or a file of your own questions (--data).",
+            hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
     if not 0 <= job.held_out < 1:
         raise TrainingError(
@@ -384,7 +384,8 @@ def _check(job: RLJob) -> None:
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
         if changed and rule.applies(job):
-            hint = f"Leave out {', '.join(f'--{name}' for name in changed).replace('_', '-')}, or {rule.remedy}."
+            options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
+            hint = f"Leave out {options}, or {rule.remedy}."
             raise TrainingError(f"{', '.join(changed)} can have no effect: {rule.reason}", hint=hint)
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:

@@ -272,7 +272,7 @@ class VLLMServer:
                 raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
-                hint = "Allow more time (startup_timeout), if its log says that it is still loading."
+                hint = "Allow more time (--server-timeout), if its log says that it is still loading."
                 raise VLLMServerError(message + self._log_tail(), hint=hint)
             time.sleep(_POLL_SECONDS)
 

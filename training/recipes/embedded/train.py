@@ -118,7 +118,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int) -> str:
-    """Return how many replies are right in every token, each predicted after right ones, on held-out sections; by kind."""
+    """Return how many replies are right in every token, after right ones, on held-out sections; by kind."""
     rng = random.Random(7)
     results: dict[str, list[bool]] = {}
     for row in [builder.row(rng, 250, 16) for _ in range(rows)]:

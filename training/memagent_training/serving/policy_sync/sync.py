@@ -312,7 +312,7 @@ class PolicySync:
             if fault is not None:
                 raise SyncError(
                     f"the server does not answer with the new weights: {fault}",
-                    hint="Is its dtype the trainer's? Otherwise raise the tolerance (SyncSettings.tolerance).",
+                    hint="Is its dtype the trainer's? Otherwise raise the tolerance (--sync-tolerance).",
                 )
         except SyncError:
             if how is How.ADAPTER:
