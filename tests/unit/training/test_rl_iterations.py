@@ -28,18 +28,18 @@ from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measureme
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync import How, Served
+from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.training_errors import ReplayError
 
 
 class Sync:
     """Every version is served at once."""
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
-        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def reading(self, served: ServedPolicy) -> AsyncIterator[None]:
         yield
 
 

@@ -19,7 +19,7 @@ from memagent_training.rl.curriculum import HELD_OUT
 from memagent_training.rl.loop import measure
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
-from memagent_training.serving.policy_sync import How, Served
+from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServerError
 
 
@@ -49,13 +49,13 @@ class Sync:
         self.versions: list[str] = []
         self.readers = 0
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
         assert self.readers == 0
         self.versions.append(version)
-        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def reading(self, served: ServedPolicy) -> AsyncIterator[None]:
         assert served.version == self.versions[-1]
         self.readers += 1
         try:

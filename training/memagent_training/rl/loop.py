@@ -32,7 +32,7 @@ from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
 from memagent_training.rl.policy_serving import Serving
 from memagent_training.rl.rl_job import BEST, JOURNAL, Engine, PreparedLoop, RLJob, prepare
-from memagent_training.serving.policy_sync.reference import RowLogProbs
+from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.model_fit import check_fit
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import step_of
-from memagent_training.serving.policy_sync.reference import RowLogProbs, model_logprobs
+from memagent_training.serving.policy_sync.probe import RowLogProbs, model_logprobs
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919

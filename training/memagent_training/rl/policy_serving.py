@@ -18,8 +18,8 @@ from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
-from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
-from memagent_training.serving.policy_sync.reference import RowLogProbs
+from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
+from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -187,10 +187,10 @@ class ServerServing(Serving):
         server: VLLMServer | RemoteServer = self._own or RemoteServer(
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
-        ways = tuple(How) if job.serves_adapters else (How.RELOAD, How.RESTART)
-        settings = SyncSettings(ways, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
+        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
         self._sync = PolicySync(server, settings=settings)
-        self.served: Served | None = None
+        self.served: ServedPolicy | None = None
         """The newest version, if there is one."""
         template = template_arguments(job.chat_template_kwargs)
         policy = OpenAICompatiblePolicy(
@@ -225,7 +225,7 @@ class ServerServing(Serving):
             self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.serve(self.served.model, self.served.version)
         self._forget_before(iteration)
-        return self.served.how.value
+        return self.served.method.value
 
     async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`; start it again if our server died.

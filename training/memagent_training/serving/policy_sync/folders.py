@@ -11,8 +11,7 @@ import msgspec
 
 from memagent_graph.policies.model_info import weights_version
 from memagent_training.job.training_output import ADAPTER_FOLDER
-from memagent_training.serving.policy_sync.served import SyncError
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import SyncError, TrainingError
 
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from memagent_training.serving.policy_sync.served import SyncError
+from memagent_training.training_errors import SyncError
 
 _ADAPTER_REMEDY: Final = (
     "Start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options `--enable-lora`, and"
