@@ -121,7 +121,7 @@ def test_runs_of_two_tokenizers_need_a_choice(world, job, log) -> None:
     _, groups = world
     strange = {each.run_id: {"tokenizer": "another"} for each in groups[0].rollouts_G}
     path = log(of_run=strange)
-    assert "2 tokenizers" in refusal(job(path)) and "--tokenizer" in refusal(job(path))
+    assert "2 tokenizers" in refusal(job(path)) and "as in tokenizer" in refusal(job(path))
     own = prepare(job()).base.tokenizer
     taken = prepare(job(path, tokenizer=own)).replay
     assert len(taken.groups) == len(groups) - 1
@@ -189,7 +189,7 @@ def test_runs_of_stale_weights_are_refused(job) -> None:
     told = refusal(job(policy_versions=["v1", "v2", "v3"], max_staleness=1))
     assert "stale" in told and "newest weights" in told
     assert prepare(job(policy_versions=["v1", "v2"], max_staleness=1)).replay.report.staleness.keys() == {1}
-    assert "--policy-versions" in refusal(job(max_staleness=1))
+    assert "policy_versions" in refusal(job(max_staleness=1))
 
 
 def test_an_empty_log_and_no_log_at_all_are_told_apart(job, log, tmp_path) -> None:

@@ -21,6 +21,7 @@ from memagent_training.serving.policy_sync.sync import (
     SyncMethod,
     SyncSettings,
 )
+from memagent_training.training_errors import SyncError
 
 __all__ = [
     "PolicySync",
@@ -28,6 +29,7 @@ __all__ = [
     "ProbeRow",
     "RemoteServer",
     "ServedPolicy",
+    "SyncError",
     "SyncMethod",
     "SyncSettings",
     "folder_logprobs",
