@@ -80,8 +80,8 @@ def process(arguments: list[str], **options: Any) -> Program:
 def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
     told = memagent(arguments("--dry-run")).stdout
     for words in (
-        "group dropped: equal_rewards", "steps in all", "forwarded tokens, prefix_tree", "19,616 weights",
-        "activations", "policy versions", "micro-batches per rank",
+        "(equal_rewards)", "total steps", "layout: prefix_tree", "weights 78.5 kB", "activations", "policy versions",
+        "micro batches per rank",
     ):  # fmt: skip
         assert words in told, words
     assert not (tmp_path / "out").exists()
@@ -90,9 +90,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> No
 def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
     _, groups = world
     found = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
-    assert found["groups_kept"] == len(groups) - 1
-    assert found["steps_per_pass"] == -(-found["groups_kept"] // 2)
-    assert found["layout"] == "prefix_tree" and found["forwarded_tokens"] < found["row_tokens"]
+    schedule = found["schedule"]
+    assert schedule["groups"] == len(groups) - 1
+    assert schedule["steps_per_pass"] == -(-schedule["groups"] // 2)
+    assert schedule["layout"] == "prefix_tree" and schedule["forwarded_tokens"] < schedule["row_tokens"]
     assert found["memory"]["total"] > found["memory"]["weights"] > 0
     assert found["report"]["versions"] == {"v1": found["report"]["conversations"]}
 
@@ -100,7 +101,7 @@ def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
     done = memagent(arguments("--dry-run", **short), code=2)
-    assert "steps in all" in done.stdout and "warmup_steps lower" in done.stderr
+    assert "total steps" in done.stdout and "warmup_steps lower" in done.stderr
     memagent(arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -111,7 +112,7 @@ def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, wo
     first = largest.rollouts_G[0].run_id
     runs = write_log(tmp_path / "gaps.sqlite", groups, folder / "model", of_run={first: {"token_ids": None}})
     told = memagent(arguments("--dry-run", runs=runs)).stdout
-    assert "refused: no_token_ids" in told and first in told
+    assert "refused, no_token_ids" in told and first in told
     assert "--partial-groups" in told
     kept = json.loads(memagent(arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
     assert list(kept["refused"]) == ["no_token_ids"]

@@ -483,7 +483,8 @@ async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
 
 async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) -> None:
     with pytest.raises(
-        TrainingError, match=r"only adapters, which cannot be loaded into this server by any of the chosen methods.*reload"
+        TrainingError,
+        match=r"only adapters, which cannot be loaded into this server by any of the chosen methods.*reload",
     ):
         await own(fake, base, SyncMethod.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
 

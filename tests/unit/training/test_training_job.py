@@ -78,20 +78,21 @@ def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job,
     shutil.copytree(folder / "model", bare)
     (bare / "model.safetensors").write_bytes(b"no weights at all")
     prepared = prepare(job(model=str(bare)))
-    found = plan_training(prepared)
+    plan = plan_training(prepared)
+    schedule = plan["schedule"]
     assert len(prepared.replay.groups) == len(groups)
-    assert found.groups_kept == len(groups) - 1
-    assert list(found.dropped.values()) == ["equal_rewards"]
-    assert found.steps_per_pass == math.ceil(found.groups_kept / 2) == found.total_steps
-    assert found.memory is not None
-    assert found.memory.sizes.parameters == 19_616
+    assert schedule["groups"] == len(groups) - 1
+    assert list(plan["dropped"].values()) == ["equal_rewards"]
+    assert schedule["steps_per_pass"] == math.ceil(schedule["groups"] / 2) == schedule["total_steps"]
+    assert plan["memory"]["weights"] == 4 * 19_616
     assert not (tmp_path / "out").exists()
 
 
 def test_the_plan_has_the_costs_of_its_layout(job) -> None:
-    tree, packed, padded = (plan_training(prepare(job(settings={"layout": layout}))) for layout in reversed(Layout))
-    assert tree.forwarded_tokens < packed.forwarded_tokens == tree.row_tokens < padded.forwarded_tokens
-    assert json.loads(json.dumps(tree.to_dict()))["layout"] == "prefix_tree"
+    plans = [plan_training(prepare(job(settings={"layout": layout}))) for layout in reversed(Layout)]
+    tree, packed, padded = (plan["schedule"]["forwarded_tokens"] for plan in plans)
+    assert tree < packed == plans[0]["schedule"]["row_tokens"] < padded
+    assert json.loads(json.dumps(plans[0]))["schedule"]["layout"] == "prefix_tree"
 
 
 def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
@@ -101,12 +102,10 @@ def test_steps_follow_from_passes_unless_they_are_given(job) -> None:
 
 
 def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> None:
-    whole = plan_training(prepare(job(preset="memagent-paper"))).memory
-    adapters = plan_training(prepare(job(preset="memagent-paper", lora_rank=4))).memory
-    assert whole is not None and adapters is not None
-    assert whole.reference == whole.weights and adapters.reference == 0
-    assert adapters.sizes.trained < adapters.sizes.parameters - adapters.sizes.trained
-    assert adapters.optimizer < whole.optimizer
+    whole = plan_training(prepare(job(preset="memagent-paper")))["memory"]
+    adapters = plan_training(prepare(job(preset="memagent-paper", lora_rank=4)))["memory"]
+    assert whole["reference"] == whole["weights"] and adapters["reference"] == 0
+    assert adapters["optimizer"] < whole["optimizer"]
 
 
 # Runs that cannot be trained on
@@ -202,17 +201,13 @@ def test_runs_that_a_groups_file_leaves_out_are_refused(world, job, tmp_path) ->
     _, groups = world
     names = {each.run_id: "g" for each in groups[0].rollouts_G}
     (tmp_path / "groups.json").write_text(json.dumps(names))
-    (tmp_path / "groups.csv").write_text("".join(f"{run}, {group}\n" for run, group in names.items()))
-    assert read_groups(tmp_path / "groups.json") == read_groups(tmp_path / "groups.csv") == names
-    prepared = prepare(job(groups=read_groups(tmp_path / "groups.csv")))
+    assert read_groups(tmp_path / "groups.json") == names
+    prepared = prepare(job(groups=names))
     assert [group.group_id for group in prepared.replay.groups] == ["g"]
     for text in ("[1]", "{"):
         (tmp_path / "groups.json").write_text(text)
         with pytest.raises(TrainingError, match="JSON"):
             read_groups(tmp_path / "groups.json")
-    (tmp_path / "groups.csv").write_text("one,two,three\n")
-    with pytest.raises(TrainingError, match="two columns"):
-        read_groups(tmp_path / "groups.csv")
 
 
 # Models that cannot be trained

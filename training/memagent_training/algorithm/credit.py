@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
+import msgspec
+
 from memagent_graph.plain_text import did_you_mean
 from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
@@ -151,7 +153,7 @@ def terms_of(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
     Raises:
         TrainingError: an entry is not a mapping with a reward, has an unknown key or an invalid value.
     """
-    return tuple(map(_term, entries))
+    return tuple(map(_parse_term, entries))
 
 
 def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
@@ -170,33 +172,25 @@ def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
                 )
 
 
-_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
-    "reward": str, "weight": (int, float), "scope": str, "of": (str, type(None)), "roles": (str, list, tuple),
-    "divide_by_std": (bool, type(None)),
-}  # fmt: skip
 _EXAMPLE: Final = "Write it as in {reward: outcome, weight: 0.8} or {reward: format, weight: 0.2, scope: conversation}."
 
 
-def _term(entry: Any) -> CreditTerm:
+def _parse_term(entry: Any) -> CreditTerm:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("reward"), str) or not entry["reward"]:
         raise TrainingError(f"{entry!r} is not a credit term", hint=_EXAMPLE)
-    known = [each.name for each in dataclasses.fields(CreditTerm)]
-    for name, value in entry.items():
-        if name not in known:
-            hint = did_you_mean(str(name), known, f"There are {', '.join(known)}.")
+    names = [field.name for field in dataclasses.fields(CreditTerm)]
+    for name in entry:
+        if name not in names:
+            hint = did_you_mean(str(name), names, f"There are {', '.join(names)}.")
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
-        is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
-        if name == "roles" and is_right and not isinstance(value, str):
-            is_right = bool(value) and all(isinstance(each, str) for each in value)  # an empty list would mean all
-        if not is_right or (name == "scope" and value not in set(Scope)):
-            hint = f"Choose {', '.join(Scope)}." if name == "scope" else _EXAMPLE
-            raise TrainingError(f"The credit term {entry['reward']!r} has {name}: {value!r}", hint=hint)
-    roles = entry.get("roles", ())
-    changes = {
-        "scope": Scope(entry.get("scope", Scope.RUN)),
-        "roles": (roles,) if isinstance(roles, str) else (*roles,),
-    }
-    return CreditTerm(**{**entry, **changes})
+    roles = entry.get("roles")
+    if roles is not None and not roles:  # an empty list would mean all
+        raise TrainingError(f"The credit term {entry['reward']!r} has roles: {roles!r}", hint=_EXAMPLE)
+    try:
+        return msgspec.convert({**entry, "roles": (roles,)} if isinstance(roles, str) else entry, CreditTerm)
+    except msgspec.ValidationError as error:
+        hint = f"{_EXAMPLE} Scopes: {', '.join(Scope)}."
+        raise TrainingError(f"The credit term {entry['reward']!r} cannot be parsed: {error}", hint=hint) from error
 
 
 OUTCOME_ALONE: Final = (CreditTerm(OUTCOME),)

@@ -6,13 +6,13 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.options import AsJSON
-from memagent_graph.cli.output import console, print_json
+from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
@@ -28,8 +28,6 @@ from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:
     from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
-
-_WIDTH_WITHOUT_TERMINAL: Final = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class Train:
     ] = None
     groups: Annotated[
         Path | None,
-        typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
+        typer.Option(help="JSON object: the group of each run.", show_default="by question and document"),
     ] = None
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
@@ -185,13 +183,13 @@ def _train(prepared: PreparedJob) -> TrainedPolicy:
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.job.dry_run import plan_training, render_plan  # noqa: PLC0415
+    from memagent_training.job.dry_run import plan_lines, plan_training  # noqa: PLC0415
 
     plan = plan_training(prepared)
     if as_json:
-        print_json(plan.to_dict())
+        print_json(plan)
     else:
-        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(plan))
+        typer.echo("\n".join(plan_lines(prepared, plan)))
     prepared.config.check_warm_up(prepared.total_steps)
 
 

@@ -33,7 +33,6 @@ from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
     StepRewardFunction,
-    check_step_rewards,
     why_unknown,
 )
 from memagent_training.data.rollouts import OUTCOME, Earned, Rollout, RolloutGroup, TrainingConversation
@@ -389,10 +388,16 @@ def _rollout(
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= LARGEST_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD
-        if isinstance(value, Iterable):
-            earned[name] = tuple(compress(check_step_rewards(values, run, name), run.is_sampled))
-        else:
+        if not isinstance(value, Iterable):
             earned[name] = float(value)
+        elif len(values) == len(run.conversations_K):
+            earned[name] = tuple(compress(map(float, values), run.is_sampled))
+        else:
+            raise RewardError(
+                f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
+                hint="Give one for each of run.conversations_K.",
+                run_id=run.run_id,
+            )
     reward = earned.pop(OUTCOME)
     if isinstance(reward, tuple):
         raise RewardError(

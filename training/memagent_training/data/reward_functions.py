@@ -121,21 +121,6 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def check_step_rewards(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
-    """Return the values, if there is a finite number for each of the run's conversations.
-
-    Raises:
-        RewardError: there is no such number for each.
-    """
-    if len(values_K) != len(run.conversations_K):
-        raise RewardError(
-            f"the reward {name!r} has {len(values_K)} values for {len(run.conversations_K)} conversations",
-            run_id=run.run_id,
-            hint="Give one for each of run.conversations_K.",
-        )
-    return tuple(check_reward(value, run, name) for value in values_K)
-
-
 def name_of(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)

@@ -9,15 +9,15 @@ whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memagent_graph.run_log import RunLog
-from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import DIFFERING, Schedule
@@ -203,25 +203,17 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """Return the group of each run, from a JSON object or lines "run,group" of a CSV file.
+    """Return the group of each run, from a file with a JSON object.
 
     Raises:
-        TrainingError: the file is neither of these.
+        TrainingError: the file has no such object.
     """
-    hint = 'Write a JSON object, {"run": "group", ...}, or CSV lines, run,group.'
     try:
-        text = path.read_text("utf-8")
-        if path.suffix.lower() == ".json":
-            read = json_value(text)
-            if not isinstance(read, dict):
-                raise ValueError("it is not a JSON object")
-            return {str(run): str(group) for run, group in read.items()}
-        rows = [row for row in csv.reader(text.splitlines()) if row]
-        if any(len(row) != 2 for row in rows):
-            raise ValueError("a line does not have two columns")
-        return {run.strip(): group.strip() for run, group in rows}
-    except (OSError, ValueError, csv.Error) as error:
-        raise TrainingError(f"{path} does not define the groups: {error}", hint=hint) from error
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except (OSError, ValueError, RecursionError) as error:
+        raise TrainingError(
+            f"{path} does not define the groups: {error}", hint='Write a JSON object, {"run": "group", ...}.'
+        ) from error
 
 
 def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
