@@ -117,7 +117,7 @@ async def test_adapters_are_served_beside_each_other_and_the_run_log_tells_them_
         there = await policy.complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
         here = await LocalPolicy(folder).complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
         assert there.token_ids == here.token_ids
-        async with sync.reading(served):
+        async with sync.hold_weights(served):
             await read(policy, log, f"run-{number}")
         rows = list(log.conversations(f"run-{number}"))
         assert {(row.policy_version, row.policy) for row in rows} == {(f"v{number}", served.model)}

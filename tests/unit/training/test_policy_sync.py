@@ -393,7 +393,7 @@ async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, b
 async def test_old_adapters_go_after_their_last_reader(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
-    async with sync.reading(first):
+    async with sync.hold_weights(first):
         later = [await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k)) for k in (2, 3)]
         assert set(fake.adapters) == {first.model, *(each.model for each in later)}
     assert set(fake.adapters) == {each.model for each in later}
@@ -416,7 +416,7 @@ async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of
 async def test_whole_weights_do_not_change_under_readers(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     served = await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
-    async with sync.reading(served):
+    async with sync.hold_weights(served):
         with pytest.raises(TrainingError, match="1 readers are at work"):
             await sync.sync(write_policy(tmp_path / "2", 0.2), "2")
     assert fake.weights == 0.1

@@ -20,7 +20,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.training_output import write_record
 from memagent_training.rl import RLJob
-from memagent_training.rl.curriculum import HELD_OUT
+from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
 from memagent_training.training_errors import TrainingError
@@ -103,7 +103,7 @@ def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) 
         "            raise EvaluationError(f'there are 5 questions, and no {index}')\n"
         "        return Sample(self, length, index, 'What?', ('it',), lambda: iter(['it']))\n"
     )
-    with pytest.raises(TrainingError, match=rf"few has too few questions.*no {HELD_OUT}.*niah_multikey_2"):
+    with pytest.raises(TrainingError, match=rf"few has too few questions.*no {HELD_OUT_START}.*niah_multikey_2"):
         prepare(small_job(tmp_path / "rl", tasks=(f"{tmp_path / 'few.py'}:Few",)))
 
 
@@ -170,7 +170,7 @@ def begun(out: Path, **changes: Any) -> RLJob:
     job = small_job(out, iterations=3, **changes)
     prepared = prepare(job)
     write_record(out, prepared.record)
-    LoopJournal(out / "journal.jsonl").collected(record())
+    LoopJournal(out / "journal.jsonl").add_collection(record())
     return job
 
 

@@ -35,7 +35,7 @@ from memagent_training.commands.training_process import (
 from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
-    from memagent_training.rl import Finished, RLJob
+    from memagent_training.rl import LoopResult, RLJob
 
 _CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,
@@ -276,10 +276,10 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
         ) from error
 
 
-def _run_loop(job: RLJob, *, quiet: bool) -> Finished:
+def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
     """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
-    from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
+    from memagent_training.rl.collecting import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415
@@ -323,7 +323,7 @@ def _calm_libraries() -> Iterator[None]:
             transformers_log.enable_progress_bar()
 
 
-def _show(finished: Finished, *, as_json: bool) -> None:
+def _show(finished: LoopResult, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {

@@ -32,7 +32,7 @@ _SEED_STRIDE: Final = 7919
 
 
 @dataclass(frozen=True, slots=True)
-class CollectedIteration:
+class IterationGroups:
     """The groups of an iteration."""
 
     groups: Sequence[RolloutGroup]
@@ -46,7 +46,7 @@ class EndOfLoop(Exception):  # noqa: N818  it is not an error
     """The source has nothing more to train on; the message says why."""
 
 
-GroupSource: TypeAlias = Callable[[int], CollectedIteration]
+GroupSource: TypeAlias = Callable[[int], IterationGroups]
 """The groups of an iteration, counted from 0, at least as many as its optimizer steps; its weights are already in its
 policy's folder. Only the main process calls this. Raises EndOfLoop if there are none."""
 
@@ -110,7 +110,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
 
-    def _collect_groups(self, iteration: int) -> CollectedIteration:
+    def _collect_groups(self, iteration: int) -> IterationGroups:
         """Return the source's groups, on every process; errors are sent to the others too, because they would wait for
         ever.
         """
@@ -127,7 +127,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         broadcast_object_list(told)
         if isinstance(told[0], Exception):
             raise told[0]
-        collected: CollectedIteration = told[0]
+        collected: IterationGroups = told[0]
         return collected
 
     def _tell_gap(self, gap: LogProbGap) -> None:

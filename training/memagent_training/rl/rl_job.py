@@ -35,8 +35,8 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
-from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
-from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without
+from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
+from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
 from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -63,7 +63,6 @@ _LOOP_MANAGED_SETTINGS: Final = (
     "save_strategy",
     "save_steps",
     "disable_tqdm",
-    "logging_nan_inf_filter",
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
 _WAIT_SECONDS: Final = 86_400
@@ -309,7 +308,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     prepared = PreparedLoop(job, config, base, curriculum)
     if job.measure.every and curriculum.split is None:
         for task, length in product(tasks, prepared.measured_lengths):
-            task.sample(length, HELD_OUT)
+            task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
     config.check_warm_up(config.max_steps)
@@ -350,8 +349,10 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
     measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
-    dropped = frozenset() if job.drop_answered_without is None else find_answered_without(job.drop_answered_without)
-    return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
+    dropped = (
+        frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
+    )
+    return QuestionSplit.make(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -371,10 +372,10 @@ def _check(job: RLJob) -> None:
             f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
             hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
         )
-    if job.iterations > COLLECTIONS:
+    if job.iterations > MAX_COLLECTIONS:
         raise TrainingError(
             f"{job.iterations:,} iterations need more questions than there are for training",
-            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps per iteration.",
+            hint=f"Give {MAX_COLLECTIONS:,} at most, with more optimizer steps per iteration.",
         )
     if not job.server_timeout > 0:
         raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")
@@ -444,7 +445,6 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
         job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
     )
     config.disable_tqdm = True  # the loop shows its own progress
-    config.logging_nan_inf_filter = False  # otherwise a loss that is not a number would not be reported
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind are trained on without importance weights",
@@ -458,7 +458,7 @@ def _check_lengths(task: Task, job: RLJob) -> None:
     for length in job.lengths:
         task.sample(length, 0)
         try:
-            task.sample(length, HELD_OUT)
+            task.sample(length, HELD_OUT_START)
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",

@@ -112,7 +112,7 @@ class PolicySync:
 
     Readers of an older version may continue while adapters are loaded. Whole weights change for all readers:
     conversations during such a swap are logged with the old version although the new weights may write them. So readers
-    register while they work (`reading`), and a swap that would change their weights is refused.
+    register while they work (`hold_weights`), and a swap that would change their weights is refused.
 
     Args:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
@@ -146,7 +146,7 @@ class PolicySync:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def reading(self, served: ServedPolicy) -> AsyncIterator[None]:
+    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
         """In this context, the model of `served` keeps its weights, and adapters stay loaded."""
         self._readers[served.model] += 1
         try:
