@@ -171,7 +171,7 @@ async def test_what_was_collected_is_counted_in_the_journal(
     found = await source._collector.collect(3, 2)
     assert source.journal.records == [found]
     assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
-    assert (found.groups, found.solved_groups, found.uniform_groups, found.failures) == (1, 1, 2, 0)
+    assert (found.groups, found.solved_groups, found.uniform_groups, found.failed_groups) == (1, 1, 2, 0)
     assert found.by_length == {500: MeanReward(3 / 8, 8)}
     assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
 

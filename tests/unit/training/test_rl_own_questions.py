@@ -123,7 +123,7 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
         for number in range(10)
     ]
     loop = prepared(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
-    held_out = [set(questions(loop.curriculum.held_out(length, 100))) for length in (4, 8)]
+    held_out = [set(questions(loop.curriculum.held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
     trained = list(loop.curriculum.draw_questions(0, 1))
@@ -204,6 +204,6 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepared(tmp_path, of, drop_answered_without=results)
     loop = prepared(tmp_path, of, drop_answered_without=results)
-    trained, held_out = loop.curriculum.draw_questions(0, 0), loop.curriculum.held_out(loop.job.lengths[0], 100)
+    trained, held_out = loop.curriculum.draw_questions(0, 0), loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
     assert {sample.question for sample in (*trained, *held_out)} == {row["question"] for row in rows(6)}
     assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]

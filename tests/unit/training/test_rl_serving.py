@@ -67,7 +67,7 @@ class Sync:
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[ServerServing]:
     made = ServerServing(prepare(small_job(tmp_path)))
-    made._own, made._sync = Server(), Sync()  # type: ignore[assignment]
+    made._own_server, made._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
         (made.policy_folder(number)).mkdir(parents=True)
     yield made
@@ -75,7 +75,7 @@ def serving(tmp_path: Path) -> Iterator[ServerServing]:
 
 
 def parts(of: ServerServing) -> tuple[Server, Sync]:
-    server, sync = of._own, of._sync
+    server, sync = of._own_server, of._sync
     assert isinstance(server, Server)
     assert isinstance(sync, Sync)
     return server, sync
@@ -120,7 +120,7 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
     server, _ = parts(serving)
     await serving.serve(0)
     if not is_ours:
-        serving._own = None
+        serving._own_server = None
 
     async def work() -> None:
         raise PolicyUnreachableError("a read took too long")

@@ -323,7 +323,7 @@ async def measure(
     samples = [
         (length, sample)
         for length in prepared.measured_lengths
-        for sample in prepared.curriculum.held_out(length, job.measure.count)
+        for sample in prepared.curriculum.held_out_samples(length, job.measure.count)
     ]
     reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
     try:

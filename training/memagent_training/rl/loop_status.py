@@ -151,8 +151,8 @@ class LoopStatus:
             lengths = ", ".join(f"{length:,}: {mean.reward:.3f}" for length, mean in sorted(record.by_length.items()))
             parts += [
                 f"reward {record.reward:.3f} ({lengths})",
-                f"{record.groups} groups to train on, {record.solved_groups} always right, {record.uniform_groups} never "
-                f"or all alike, {record.failed_groups} failed",
+                f"{record.groups} groups to train on, {record.solved_groups} always right, "
+                f"{record.uniform_groups} never or all alike, {record.failed_groups} failed",
             ]
         parts.append(choose_metrics(self._metrics))
         times = self.clock.times(iteration)

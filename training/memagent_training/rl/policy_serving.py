@@ -100,8 +100,8 @@ class Serving(ABC):
 
         Args:
             temperature: the sampling temperature.
-            as_deployed: keep the `top_p` of the policy's profile and its rule for invented words. Otherwise every memory
-                is kept as the policy wrote it, as in training.
+            as_deployed: keep the `top_p` of the policy's profile and its rule for invented words. Otherwise every
+                memory is kept as the policy wrote it, as in training.
             options: further settings; without them nothing is logged.
         """
         job = self._prepared.job
@@ -263,9 +263,7 @@ class ServerServing(Serving):
         return True
 
     async def _find_dead_server(self) -> VLLMServer | None:
-        """Return our server if it does not answer: its process may still run just after its death, or if only its engine
-        died.
-        """
+        """Return our server if it does not answer: its process may outlive its engine for a moment, or longer."""
         if self._own_server is None or (
             self._own_server.is_running and await asyncio.to_thread(self._own_server.is_healthy)
         ):
