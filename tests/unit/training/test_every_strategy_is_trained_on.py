@@ -104,7 +104,7 @@ def test_each_credit_on_its_runs_is_the_plain_files(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:
-        told = {rollout.earned(name) for rollout in rollouts}
+        told = {rollout.reward_named(name) for rollout in rollouts}
         assert len(told) > 1 or name in {"format", "exit_in_time"}, name
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)

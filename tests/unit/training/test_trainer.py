@@ -213,7 +213,7 @@ def test_the_samplers_distribution_is_compared_by_hand(world: tuple[Path, list[R
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     pairs = [
         (logged, old)
-        for row in trainer.schedule.everything().rows
+        for row in trainer.schedule.all_groups_step().rows
         for logged, old, is_learned in zip(
             torch.tensor(row.conversation.logprobs_T),
             trainer._recomputed[row.run_id, row.conversation_index],

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+MAX_REWARD: Final = 3.4028234663852886e38
+"""The largest 32-bit number; losses are computed in 32 bits."""
 OUTCOME: Final = "outcome"
 """The name of a rollout's `reward` in terms of an advantage."""
-Earned: TypeAlias = float | tuple[float, ...]
+RewardValue: TypeAlias = float | tuple[float, ...]
 """A reward of a whole run, or one for each of its K conversations."""
 
 
@@ -50,7 +52,7 @@ class TrainingConversation:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Its place: it is compared with conversations of the group's rollouts at the same place."""
+        """Role, branch and slot: rewards are compared over the conversations at the same place of a group."""
         return self.role, self.branch, self.slot
 
     @property
@@ -71,7 +73,7 @@ class Rollout:
     run_id: str
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
-    term_rewards: Mapping[str, Earned] = field(default_factory=dict)
+    term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
     """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
 
     def __post_init__(self) -> None:
@@ -79,10 +81,10 @@ class Rollout:
             raise ValueError(f"run {self.run_id} has no conversations")
         for rewards in self.term_rewards.values():
             if isinstance(rewards, tuple) and len(rewards) != len(self.conversations_K):
-                given = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
-                raise ValueError(f"run {self.run_id} has {given}")
+                counts = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
+                raise ValueError(f"run {self.run_id} has {counts}")
 
-    def earned(self, name: str) -> Earned | None:
+    def reward_named(self, name: str) -> RewardValue | None:
         """Return the reward of that name; None if there is none."""
         return self.reward if name == OUTCOME else self.term_rewards.get(name)
 

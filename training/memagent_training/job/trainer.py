@@ -33,7 +33,7 @@ from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
-from memagent_training.algorithm.schedule import DIFFERING, ScheduledStep
+from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
@@ -118,7 +118,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if not self.schedule.kept:
             found = Counter(self.schedule.dropped.values())
             why = ", ".join(f"{count} {reason.value}" for reason, count in found.items()) or "there are none"
-            raise TrainingError(f"None of the {len(groups)} groups teaches anything ({why})", hint=DIFFERING)
+            raise TrainingError(f"None of the {len(groups)} groups teaches anything ({why})", hint=EQUAL_REWARDS_REMEDY)
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False
@@ -345,7 +345,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         self.args.check_warm_up(self.state.max_steps)
         keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.everything() if keeps else self.schedule.step(0)
+        step = self.schedule.all_groups_step() if keeps else self.schedule.step(0)
         found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
         if keeps:
             self._recomputed = found

@@ -20,7 +20,7 @@ import msgspec
 from memagent_graph.run_log import RunLog
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
-from memagent_training.algorithm.schedule import DIFFERING, Schedule
+from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.replay_report import name_first
 from memagent_training.data.reward_functions import RewardFunction, name_of
@@ -264,6 +264,6 @@ def _check_schedule(schedule: Schedule, replay: Replay) -> None:
         refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
             f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",
-            hint=" ".join([*([report.remedies] if report.refused else []), DIFFERING]),
+            hint=" ".join([*([report.remedies] if report.refused else []), EQUAL_REWARDS_REMEDY]),
         )
     check_lengths(schedule.batch.rows, schedule.token_budget)
