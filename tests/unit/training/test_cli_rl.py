@@ -302,7 +302,7 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(loo
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     memagent(code=ExitCode.USAGE)
-    assert waited == [training_process.PATIENCE]
+    assert waited == [training_process.FAILURE_DELAY]
 
 
 # Refusals

@@ -340,4 +340,4 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(mon
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
-    assert waited == [training_process.PATIENCE]
+    assert waited == [training_process.FAILURE_DELAY]

@@ -27,7 +27,7 @@ from memagent_training.commands.training_process import (
     Settings,
     from_options,
     is_main_process,
-    leave_the_others,
+    leave_process_group,
     report_failures,
     require_extra,
     show_policy,
@@ -189,15 +189,15 @@ class RL(WordingSettings):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; {_go_on(self.out)}"
+        interrupted = f"interrupted; {_resume_hint(self.out)}"
         with report_failures(as_json=self.as_json, interrupted=interrupted, codes=_CODES):
             require_extra()
             # Libraries print what they do, and standard output is for results alone.
-            with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
-                finished = _run_loop(_job(self), quiet=self.quiet)
-            leave_the_others()
+            with contextlib.redirect_stdout(sys.stderr), _quiet_libraries():
+                result = _run_loop(_job(self), quiet=self.quiet)
+            leave_process_group()
             if is_main_process():
-                _show(finished, as_json=self.as_json)
+                _show(result, as_json=self.as_json)
 
 
 def _job(request: RL) -> RLJob:
@@ -218,7 +218,7 @@ def _job(request: RL) -> RLJob:
         every=request.measure_every,
         lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
         count=request.measure_count,
-        temperatures=_temperatures(request.measure_temperatures),
+        temperatures=_parse_temperatures(request.measure_temperatures),
     )
     return from_options(
         RLJob,
@@ -233,7 +233,7 @@ def _job(request: RL) -> RLJob:
         measure=measure,
         engine=Engine(request.engine),
         api_key=key,
-        server_options=_words(request.server_option or ()),
+        server_options=_split_options(request.server_option or ()),
         lora_rank=request.lora,
     )
 
@@ -254,22 +254,22 @@ def _model(request: RL) -> str:
     return policy.name
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def _parse_temperatures(text: str) -> tuple[float, ...]:
     try:
-        temperatures = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
+        temperatures = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
     except ValueError:
         temperatures = ()
-    if not temperatures or not all(0 <= each < float("inf") for each in temperatures):
+    if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
         raise TrainingError(
             f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
         )
     return temperatures
 
 
-def _words(options: Sequence[str]) -> tuple[str, ...]:
+def _split_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the server's options, split as in a shell."""
     try:
-        return tuple(word for each in options for word in shlex.split(each))
+        return tuple(word for option in options for word in shlex.split(option))
     except ValueError as error:
         raise TrainingError(
             f"the options of the server cannot be parsed: {error}", hint="Close the quotes in --server-option."
@@ -294,16 +294,16 @@ def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
         raise
     except (PolicyError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():
-            typer.echo(_go_on(job.out), err=True)
+            typer.echo(_resume_hint(job.out), err=True)
         raise
 
 
-def _go_on(out: Path) -> str:
+def _resume_hint(out: Path) -> str:
     return f"continue with what {out} keeps with the same command and --resume"
 
 
 @contextlib.contextmanager
-def _calm_libraries() -> Iterator[None]:
+def _quiet_libraries() -> Iterator[None]:
     """Turn off progress bars, notes and warnings of libraries while the loop runs."""
     import transformers.utils.logging as transformers_log  # noqa: PLC0415
 
@@ -323,20 +323,22 @@ def _calm_libraries() -> Iterator[None]:
             transformers_log.enable_progress_bar()
 
 
-def _show(finished: LoopResult, *, as_json: bool) -> None:
+def _show(result: LoopResult, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "policy": str(finished.policy),
-                "steps": finished.steps,
-                "reason": finished.reason,
-                "best": None if finished.best is None else str(finished.best),
-                "measurements": [{**asdict(each), "mean": each.mean} for each in finished.measurements],
+                "policy": str(result.policy),
+                "steps": result.steps,
+                "reason": result.reason,
+                "best": None if result.best is None else str(result.best),
+                "measurements": [
+                    {**asdict(measurement), "mean": measurement.mean} for measurement in result.measurements
+                ],
             }
         )
         return
-    best = () if finished.best is None else (f"the policy that was measured best is in {finished.best}",)
-    show_policy(finished.policy, finished.steps, *best, why=f"{finished.reason}; ")
+    best = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
+    show_policy(result.policy, result.steps, *best, why=f"{result.reason}; ")
 
 
 def register(app: typer.Typer) -> None:

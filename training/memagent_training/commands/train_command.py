@@ -19,7 +19,7 @@ from memagent_training.commands.training_process import (
     Settings,
     from_options,
     is_main_process,
-    leave_the_others,
+    leave_process_group,
     report_failures,
     require_extra,
     show_policy,
@@ -136,7 +136,7 @@ def _job(request: Train) -> TrainingJob:
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,
-        policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],
+        policy_versions=None if versions is None else [version.strip() for version in versions.split(",")],
         lora_rank=request.lora,
     )
 
@@ -176,7 +176,7 @@ def _train(prepared: PreparedJob) -> TrainedPolicy:
     # The trainer prints its progress, but standard output is only for results.
     with contextlib.redirect_stdout(sys.stderr):
         policy = train_job(prepared)
-    leave_the_others()
+    leave_process_group()
     return policy
 
 

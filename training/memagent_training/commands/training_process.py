@@ -19,9 +19,9 @@ from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import quantity
 from memagent_training.required_versions import require_own_version
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-PATIENCE: Final = 15.0
+FAILURE_DELAY: Final = 15.0
 """Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
 reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
 
@@ -37,7 +37,7 @@ Settings = Annotated[
 LoRARank = Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")]
 
 
-def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made:
+def from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
     """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
     names = inspect.signature(kind).parameters.keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
@@ -68,7 +68,7 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def leave_the_others() -> None:
+def leave_process_group() -> None:
     """End this process's part in `accelerate launch`'s group when its work is done.
 
     If the group's threads still run when it ends, it may abort, and a finished training would look like a failed one.
@@ -101,7 +101,7 @@ def report_failures(
         from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(PATIENCE)
+            time.sleep(FAILURE_DELAY)
         code = (codes or {}).get(type(error).__name__, exit_code(error))
         Console(as_json=as_json and is_main_process()).failure(_with_run(error), code)
         raise typer.Exit(code) from None

@@ -49,7 +49,7 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Model inputs for some rows, and the place of each completion token's prediction."""
+    """Model inputs for some rows, and where each completion token is predicted."""
 
     layout: str
     input_ids_SN: Tensor
@@ -83,7 +83,7 @@ def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | st
     """Left-padded prompts and right-padded completions."""
     prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
     completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
-    return PaddedRows(*(each.to(device) for each in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
+    return PaddedRows(*(part.to(device) for part in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
 
 
 def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:

@@ -36,18 +36,18 @@ class Trie:
     ends: list[int] = field(default_factory=list)
     """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
     paths: dict[int, list[int]] = field(default_factory=dict)
-    """Row number -> the places in the sequence of the row's tokens, in order."""
+    """By row number: the indices in the sequence of the row's tokens, in order."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The sequence in parts, in its order. Adjacent tokens with the same subtree end are one node."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         start = 0
         for subtree_end, tokens in groupby(self.ends):
             end = start + sum(1 for _ in tokens)
-            found.append(Node(start, end, subtree_end))
+            nodes.append(Node(start, end, subtree_end))
             start = end
-        return tuple(found)
+        return tuple(nodes)
 
 
 def one_after_another(rows: Sequence[array[int]]) -> Trie:

@@ -143,7 +143,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         gold_of=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=job.whole_groups,
-        max_tokens=min((each for each in (job.max_tokens, base.window) if each is not None), default=None),
+        max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
         max_staleness=job.max_staleness,
         tokenizer=job.tokenizer,
@@ -151,7 +151,8 @@ def prepare(job: TrainingJob) -> PreparedJob:
     )
     groups = replay.require_groups()
     config = _at_temperature(job, config, replay.report.temperatures)
-    check_roles(terms, {each.role for group in groups for run in group.rollouts_G for each in run.conversations_K})
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    check_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
     _check_schedule(schedule, replay)
@@ -220,10 +221,10 @@ def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapp
     """Return the settings with the temperature that the runs were sampled at: the loss is about that distribution."""
     if set(sampled) == {config.temperature}:
         return config
-    at = ", ".join(f"{each:g} ({count} conversations)" for each, count in sorted(sampled.items()))
+    counts = ", ".join(f"{temperature:g} ({count} conversations)" for temperature, count in sorted(sampled.items()))
     if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
         raise TrainingError(
-            f"the runs were sampled at a temperature of {at}, which cannot be trained on at {config.temperature:g}",
+            f"the runs were sampled at a temperature of {counts}, which cannot be trained on at {config.temperature:g}",
             hint="Export those of one temperature above 0 to a file of their own (memagent export) and train on it; "
             "leave the setting temperature out, and theirs is used.",
         )

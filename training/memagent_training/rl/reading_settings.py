@@ -39,7 +39,7 @@ def reading_profile(
     prompts = change_prompts(began.prompts, **{name: getattr(reading, name) for name in _WORDING})
     prompts = prompts_for(roles, prompts) if own is None else prompts
     window = min(began.budget.context_window, base.window or Budget().context_window)
-    chosen = {each.name: value for each in fields(Budget) if (value := getattr(reading, each.name)) is not None}
+    chosen = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(began.budget, **({"context_window": window} | chosen))
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
     return replace(began, budget=budget, prompts=prompts, boundary=reading.boundary or began.boundary)

@@ -283,7 +283,6 @@ class VLLMServer:
 
 def _admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
-    admitted = next((each for each in _LORA_RANKS if each >= rank), None)
-    if rank < 1 or admitted is None:
+    if not 1 <= rank <= _LORA_RANKS[-1]:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
-    return admitted
+    return next(admitted for admitted in _LORA_RANKS if admitted >= rank)

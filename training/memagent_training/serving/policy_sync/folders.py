@@ -32,8 +32,8 @@ class PolicyFolder:
         Raises:
             TrainingError: it has neither weights nor adapters.
         """
-        places = (path, path / ADAPTER_FOLDER)
-        adapter = next((each for each in places if (each / _ADAPTER_CONFIG).is_file()), None)
+        folders = (path, path / ADAPTER_FOLDER)
+        adapter = next((folder for folder in folders if (folder / _ADAPTER_CONFIG).is_file()), None)
         has_weights = (path / "config.json").is_file() and bool(list(path.glob("*.safetensors"))) and adapter != path
         if not has_weights and adapter is None:
             raise TrainingError(

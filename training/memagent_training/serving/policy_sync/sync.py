@@ -283,7 +283,7 @@ class PolicySync:
         assert folder.adapter is not None  # noqa: S101  else this method is not tried
         name = folder.adapter_name(version)
         await self._api.load_adapter(name, str(folder.adapter))
-        self._adapters = [*(each for each in self._adapters if each != name), name]
+        self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
         return name
 
     async def _reload(self, folder: PolicyFolder) -> None:
@@ -351,7 +351,7 @@ class PolicySync:
                 )
         except SyncError:
             if method is SyncMethod.ADAPTER:
-                self._adapters = [each for each in self._adapters if each != model]
+                self._adapters = [loaded for loaded in self._adapters if loaded != model]
                 await self._unload(model)
             else:
                 self._verified = None
