@@ -21,7 +21,7 @@ from memagent_training.algorithm.planner import (
     shared_prefix,
 )
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.forward.prefix_tree import as_tree
+from memagent_training.forward.layouts import as_tree
 from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)

@@ -1,6 +1,6 @@
 """Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
 
-A token sees those before it in its node and all of its ancestors (`prefix_tree.py`). Both are contiguous parts of the
+A token sees those before it in its node and all of its ancestors (`layouts.py`). Both are contiguous parts of the
 sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. Each
 block gives a part of a softmax, and the parts are combined by the logarithms of their sums. Keys and values are not
 copied, even if many rows share them. Together the blocks have as many pairs as the single rows, minus what shared
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from memagent_training.forward.prefix_tree import Node
+from memagent_training.forward.layouts import Node
 
 
 class NodeMask(Tensor):

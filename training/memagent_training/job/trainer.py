@@ -35,13 +35,12 @@ from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
-from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, key_of
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
-from memagent_training.job.model_fit import check_fit
 from memagent_training.training_errors import TrainingError
 
 _WARNING_GAP: Final = 0.02
@@ -219,7 +218,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return True
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write nothing: TRL's card would be about another method; `policy_card` writes the policy's."""
+        """Write nothing: TRL's card would be about another method; `saved_policy.write_card` writes the policy's."""
 
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs for the log: 6 per weight and forwarded token, without attention."""

@@ -18,10 +18,9 @@ from transformers import TrainerCallback
 
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.model_fit import check_fit
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import step_of
 from memagent_training.serving.policy_sync.probe import RowLogProbs, model_logprobs
