@@ -66,7 +66,7 @@ _LOOP_MANAGED_SETTINGS: Final = (
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
 _WAIT_SECONDS: Final = 86_400
-"""How long the other processes wait for the process that collects and measures."""
+"""The time that the other processes wait for the process that collects and measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,34 +235,34 @@ class PreparedLoop:
     def record(self) -> dict[str, dict[str, Any]]:
         """What determines the weights, except how long the loop runs."""
         job = self.job
-        reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
-        collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
-        named = {name: getattr(job, name) for name in ("strategy", "chat_template_kwargs")}
-        strategy = {name: value for name, value in named.items() if value is not None}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
-        by_their_names = ("steps_behind", "advance_at", "small")
-        questions = {} if self.curriculum.split is None else {"questions": self.curriculum.split.fingerprint}
+        optional = {
+            "questions": self.curriculum.split and self.curriculum.split.fingerprint,
+            "strategy": job.strategy,
+            "chat_template_kwargs": job.chat_template_kwargs,
+            "read_with": self.base.profile and _read_with(self.base.profile),
+        }
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
             "loop": {
-                **collecting,
+                **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
                 "tasks": list(job.tasks),
                 "lengths": list(job.lengths),
                 "reward": job.reward if isinstance(job.reward, str) else "a function",
                 "sampled_at": job.temperature,
-                **{name: getattr(job, name) for name in by_their_names},
+                "steps_behind": job.steps_behind,
+                "advance_at": job.advance_at,
+                "small": job.small,
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
-                **questions,
-                **strategy,
-                **reading,
+                **{name: value for name, value in optional.items() if value is not None},
             },
         }
 
 
 def _read_with(profile: Profile) -> dict[str, int | float | str]:
-    """Everything except the rule for invented words, which loops ignore."""
+    """Return the profile's settings, except the rule for invented words, which loops ignore."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}
 
@@ -274,7 +274,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
-    job = _with_own_task(job)
+    job = _with_data_task(job)
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -290,10 +290,10 @@ def prepare(job: RLJob) -> PreparedLoop:
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
-    _check_words(base, roles)
+    _check_templates(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
-    job = _with_own_lengths(job, tasks)
+    job = _with_data_lengths(job, tasks)
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks), job.collect.groups)
     names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
     need_evidence = NEED_EVIDENCE.intersection(names)
@@ -316,20 +316,20 @@ def prepare(job: RLJob) -> PreparedLoop:
     return prepared
 
 
-def _with_own_task(job: RLJob) -> RLJob:
+def _with_data_task(job: RLJob) -> RLJob:
     return replace(job, tasks=(data_task_of(job.data),)) if job.data is not None and not job.tasks else job
 
 
-def _with_own_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
+def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
     """Return the job with the lengths that its data file has, if it names none."""
     if job.lengths:
         return job
-    own = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
-    if not own:
+    lengths = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
+    if not lengths:
         raise TrainingError(
             f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Give --lengths that grow."
         )
-    return replace(job, lengths=tuple(own))
+    return replace(job, lengths=tuple(lengths))
 
 
 def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
@@ -394,16 +394,16 @@ def _check(job: RLJob) -> None:
 
 
 def _check_server_gpus(gpus: str) -> None:
-    own = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    both = {name.strip() for name in gpus.split(",")} & {name.strip() for name in own.split(",")}
-    if both:
+    trainer_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    shared = {name.strip() for name in gpus.split(",")} & {name.strip() for name in trainer_gpus.split(",")}
+    if shared:
         raise TrainingError(
-            f"server and trainer cannot share the GPUs {', '.join(sorted(both))}",
+            f"server and trainer cannot share the GPUs {', '.join(sorted(shared))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
 
 
-def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:
+def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
     """Refuse a policy without a template for a role, as its first read would when it is served."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
@@ -431,18 +431,18 @@ def _holds_loop(out: Path) -> bool:
 
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
-    decided = {"temperature": job.temperature, "seed": job.seed}
-    for name in (*decided, *_LOOP_MANAGED_SETTINGS):
+    loop_settings = {"temperature": job.temperature, "seed": job.seed}
+    for name in (*loop_settings, *_LOOP_MANAGED_SETTINGS):
         if name in job.settings:
             raise TrainingError(
                 f"{name} cannot be set this way",
                 hint="The loop decides it, or has its own option for it: see memagent rl --help.",
             )
-    machine = {"ddp_timeout": _WAIT_SECONDS}
-    # Our own server returns them like this. At temperature 1 both are the same, and the weights do not depend on it.
-    own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
+    defaults: dict[str, Any] = {"ddp_timeout": _WAIT_SECONDS}
+    if job.base_url is None and job.temperature != 1:  # our own server is started so; at 1 both are the same
+        defaults["logged_after_temperature"] = True
     config = make_config(
-        job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
+        job.preset, {**defaults, **job.settings, **loop_settings, "max_steps": job.iterations}, job.out
     )
     config.disable_tqdm = True  # the loop shows its own progress
     if job.steps_behind and config.importance_cap is None:

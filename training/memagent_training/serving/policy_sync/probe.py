@@ -102,7 +102,7 @@ class Probe:
         return cls(tuple(tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths))
 
     async def read(self, api: ServerAPI, model: str) -> ProbeReading:
-        """Ask a server.
+        """Return a server's reply to the probe.
 
         Raises:
             SyncError: it does not answer, or without log-probs.
@@ -114,13 +114,13 @@ class Probe:
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
             reply = await api.complete(self._body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED})
-            scores = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
+            scored = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
                 ids = tuple(int(token) for token in choice["token_ids"])
                 values = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-                of_prompt = scores["choices"][0]["prompt_logprobs"][1:]
-                own = [float(at[str(token)]["logprob"]) for at, token in zip(of_prompt, prompt[1:], strict=True)]
+                entries = scored["choices"][0]["prompt_logprobs"][1:]
+                scores = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)]
                 if not len(ids) == len(values) == _COMPLETION_TOKENS:
                     raise ValueError(f"{len(values)} of {_COMPLETION_TOKENS} tokens")
             except (LookupError, TypeError, ValueError) as error:
@@ -129,7 +129,7 @@ class Probe:
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
             rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
-            prompt_logprobs += own
+            prompt_logprobs += scores
             completion_logprobs += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached)
@@ -163,28 +163,28 @@ def find_fault(
     the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's
     must have moved with them.
     """
-    for seen, wanted, place in (
+    for server_values, trainer_values, part in (
         (server.prompt, trainer.prompt, "of the probe's prompts"),
         (server.completion, trainer.completion, "through its prefix cache, but not without it"),
     ):
-        worst = max(zip(seen, wanted, strict=True), key=lambda pair: _distance(*pair))
+        worst = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _distance(*pair))
         if not _distance(*worst) <= tolerance:
             return (
-                f"its log-probs {place} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
+                f"its log-probs {part} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
                 f" tolerance of {tolerance:g}"
             )
     if before is None:
         return None
-    apart = _rms(before.server, before.trainer)
-    moved = _rms(trainer.prompt, before.trainer)
-    seen_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
-    wanted_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
+    noise = _rms(before.server, before.trainer)
+    signal = _rms(trainer.prompt, before.trainer)
+    server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
+    trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
     if (
-        moved > _MIN_SIGNAL_TO_NOISE * max(apart, _FLOAT32_RESOLUTION)
-        and _rms(seen_moves, wanted_moves) > _MAX_UNEXPLAINED_SHARE * moved
+        signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
+        and _rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_SHARE * signal
     ):
         return (
-            f"its log-probs did not move with the trainer's, which moved by {moved:.2g} (root mean square), while the"
+            f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while the"
             f" server's moved by {_rms(server.prompt, before.server):.2g}: it still has old weights, or some of them"
         )
     return None
