@@ -269,7 +269,7 @@ def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
     (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
     found = find_checkpoints(tmp_path)
     assert found.newest == tmp_path / "checkpoint-2"
-    assert [each.name for each in found.passed_over] == ["checkpoint-11", "checkpoint-10", "checkpoint-9"]
+    assert [each.name for each in found.incomplete] == ["checkpoint-11", "checkpoint-10", "checkpoint-9"]
     assert find_checkpoints(tmp_path / "nowhere").newest is None
 
 

@@ -150,7 +150,7 @@ def _prepare(request: Train) -> PreparedJob:
     if not request.dry_run:
         for line in prepared.replay.report.summary():
             typer.echo(line, err=True)
-    for folder in prepared.checkpoints.passed_over:
+    for folder in prepared.checkpoints.incomplete:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)
     newest = prepared.checkpoints.newest
     if newest is not None:

@@ -57,13 +57,13 @@ class CollectSettings:
                 f"a group of {self.rollouts} has no variance", hint="Read each question twice at least."
             )
         if not 1 <= self.groups <= self.max_questions:
-            given = f"{self.groups} groups of at most {self.max_questions} questions"
+            values = f"{self.groups} groups of at most {self.max_questions} questions"
             raise TrainingError(
-                given, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
+                values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
             )
         if self.concurrency < 1 or self.retries < 0:
-            given = f"concurrency is {self.concurrency}, retries are {self.retries}"
-            raise TrainingError(given, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+            values = f"concurrency is {self.concurrency}, retries are {self.retries}"
+            raise TrainingError(values, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ class _GroupReader:
         value = self.reward(run)
         if value is None:
             hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
-            why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
-            message = f"the reward {self.reward_name!r} returned no reward{why}"
+            reason = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
+            message = f"the reward {self.reward_name!r} returned no reward{reason}"
             raise RewardError(message, run_id=run_id, hint=hint)
         return check_reward(value, run, self.reward_name)
 

@@ -46,12 +46,12 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**read_preset(name), **changes}
-    known = MultiConvDAPOConfig.names()
+    names = MultiConvDAPOConfig.names()
     for setting in settings:
-        if setting not in known:
+        if setting not in names:
             is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
-            what = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
-            raise TrainingError(what, hint=did_you_mean(setting, known) or f"There are: {', '.join(known)}.")
+            problem = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
+            raise TrainingError(problem, hint=did_you_mean(setting, names) or f"There are: {', '.join(names)}.")
     return MultiConvDAPOConfig(
         **{name: parse_value(name, value) if isinstance(value, str) else value for name, value in settings.items()}
     )

@@ -117,9 +117,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self.schedule = args.schedule(groups, seed=seed, steps=steps)
         if not self.schedule.kept:
             counts = Counter(self.schedule.dropped.values())
-            why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
+            reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
             raise TrainingError(
-                f"None of the {len(groups)} groups has a training signal ({why})", hint=EQUAL_REWARDS_REMEDY
+                f"None of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
             )
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}

@@ -156,7 +156,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     schedule = config.schedule(replay.groups)
     _check_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
-    if job.resume and (checkpoints.newest or checkpoints.passed_over):
+    if job.resume and (checkpoints.newest or checkpoints.incomplete):
         output.require_same(job.out, prepared.record)
     return prepared
 

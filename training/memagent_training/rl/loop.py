@@ -88,7 +88,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
         newest = checkpoints.newest
-        status.on_resume(newest, checkpoints.passed_over)
+        status.on_resume(newest, checkpoints.incomplete)
         for measurement in source.journal.measurements:  # of an earlier call
             status.on_measurement(measurement)
         try:

@@ -152,9 +152,9 @@ class VLLMServer:
     @property
     def number_format(self) -> str:
         """The number format that it computes in."""
-        words = [word for option in self.options for word in option.split("=", 1)]
-        named = [value for option, value in pairwise(words) if option == "--dtype"]
-        return named[-1] if named else self.dtype or ("bfloat16" if has_accelerator() else "float32")
+        arguments = [argument for option in self.options for argument in option.split("=", 1)]
+        formats = [value for option, value in pairwise(arguments) if option == "--dtype"]
+        return formats[-1] if formats else self.dtype or ("bfloat16" if has_accelerator() else "float32")
 
     @property
     def is_running(self) -> bool:

@@ -215,9 +215,9 @@ class PolicySync:
             possible |= {SyncMethod.RELOAD} if self._own_server is None else {SyncMethod.RELOAD, SyncMethod.RESTART}
         methods = [method for method in self.settings.methods if method in possible]
         if not methods:
-            held = "whole weights" if folder.has_weights else "only adapters"
+            content = "whole weights" if folder.has_weights else "only adapters"
             raise TrainingError(
-                f"{folder.path} holds {held}, which cannot be loaded into this server by any of the chosen methods:"
+                f"{folder.path} has {content}, which cannot be loaded into this server by any of the chosen methods:"
                 f" {', '.join(method.value for method in self.settings.methods)}",
                 hint="Choose others (SyncSettings.methods). Only your own VLLMServer can be restarted.",
             )
@@ -252,8 +252,8 @@ class PolicySync:
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
-            of = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
-            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, of)
+            weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
+            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, weights)
             self._probe = Probe.of_size(vocabulary, await self._api.window(self.server.model_name) or window)
             if self._own_server is not None:  # left by one who died; another's server may serve others, too
                 self._adapters = await self._api.adapters(self.server.model_name)
