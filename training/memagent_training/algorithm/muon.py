@@ -108,7 +108,9 @@ def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
     """Return the matrices inside the layers, those of embedding and head, and the vectors."""
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     table_ids = {id(parameter) for module in embeddings if module is not None for parameter in module.parameters()}
-    matrices, tables, vectors = [], [], []
+    matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             is_table = id(parameter) in table_ids or parameter.ndim > 2

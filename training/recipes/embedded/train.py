@@ -123,7 +123,8 @@ def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int)
     results: dict[str, list[bool]] = {}
     for row in [builder.row(rng, 250, 16) for _ in range(rows)]:
         batch = collate([row]).to(device)
-        is_right = (policy.logits(batch).argmax(-1) == batch.targets).split([len(b.learned) for b in row.branches])
+        sizes = [len(branch.learned) for branch in row.branches]
+        is_right = torch.split(policy.logits(batch).argmax(-1) == batch.targets, sizes)
         for branch, of_branch in zip(row.branches, is_right, strict=True):
             results.setdefault(branch.kind, []).append(bool(of_branch.all()))
     return ", ".join(f"{kind} {sum(counted)}/{len(counted)}" for kind, counted in sorted(results.items()))
