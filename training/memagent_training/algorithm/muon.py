@@ -38,7 +38,7 @@ class Float32Muon(torch.optim.Muon):
 def orthogonalise(matrix: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
     """Return roughly the nearest (semi-)orthogonal matrix, by Newton-Schulz iterations in float32."""
     a, b, c = coefficients
-    x = matrix.float() / (matrix.float().norm() + 1e-7)
+    x: Tensor = matrix.float() / (matrix.float().norm() + 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
     for _ in range(steps):
