@@ -28,7 +28,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import policy_folder, require_profile
+from memagent_graph.policies.profile import profile_folder, require_profile
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
@@ -692,5 +692,5 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
     """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
-    folder = policy_folder(profile)
+    folder = profile_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None

@@ -112,7 +112,6 @@ class CorpusSession:
             access=SourceAccess(
                 root=str(options.root) if options.root else "",
                 allow_private=options.allow_private_addresses,
-                allow_chained=options.allow_chained_urls,
                 max_bytes=options.max_bytes,
                 encoding=options.encoding,
             ),
@@ -144,7 +143,7 @@ class CorpusSession:
             )
             agent = MemAgent(
                 settings=self._settings,
-                store=open_store(options.store, work / TEXTS),
+                store=open_store(options.store or work / TEXTS),
                 checkpoints=checkpoints,
                 run_log=(options.log or False) if engine is None else False,
             )
@@ -152,7 +151,7 @@ class CorpusSession:
                 agent,
                 self._questions,
                 access,
-                keep_texts=options.keep_texts or options.store is not None,  # other machines may use a shared store
+                keep_texts=options.keep_texts or options.store is not None,
                 on_update=progress.on_update,
                 response_format=self._format,
             )

@@ -36,7 +36,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tables and datasets": (
         "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
     ),
-    "What may be opened": ("allow_private_addresses", "allow_chained_urls"),
+    "What may be opened": ("allow_private_addresses",),
     "Sampling": ("temperature", "top_p", "seed", "logprobs"),
     "Memories that cannot be used": ("on_truncated", "on_empty", "on_refused", "on_invented"),
     "Limits": ("max_chunks", "max_questions", "max_documents", "max_tokens", "max_tokens_total", "max_seconds"),
@@ -89,9 +89,7 @@ CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
 )
 Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
-STORE_HELP: Final = (
-    "Where the documents' texts are kept: a folder, or a URL that several machines share, as in s3://bucket/texts."
-)
+STORE_HELP: Final = "The folder for the documents' texts. Machines that mount one folder can continue a run."
 Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")

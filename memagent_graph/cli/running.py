@@ -84,15 +84,13 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run, or those that share an id, in these files or the data folder's."""
-        from memagent_graph.documents.shared_store import display_url
         from memagent_graph.policies.server_url import without_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
-        store = display_url(self.store) if self.store else None
         words = ["memagent", "resume", run_id]
         if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
             words += ["--base-url", without_password(self.base_url)]
-        for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
+        for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
             words += [option, display_checkpoints(path)] if path else []
         return shlex.join(words)
 

@@ -78,10 +78,10 @@ class StepContext:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chunk = await self._chunk(cursor, self.context.budget.chunk_tokens)
+        chunk = self._chunk(cursor, self.context.budget.chunk_tokens)
         if chunk is None:
             return None
-        fitting = await self._fitting(chunk, cursor)
+        fitting = self._fitting(chunk, cursor)
         span = Span.of(fitting, shortened=fitting is not chunk)
         if to_read and self.context.pace is not None:
             self.accounts.turn.end()
@@ -114,17 +114,17 @@ class StepContext:
         """Count tokens of the document that the step processed, whether or not the policy was shown them."""
         self.accounts.count_document(tokens)
 
-    async def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
+    def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
         chunker = self.execution.cache.chunker(self.context, self.state["document"], tokens)
-        return await chunker.next_chunk(cursor)
+        return chunker.next_chunk(cursor)
 
-    async def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
+    def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
         """Return the chunk, or a shorter one if escaping made it longer than its budget."""
         context = self.context
         while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
             if context.tokenizer.count(guarded) <= context.budget.chunk_tokens or chunk.tokens <= 1:
                 break
-            shorter = await self._chunk(cursor, max(1, chunk.tokens // 2))
+            shorter = self._chunk(cursor, max(1, chunk.tokens // 2))
             if shorter is None:
                 break
             chunk = shorter
