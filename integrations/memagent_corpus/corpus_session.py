@@ -35,7 +35,7 @@ from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAcce
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import questions_of
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
@@ -69,7 +69,7 @@ class CorpusSession:
             typer.Exit: with the exit code, if it is not 0.
         """
         options = self._options
-        with failures_told(self._console):
+        with report_failures(self._console):
             prices = prices_of(options.price_in, options.price_out)
             if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
@@ -112,7 +112,6 @@ class CorpusSession:
             access=SourceAccess(
                 root=str(options.root) if options.root else "",
                 allow_private=options.allow_private_addresses,
-                allow_chained=options.allow_chained_urls,
                 max_bytes=options.max_bytes,
                 encoding=options.encoding,
             ),
@@ -144,7 +143,7 @@ class CorpusSession:
             )
             agent = MemAgent(
                 settings=self._settings,
-                store=open_store(options.store, work / TEXTS),
+                store=open_store(options.store or work / TEXTS),
                 checkpoints=checkpoints,
                 run_log=(options.log or False) if engine is None else False,
             )
@@ -152,7 +151,7 @@ class CorpusSession:
                 agent,
                 self._questions,
                 access,
-                keep_texts=options.keep_texts or options.store is not None,  # other machines may use a shared store
+                keep_texts=options.keep_texts or options.store is not None,
                 on_update=progress.on_update,
                 response_format=self._format,
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import in_one_line
@@ -29,7 +29,7 @@ def _take_file(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         from memagent_serve.serve_settings import file_settings  # noqa: PLC0415
 
-        with failures_told():
+        with report_failures():
             names = {str(option.name) for option in context.command.params}
             context.default_map = {**(context.default_map or {}), **file_settings(path, names)}
     return path
@@ -95,13 +95,6 @@ class Serve(ReaderOptions):
     ] = 256
     storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
     storage_of_all: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
-    task_pattern: Annotated[
-        str,
-        typer.Option(
-            help="A request whose last message begins like this regular expression is a chat front end's own task, "
-            "such as a title: if it is long, it is shortened, not read. An empty one means none."
-        ),
-    ] = r"\s*### Task:"
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -149,7 +142,6 @@ class Serve(ReaderOptions):
             request_memory=self.request_memory * _MEGABYTE,
             storage=self.storage * _MEGABYTE,
             storage_of_all=self.storage_of_all * _MEGABYTE,
-            task_pattern=self.task_pattern,
             max_connections=self.max_connections,
         )
 
@@ -157,7 +149,7 @@ class Serve(ReaderOptions):
         """Run the command."""
         import asyncio  # noqa: PLC0415
 
-        with failures_told():
+        with report_failures():
             try:
                 asyncio.run(_serve(self))
             except KeyboardInterrupt:

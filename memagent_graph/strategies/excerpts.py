@@ -13,10 +13,11 @@ Documents are read from the store in a stream; at most the text of one call is i
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NotRequired, TypeVar
 
 from langgraph.graph import END
@@ -25,7 +26,6 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
@@ -63,12 +63,10 @@ class DoesNotFitError(BudgetError):
 
 
 class ExcerptState(ReaderState):
-    """The state of strategies that show excerpts."""
+    """The state of strategies that show an excerpt."""
 
-    excerpts: NotRequired[list[list[dict[str, Any]]]]
-    """The excerpts to show in turn until one gives an answer; each is a list of `Span.stored`."""
-    shown: NotRequired[int]
-    """How many excerpts were shown."""
+    excerpt: NotRequired[list[dict[str, Any]]]
+    """The spans to show, as `Span.stored`, in the document's order."""
 
 
 class ExcerptWindow:
@@ -83,7 +81,7 @@ class ExcerptWindow:
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
-        """How many tokens of text fit."""
+        """The tokens of text that fit."""
 
     def needs(self, text: str) -> int:
         """Return the tokens of a question about a text: those of the prompt and the maximum for the reply."""
@@ -104,8 +102,8 @@ class ExcerptWindow:
 
     def role_for(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
-        left = self.window - self.needs(text) + self.reply_tokens
-        bound = min(self.reply_tokens, left)
+        room = self.window - self.needs(text) + self.reply_tokens
+        bound = min(self.reply_tokens, room)
         return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
@@ -123,57 +121,99 @@ class ExcerptWindow:
 
 
 class Excerpt(Strategy):
-    """open_document -> choose_excerpts -> show_excerpt -> ...: the question on parts of the text, until one answers."""
+    """choose_excerpt -> show_excerpt: the question, asked once about a part of the document."""
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
     reads_all: ClassVar[bool] = False
-    tries: int = 1
-    """Maximum number of excerpts to show."""
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the two steps."""
-        graph.add_node("choose_excerpts", self._choose_excerpts)
+        graph.add_node("choose_excerpt", self._choose_excerpt)
         graph.add_node("show_excerpt", self._show_excerpt)
-        graph.add_edge(OPEN, "choose_excerpts")
-        graph.add_edge("choose_excerpts", "show_excerpt")
-        graph.add_conditional_edges("show_excerpt", unless_answered, ["show_excerpt", END])
+        graph.add_edge(OPEN, "choose_excerpt")
+        graph.add_edge("choose_excerpt", "show_excerpt")
+        graph.add_edge("show_excerpt", END)
 
     @abstractmethod
-    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """Return at least one excerpt, the best first, each with its spans in order; and the document's tokens.
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the spans to show, in the document's order, and the document's tokens.
 
         Raises:
             BudgetError: no excerpt fits in the window.
         """
 
-    async def _choose_excerpts(self, state: ExcerptState, step: StepContext) -> Change:
+    async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         try:
-            excerpts, tokens = await self.choose(ExcerptWindow(step))
+            spans, tokens = await self.choose(ExcerptWindow(step))
         except DoesNotFitError:
             step.log_failure(DOES_NOT_FIT)
             raise
         step.count_document(tokens)
-        return {"excerpts": [[span.stored for span in spans] for spans in excerpts], "shown": 0}
+        return {"excerpt": [span.stored for span in spans]}
 
     async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
-        window, shown = ExcerptWindow(step), state.get("shown") or 0
-        excerpts = state.get("excerpts") or []
-        spans, is_last = [Span(**span) for span in excerpts[shown]], shown + 1 == len(excerpts)
+        window, spans = ExcerptWindow(step), [Span(**span) for span in state.get("excerpt") or ()]
         text = window.text(spans)
         memory = ""
-        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1 - shown)
+        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1)
         if not window.asks_once:
             memory = reply.text
-            reply = await step.ask(ANSWER, memory=memory, slot=shown)
-        if not is_last and gives_no_answer(reply.value) and step.limit() is None:
-            return {"shown": shown + 1}
+            reply = await step.ask(ANSWER, memory=memory)
         return end_with_answer(reply, memory, step)
 
 
-def unless_answered(state: ReaderState) -> str:
-    """Return the route after an excerpt: to the next one, or to the end."""
-    return END if state.get("stop_reason") else "show_excerpt"
+@dataclass(frozen=True)
+class FullContext(Excerpt):
+    """One call with the whole document, if it fits in the window: what a model with a long context would do."""
+
+    least_answer_tokens: int = 0
+    """If the document leaves less of the window than the reply's maximum, the reply gets the rest, but at least this
+    many tokens; with 0, the reply gets its maximum or there is no call. An evaluation passes the task's answer length,
+    so that a document as long as the window fits, as in RULER."""
+
+    name: ClassVar[str] = "full_context"
+    reads_all: ClassVar[bool] = True
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the whole document.
+
+        Raises:
+            DoesNotFitError: it does not fit; the policy was not called.
+        """
+        return await asyncio.to_thread(self._choose, window)
+
+    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        ends = DocumentEnds(window.chunker, 0)
+        spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
+        needed = window.window - window.room + ends.tokens
+        if ends.tokens <= window.room + spare_tokens + BOUNDARY_TOKENS:
+            needed = window.needs(window.text([ends.whole()]))
+        if needed - spare_tokens > window.window:
+            raise DoesNotFitError(needed - spare_tokens, window.window, ends.tokens)
+        return [ends.whole()], ends.tokens
+
+
+@dataclass(frozen=True)
+class MiddleTruncation(Excerpt):
+    """One call with the document's beginning and end, half of the window for each; the middle is left out."""
+
+    name: ClassVar[str] = "middle_truncation"
+    shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the document's beginning and end, or the whole document if it fits."""
+        return await asyncio.to_thread(self._choose, window)
+
+    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        ends = DocumentEnds(window.chunker, window.room)
+
+        def truncate(tokens: int) -> list[Span]:
+            if tokens >= ends.tokens:
+                return [ends.whole()]
+            return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
+
+        return window.fit_to_window(truncate), ends.tokens
 
 
 def prompt_overhead(context: ReaderContext) -> int:
@@ -198,14 +238,14 @@ class DocumentEnds:
         self._chunker = chunker
         self.tokens = 0
         self._end = start_cursor()
-        late: deque[tuple[int, Cursor]] = deque()
+        recent: deque[tuple[int, Cursor]] = deque()
         for chunk in chunker(_STEP_TOKENS).chunks():
-            late.append((self.tokens, self._end))
+            recent.append((self.tokens, self._end))
             self._end = chunk.next
             self.tokens += chunk.tokens
-            while len(late) > 1 and late[1][0] <= self.tokens - max_tokens:
-                late.popleft()
-        self._late = late
+            while len(recent) > 1 and recent[1][0] <= self.tokens - max_tokens:
+                recent.popleft()
+        self._recent = recent
 
     def whole(self) -> Span:
         """Return the whole document."""
@@ -221,7 +261,7 @@ class DocumentEnds:
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
-        before, cursor = next((place for place in reversed(self._late) if place[0] <= start), self._late[0])
+        before, cursor = next((entry for entry in reversed(self._recent) if entry[0] <= start), self._recent[0])
         if skipped := start - before:
             chunk = next(iter(self._chunker(skipped).chunks(cursor)))
             if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
@@ -244,9 +284,9 @@ def fit_to_budget(build: Callable[[int], T], count_tokens: Callable[[T], int], b
     tokens = budget
     while tokens > 0:
         result = build(tokens)
-        if (used := count_tokens(result)) <= budget:
+        if (size := count_tokens(result)) <= budget:
             return result
-        tokens = min(tokens - 1, tokens * budget // used)
+        tokens = min(tokens - 1, tokens * budget // size)
     raise BudgetError(
         f"not one token of the document fits: there is room for {max(0, budget):,}",
         hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from memagent_graph.policies.lora import load_adapter
+from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from recipes.english.lessons import LessonMaker
 from recipes.english.prose_questions import ProseQuestion
@@ -26,7 +26,7 @@ from recipes.english.network import AdaptedNetwork, list_nodes  # noqa: E402
 
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
 ROW = ProseQuestion("a", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", PROSE[:64].strip())
-LENGTH = 1024
+LENGTH = 1536
 
 
 @pytest.fixture(scope="module")

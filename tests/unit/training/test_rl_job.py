@@ -173,6 +173,12 @@ def begun(out: Path, **changes: Any) -> RLJob:
     return job
 
 
+@pytest.fixture(scope="module")
+def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
+    """One that no test changes."""
+    return begun(tmp_path_factory.mktemp("begun"))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -195,11 +201,10 @@ def begun(out: Path, **changes: Any) -> RLJob:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_going_on_with_other_settings_is_refused_and_says_which(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], said: str, begun_job: RLJob
 ) -> None:
-    job = begun(tmp_path)
     with pytest.raises(TrainingError, match=rf"began otherwise: .*{said}.*Resume with the same"):
-        prepare(dataclasses.replace(job, resume=True, **changes))
+        prepare(dataclasses.replace(begun_job, resume=True, **changes))
 
 
 def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
