@@ -341,18 +341,10 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
     [
         (["--lengths", "long"], ExitCode.SETTINGS, "500,8k"),
         (["--lengths", "1000,500"], ExitCode.USAGE, "--lengths that grow"),
-        (["--task", "no_such_task"], ExitCode.SETTINGS, "no_such_task"),
-        (["--model", "nowhere"], ExitCode.USAGE, "there is no model"),
         (["--preset", "grpo"], ExitCode.USAGE, "longrlvr or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
         (["--reward", "fluent"], ExitCode.USAGE, "Choose one of exact_match"),
-        (["--temperature", "0"], ExitCode.USAGE, "a temperature above 0"),
-        (
-            ["--base-url", "http://server/v1", "--server-option", "--seed 1"],
-            ExitCode.USAGE,
-            "Leave out --server-option, or",
-        ),
     ],
 )
 def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:

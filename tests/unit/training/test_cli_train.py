@@ -173,7 +173,7 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
     found = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
     varied = [group for group in groups if any(each.run_id.endswith("-0") for each in group.rollouts_G)]
-    assert 0 < found["groups_kept"] == len(varied) < len(groups)
+    assert 0 < found["schedule"]["groups"] == len(varied) < len(groups)
     told = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
     assert "Did you mean judging.py:by_place" in told
 
@@ -323,7 +323,7 @@ def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkey
     options = ["--config_file", str(ACCELERATE / "single.yaml"), "-m", "memagent_graph"]
     launch.launch_command(launch.launch_command_parser().parse_args(options + arguments("--dry-run", "--json")))
     out, _ = begun[0].communicate()
-    assert json.loads(out)["ranks"] == 1
+    assert json.loads(out)["schedule"]["ranks"] == 1
 
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:

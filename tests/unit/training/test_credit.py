@@ -41,7 +41,7 @@ from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
 FACT = "The key of harbor is 4711."
-TEXT = document_with({0.4: FACT, 0.8: "The key of castle is 12."}, words=900)
+TEXT = document_with({0.4: FACT, 0.8: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",), evidence=(FACT,))
 

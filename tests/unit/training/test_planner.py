@@ -76,12 +76,12 @@ def many_rows(draw):
     return [row(prompt, completion, f"run-{place}", weight=place) for place, (prompt, completion) in enumerate(pairs)]
 
 
-@settings(max_examples=80)
 def idle_share(plan: StepPlan) -> float:
     """The share of the ranks' time, in tokens, that is spent waiting for another."""
     return 1 - plan.forwarded_tokens / (len(plan.micro_batches) * plan.critical_tokens)
 
 
+@settings(max_examples=40)
 @given(many_rows(), st.integers(1, 4), st.integers(24, 60), st.sampled_from(LAYOUTS))
 def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, layout):
     """A rival's bug: rows dropped at random until they divide evenly."""

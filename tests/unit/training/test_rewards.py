@@ -31,7 +31,7 @@ from memagent_training.rewards import (
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, choose_reward, name_reward
 from memagent_training.training_errors import RewardError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",))
 

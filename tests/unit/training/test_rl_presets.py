@@ -115,7 +115,7 @@ def test_an_iteration_is_trained_with_the_rewards_of_a_preset(
             iterations=1,
             settings={**SETTINGS, "max_logprob_gap": 99.0, "groups_per_step": 4, "beta": 0.0},
             base_url="http://127.0.0.1:9/v1",
-            collect=CollectSettings(rollouts=4, groups=4, max_questions=8, concurrency=8),
+            collect=CollectSettings(rollouts=4, groups=2, max_questions=6, concurrency=8),
         )
     )
     assert finished.steps == 1, finished.reason

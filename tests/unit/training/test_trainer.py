@@ -267,7 +267,7 @@ def with_rewards(groups: list[RolloutGroup], reward: float) -> list[RolloutGroup
     ("change", "preset", "message"),
     [
         (lambda groups: edited(groups, prompt_ids_P=array("I", [999])), "dapo", r"token id 999.*wrote the runs"),
-        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens=128"),
+        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens 128"),
         (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 110)), "dapo", r"exceeds token_budget, 100"),
         (lambda groups: with_rewards(groups, 1.0), "dapo", r"None of the 6 groups.*6 equal_rewards"),
         (lambda groups: with_rewards(groups, float("nan")), "memagent-paper", r"nan"),
