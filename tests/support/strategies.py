@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired
 from langgraph.graph import END
 
 from memagent_graph import ANSWER, UPDATE, Role, Strategy, StrategyGraph, branch
-from memagent_graph.reading.side_by_side import Segment, cut_segments
+from memagent_graph.reading.branching import Segment, cut_segments
 from memagent_graph.reading.state import ReaderState, merge_entries
 from memagent_graph.reading.steps import answer_from
 from support.scripts import part, perfect_reader

@@ -13,7 +13,7 @@ from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support, supporting_lines
-from memagent_graph.provenance.overlap import MOST_QUOTES, quotes
+from memagent_graph.provenance.overlap import MAX_QUOTES, quotes
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -36,7 +36,7 @@ def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited:
 @given(TEXTS, TEXTS, st.integers(0, 1000))
 def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, start: int) -> None:
     spans = quotes(line, chunk, start)
-    assert len(spans) <= MOST_QUOTES
+    assert len(spans) <= MAX_QUOTES
     assert all(start <= begin < end <= start + len(chunk) for begin, end in spans)
     assert spans == sorted(spans, key=lambda span: span[0] - span[1])
 

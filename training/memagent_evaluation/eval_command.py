@@ -15,7 +15,7 @@ import typer
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.eval_report_command import print_results
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import without_password
@@ -48,7 +48,7 @@ class Eval(EvalOptions):
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
         out, log = self.out, self.log or self.out / RUNS
-        with failures_told(as_json=self.as_json):
+        with report_failures(as_json=self.as_json):
             prices = prices_of(self.price_in, self.price_out)
             if not self.resume:
                 require_no_results(out)

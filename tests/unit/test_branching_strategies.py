@@ -14,8 +14,8 @@ from memagent_graph import Budget, Document, Limits, ScriptedPolicy, StopReason,
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
+from memagent_graph.reading.branching import Finding, cut_segments, groups_that_fit, join_findings, parse_finding
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, join_findings, unless_none
 from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.tokenizers import load_tokenizer
@@ -201,12 +201,12 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
 
 @pytest.mark.parametrize("text", ["none", " None. ", '"none"', "(empty)", "EMPTY"])
 def test_the_one_word_says_that_there_is_nothing(text) -> None:
-    assert unless_none(text, load_prompts()).text == ""
+    assert parse_finding(text, load_prompts()).text == ""
 
 
 @pytest.mark.parametrize("text", ["nonesuch", "none of it is 12", "12 (none)"])
 def test_other_words_are_a_finding(text) -> None:
-    assert unless_none(text, load_prompts()).text == text
+    assert parse_finding(text, load_prompts()).text == text
 
 
 async def context_of(reader, chunk_tokens: int):
@@ -247,10 +247,10 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
     reader, monkeypatch, words, count
 ) -> None:
-    monkeypatch.setattr("memagent_graph.reading.side_by_side._MAX_PLACES", 5)
+    monkeypatch.setattr("memagent_graph.reading.branching._MAX_CURSORS", 5)
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
-    step = StepContext.outside_a_run({"document": document, "question": QUESTION}, await agent.aprepare())
+    step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)
