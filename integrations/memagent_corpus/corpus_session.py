@@ -76,7 +76,7 @@ class CorpusSession:
             self._questions = questions_of(options.question or ())
             if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
-            self._format = None if options.schema is None else ResponseFormat.named(options.schema)
+            self._format = None if options.schema is None else ResponseFormat.load(options.schema)
             self._inputs = self._open()
             settings = options.settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)

@@ -89,7 +89,7 @@ class Resume(RunOptions):
                 loaded = open_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)
-                form = None if self.schema is None else ResponseFormat.named(self.schema)
+                form = None if self.schema is None else ResponseFormat.load(self.schema)
                 options: Any = {"document": source, "response_format": form, "limits": self.limits}
 
                 async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
