@@ -75,8 +75,8 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
             del options["max_retries"]
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
-        own = {**_client_options(value, settings.model), "model": settings.model}
-        return OpenAICompatiblePolicy(**own | options)
+        arguments = {**_client_options(value, settings.model), "model": settings.model}
+        return OpenAICompatiblePolicy(**arguments | options)
     if ("langchain_core", "BaseChatModel") in kinds:
         require_own_settings(settings, besides={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
@@ -85,10 +85,10 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
     if not isinstance(value, type) and isinstance(value, Policy):
         require_own_settings(settings)
         return value
-    made = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+    kind = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
     library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     raise PolicyError(
-        f"{made} ({library}) is not a policy",
+        f"{kind} ({library}) is not a policy",
         hint=_OTHER_LIBRARIES.get(library)
         or ("Pass an object of it." if isinstance(value, type) else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
@@ -156,14 +156,14 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
     Raises:
         MemAgentError: something is; the message names it.
     """
-    chosen = [
-        each.name
-        for each in fields(PolicySettings)
-        if each.name not in {"policy", "tokenizer", *besides} and getattr(settings, each.name) != each.default
+    names = [
+        field.name
+        for field in fields(PolicySettings)
+        if field.name not in {"policy", "tokenizer", *besides} and getattr(settings, field.name) != field.default
     ]
-    if chosen:
+    if names:
         raise MemAgentError(
-            f"{', '.join(chosen)} cannot be set: the policy is made already",
+            f"{', '.join(names)} cannot be set: the policy is made already",
             hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
         )
 

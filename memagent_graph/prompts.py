@@ -21,7 +21,7 @@ from pathlib import Path
 from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
-from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have; a role may name others."""
@@ -162,7 +162,7 @@ class Prompts:
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
         """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
-        tags = "|".join(sorted(map(re.escape, {tag for each in self.templates.values() for tag in each.tags})))
+        tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
         following: dict[str, list[str]] = {}
         if tags:
             following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
@@ -232,9 +232,11 @@ def load_prompts(
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
     """
-    own = Prompts(_shipped("update_paper.txt"), _shipped("answer_boxed.txt"), control_tokens=frozenset(control_tokens))
+    prompts = Prompts(
+        _shipped("update_paper.txt"), _shipped("answer_boxed.txt"), control_tokens=frozenset(control_tokens)
+    )
     return change_prompts(
-        own,
+        prompts,
         layout=layout,
         answer_format=answer_format,
         update_template=update_file,
@@ -290,7 +292,7 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
         PromptError: the file cannot be read, or a field is not between tags.
     """
     try:
-        text = text_file(Path(path), MOST_BYTES_OF_WORDING)
+        text = text_file(Path(path), MAX_WORDING_BYTES)
     except (OSError, ValueError) as error:
         raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

@@ -119,7 +119,7 @@ class VectorRetriever:
             lengths = numpy.linalg.norm(matrix, axis=-1, keepdims=True)
             return matrix / numpy.where(lengths > 0, lengths, 1)
 
-        asked = await unit(self.embeddings.aembed_query(query))
+        direction = await unit(self.embeddings.aembed_query(query))
         scores = []
         while batch := await asyncio.to_thread(list, islice(texts, _BATCH)):
             vectors = await unit(self.embeddings.aembed_documents(batch))
@@ -127,7 +127,7 @@ class VectorRetriever:
                 raise RetrievalError(
                     f"the embedder returned {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
                 )
-            scores.append(vectors @ asked)
+            scores.append(vectors @ direction)
         return _best_first(numpy.concatenate(scores))
 
 
@@ -142,12 +142,12 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
 
     numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
     known = [word for word in dict.fromkeys(words(question)) if word in numbers]
-    asked = [numbers[word] for word in [each for each in known if each not in _QUESTION_WORDS] or known]
-    if not asked:
+    query = [numbers[word] for word in [word for word in known if word not in _QUESTION_WORDS] or known]
+    if not query:
         return []
     index = library.BM25()
     index.index((numbered, numbers), show_progress=False)
-    scores = index.get_scores(asked)
+    scores = index.get_scores(query)
     return [number for number in _best_first(scores) if scores[number] > 0]
 
 

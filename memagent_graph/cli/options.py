@@ -15,7 +15,7 @@ import typer
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
-from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -162,7 +162,7 @@ def questions_of(given: Iterable[str]) -> list[str]:
             asked.append(each)
             continue
         try:
-            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
+            text = text_file(Path(each[1:]).expanduser(), MAX_WORDING_BYTES, pipes=True)
             found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
             if len(found) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")

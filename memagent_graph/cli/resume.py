@@ -51,7 +51,7 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.concurrency.pace import AT_ONCE, in_passes
+            from memagent_graph.concurrency.pace import MAX_SHARED_READS, in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import raise_first, result_of
@@ -98,7 +98,7 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
-                        lambda show: in_passes([partial(resumed, each, show) for each in run_ids], AT_ONCE)
+                        lambda show: in_passes([partial(resumed, each, show) for each in run_ids], MAX_SHARED_READS)
                     )
                     have_failed = all(isinstance(each, Exception) for each in outcomes)
                     return [*raise_first(outcomes)] if have_failed else outcomes

@@ -35,14 +35,14 @@ class Forkable(Protocol):
 _forkable: WeakSet[Forkable] = WeakSet()
 
 
-def renew_in_children(each: Forkable) -> None:
+def renew_in_children(forkable: Forkable) -> None:
     """Call an object's `after_fork` in every process that is forked from this one, while the object exists."""
-    _forkable.add(each)
+    _forkable.add(forkable)
 
 
 def _renew() -> None:
-    for each in list(_forkable):
-        each.after_fork()
+    for forkable in list(_forkable):
+        forkable.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -94,8 +94,8 @@ class Cancellation:
         """Cancel the calls that wait, and all that follow."""
         with self._lock:
             self._is_cancelled, running = True, list(self._running)
-        for each in running:
-            each.cancel()
+        for future in running:
+            future.cancel()
 
     @contextmanager
     def reaches(self, future: Future[Any]) -> Iterator[None]:

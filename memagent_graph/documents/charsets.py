@@ -54,8 +54,8 @@ def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
 def web_codec(label: str) -> str | None:
     """Return the codec that the web means by a label; None for a label that it does not know."""
     label = label.strip().lower()
-    if own := _OUR_OWN.get(label):
-        return own
+    if codec := _OUR_OWN.get(label):
+        return codec
     encoding = webencodings.lookup(label)
     if encoding is None or encoding.name in {"x-user-defined", "replacement"}:
         return None

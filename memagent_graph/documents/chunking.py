@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, safe_cut
 from memagent_graph.words import is_character_end, is_unspaced, paragraph_ends, sentence_ends, word_ends
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
@@ -174,8 +174,7 @@ class Chunker:
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._tails = [
-            (each, percent if each == "heading" else tail_percent or percent)
-            for each, percent in _TAILS.get(boundary, ())
+            (end, percent if end == "heading" else tail_percent or percent) for end, percent in _TAILS.get(boundary, ())
         ]
         self._current: _Piece | None = None
 
@@ -339,7 +338,7 @@ class Chunker:
         self._current = _PIECES.get(key)
         if self._current is not None:
             return self._current
-        for largest in (PIECE_BYTES, LARGEST_PIECE_BYTES):
+        for largest in (PIECE_BYTES, MAX_PIECE_BYTES):
             data = self._store.read_bytes(self._ref, start_byte, start_byte + largest + 1)
             at_end = len(data) <= largest
             # The bytes may end inside a character, which is then left out.

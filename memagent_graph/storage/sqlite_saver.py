@@ -98,9 +98,11 @@ class SqliteSaver(AsyncSqliteSaver):
         writes only for a run's newest state, or if a state has a `DeltaChannel`.
         """
         thread_id, namespace = str(config["configurable"]["thread_id"]), config["configurable"]["checkpoint_ns"]
-        told = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode("utf-8", "ignore")
+        description = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode(
+            "utf-8", "ignore"
+        )
         parent = config["configurable"].get("checkpoint_id")
-        row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), told)
+        row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), description)
         changes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [(_PUT, [row])]
         if parent is not None and not _has_delta_channels(checkpoint, metadata):
             changes.append((_FORGET_WRITES, [(thread_id, namespace, parent)]))
@@ -135,23 +137,23 @@ class SqliteSaver(AsyncSqliteSaver):
         self._waiting += waiting
         if self._committing is None:
             self._committing = loop.create_task(self._commit_all())
-        await asyncio.gather(*(each.done for each in waiting))
+        await asyncio.gather(*(change.done for change in waiting))
 
     async def _commit_all(self) -> None:
         """Commit until nobody waits."""
         try:
             while self._waiting:
-                together, self._waiting = self._waiting, []
+                changes, self._waiting = self._waiting, []
                 async with self.lock:
-                    await self._carry_out(together)
+                    await self._carry_out(changes)
         finally:
             self._committing = None
 
-    async def _carry_out(self, together: Sequence[_Change]) -> None:
+    async def _carry_out(self, changes: Sequence[_Change]) -> None:
         """One transaction; if it fails, one for each change, so that none fails for another's sake."""
         by_statement: dict[str, list[Sequence[tuple[Any, ...]]]] = {}
-        for each in together:
-            by_statement.setdefault(each.statement, []).append(each.rows)
+        for change in changes:
+            by_statement.setdefault(change.statement, []).append(change.rows)
         try:
             for statement, rows in by_statement.items():
                 await self.conn.executemany(statement, chain.from_iterable(rows))
@@ -159,21 +161,21 @@ class SqliteSaver(AsyncSqliteSaver):
         except BaseException as error:
             with suppress(sqlite3.Error, ValueError):
                 await self.conn.rollback()
-            if len(together) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
-                for each in together:
-                    await self._carry_out([each])
+            if len(changes) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
+                for change in changes:
+                    await self._carry_out([change])
                 return
-            for each in together:
-                if not each.done.done():
-                    each.done.set_exception(
+            for change in changes:
+                if not change.done.done():
+                    change.done.set_exception(
                         error if isinstance(error, Exception) else sqlite3.OperationalError(str(error))
                     )
             if not isinstance(error, Exception):
                 raise
             return
-        for each in together:
-            if not each.done.done():
-                each.done.set_result(None)
+        for change in changes:
+            if not change.done.done():
+                change.done.set_result(None)
 
     @contextmanager
     def _errors_translated(self, config: RunnableConfig | None) -> Iterator[None]:

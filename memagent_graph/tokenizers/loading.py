@@ -336,8 +336,8 @@ def _download(repository: str) -> Path:
     except ImportError as error:
         raise MissingExtraError("hub", f"the tokenizer of {repository}") from error
     try:
-        kept = try_to_load_from_cache(repository, "tokenizer.json")
-        return Path(kept if isinstance(kept, str) else hf_hub_download(repository, "tokenizer.json"))
+        cached = try_to_load_from_cache(repository, "tokenizer.json")
+        return Path(cached if isinstance(cached, str) else hf_hub_download(repository, "tokenizer.json"))
     except LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",

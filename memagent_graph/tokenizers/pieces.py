@@ -15,7 +15,7 @@ from memagent_graph.words import is_character_end
 PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
 
-LARGEST_PIECE_BYTES = 262_144
+MAX_PIECE_BYTES = 262_144
 """Where a text without any safe cut is cut anyway."""
 
 
@@ -42,11 +42,11 @@ def pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE_BYTES:
         cut = None
-        for size in (PIECE_BYTES, LARGEST_PIECE_BYTES // 4):
+        for size in (PIECE_BYTES, MAX_PIECE_BYTES // 4):
             cut = safe_cut(text[start : start + size], size // 2)
             if cut is not None:
                 break
-        end = start + (cut if cut is not None else LARGEST_PIECE_BYTES // 4)
+        end = start + (cut if cut is not None else MAX_PIECE_BYTES // 4)
         yield text[start:end]
         start = end
     if start < len(text):
