@@ -1,20 +1,18 @@
 """Compare the findings of several papers: `python examples/literature_analysis.py QUESTION OUT PAPER...`.
 
-Papers are PDF, Markdown or text files. Title, author and year come from the front matter of a Markdown file, or from a
-file `papers.json` next to the first paper. Set OPENAI_BASE_URL to use a model server; without it, the policy in
+Papers are PDF, Markdown or text files. Set OPENAI_BASE_URL to use a model server; without it, the policy in
 MEMAGENT_MODEL reads, or one that was added to this machine.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 from memagent_graph import MemAgent
 from memagent_graph.settings import ReadSettings
-from memagent_report import ReportSource, report
+from memagent_report import report
 from memagent_report.report_files import write_report
 
 QUESTIONS = (
@@ -26,12 +24,9 @@ QUESTIONS = (
 
 def main(question: str, out: Path, papers: list[Path]) -> None:
     """Write the review, and its evidence matrix to the folder `out`."""
-    beside = papers[0].with_name("papers.json")
-    known = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
-    sources = [ReportSource(paper, metadata=known.get(paper.name, {})) for paper in papers]
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=out.with_suffix(".sqlite"))
     with agent:
-        review = report(agent, question, sources, questions=QUESTIONS)
+        review = report(agent, question, papers, questions=QUESTIONS)
     for path in write_report(review, out, ("md", "html", "csv")):
         print("wrote", path.name)
     for sentence in review.sentences:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.graph import END
 
-from langchain_memagent.conversation import memory_message, read_on
+from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Report
-from langchain_memagent.questions import history_question, latest_request
+from langchain_memagent.questions import SOURCE, history_question, latest_request
 from langchain_memagent.transcripts import safe_cuts, transcript
 from memagent_graph.budget import Budget
+from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.graph import build_graph
+from memagent_graph.reading.outcome import Progress
+from memagent_graph.reading.state import Limits, LineState, ReaderState
+from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.results import Usage
+from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
@@ -167,3 +178,96 @@ def _digest(message: BaseMessage) -> str:
 
 def _chain(before: str, digest: str) -> str:
     return hashlib.sha256(f"{before}{digest}".encode()).hexdigest()
+
+
+# Reading messages into a memory
+
+
+def memory_message(text: str, messages_read: int) -> HumanMessage:
+    """Return a memory as a message that introduces it and replaces the messages that it was made from."""
+    return HumanMessage(
+        f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
+        "\n\n[The conversation continues from there.]",
+        additional_kwargs={SOURCE: "memagent"},
+    )
+
+
+async def read_on(
+    agent: MemAgent,
+    memory: str,
+    messages: Iterable[BaseMessage],
+    question: str,
+    *,
+    config: RunnableConfig,
+    report: Report,
+) -> str:
+    """Return the memory after more messages; unchanged if they have no text.
+
+    Args:
+        agent: the reader.
+        memory: the memory before.
+        messages: the messages.
+        question: what they are read for.
+        config: the config of the surrounding graph; its handlers see the read.
+        report: called with the read's run id, its question and each update.
+
+    Raises:
+        PolicyError: the policy failed.
+    """
+    text = transcript(messages)
+    if not text.strip():
+        return memory
+    context = await agent.aprepare()
+
+    async def new_state(report: Report) -> Mapping[str, Any]:
+        # A dialogue is private to its thread, so its text is deleted after the read.
+        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+            store = DocumentStore(folder)
+            document = Document.from_text(text, name="conversation")
+            reference = await store.add_async(document, replace_undecodable=True)
+            private = replace(context, store=store, run_log=None, limits=Limits())
+            graph = build_graph(private, _ReadOn(memory), checkpointer=False)
+            state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
+            progress = Progress(document_bytes=reference["size"], memory=memory)
+            async for mode, part in graph.astream(state, stream_mode=["updates", "values"]):
+                if mode == "values":
+                    state = part
+                    continue
+                for change in filter(None, part.values()):
+                    for update in progress.updates(change):
+                        report(state["run_id"], question, update)
+        return state
+
+    inputs = {"question": question, "document": "conversation"}
+    async with report_read(config, agent.policy.name, inputs, report) as cost:
+        state = await detach(new_state(cost.add))
+        usage = state["usage"]
+        cost.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
+    return str(state["memory"])
+
+
+@dataclass(frozen=True)
+class _ReadOn(Strategy):
+    """The paper's loop, but starting from an existing memory and ending with a memory instead of an answer."""
+
+    memory: str
+
+    name: ClassVar[str] = "read_on"
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE,)
+    state: ClassVar[type] = LineState
+
+    def wire(self, graph: StrategyGraph) -> None:
+        graph.add_node("take_memory", self._take_memory)
+        graph.add_node("read_chunk", read_chunk)
+        graph.add_node("update_memory", update_memory)
+        graph.add_edge(OPEN, "take_memory")
+        graph.add_edge("take_memory", "read_chunk")
+        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", END])
+        graph.add_edge("update_memory", "read_chunk")
+
+    async def _take_memory(self, state: ReaderState, step: StepContext) -> Change:
+        return {"memory": self.memory}
+
+
+def _after_read_chunk(state: LineState) -> str:
+    return END if state.get("span") is None else "update_memory"

@@ -15,7 +15,7 @@ from memagent_graph.cli.commands import add_command
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusCommand(CorpusOptions):
+class Corpus(CorpusOptions):
     """Read many documents and write one table, with exactly one row for each document and question.
 
     Run the same command again to continue an unfinished run, or to add new documents and questions.
@@ -39,4 +39,4 @@ class CorpusCommand(CorpusOptions):
 
 def register(app: typer.Typer) -> None:
     """Add the command to a command line."""
-    add_command(app, "corpus", CorpusCommand)
+    add_command(app, "corpus", Corpus)

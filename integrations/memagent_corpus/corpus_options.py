@@ -124,9 +124,6 @@ class CorpusOptions(ReaderOptions, SamplingSettings):
         bool,
         typer.Option("--allow-private-addresses", help="Allow http and https URLs that lead to your own network."),
     ] = False
-    allow_chained_urls: Annotated[
-        bool, typer.Option("--allow-chained-urls", help="Allow chains of URLs, such as simplecache::s3://...")
-    ] = False
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many documents; can be continued.")
     ] = None

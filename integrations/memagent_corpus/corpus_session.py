@@ -112,7 +112,6 @@ class CorpusSession:
             access=SourceAccess(
                 root=str(options.root) if options.root else "",
                 allow_private=options.allow_private_addresses,
-                allow_chained=options.allow_chained_urls,
                 max_bytes=options.max_bytes,
                 encoding=options.encoding,
             ),

@@ -7,7 +7,7 @@
   table must be below the root here, too.
 - A chain of URLs (`a::b`) is refused, because each URL in it could break one of these rules.
 
-The user who starts the run can switch off the last rule and the address check. The content of a table cannot.
+The user who starts the run can switch off the address check. The content of a table cannot.
 """
 
 from __future__ import annotations
@@ -93,14 +93,12 @@ class SourceAccess:
     Args:
         root: the folder or URL that all paths must be below; empty for a corpus without files.
         allow_private: allow http and https URLs that lead to private networks or to this machine.
-        allow_chained: allow chains of URLs.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
     """
 
     root: str = ""
     allow_private: bool = False
-    allow_chained: bool = False
     max_bytes: int = 2**30
     encoding: str | None = None
 
@@ -117,10 +115,9 @@ class SourceAccess:
             MissingExtraError: fsspec is not installed.
             DocumentError: the package for the scheme is not installed, or the store cannot be opened.
         """
-        if _CHAIN_SEPARATOR in location and scheme_of(location) and not self.allow_chained:
+        if _CHAIN_SEPARATOR in location and scheme_of(location):
             raise RefusedSourceError(
-                f"{display_url(location)} is a chain of URLs",
-                hint="Use the URL of the file or archive itself, or allow chains with --allow-chained-urls.",
+                f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
             )
         scheme = scheme_of(location)
         if importlib.util.find_spec("fsspec") is None:
@@ -129,9 +126,6 @@ class SourceAccess:
 
         if not scheme:
             return fsspec.filesystem("file"), str(Path(location).absolute())
-        if _CHAIN_SEPARATOR in location:
-            filesystem, path = fsspec.core.url_to_fs(location)
-            return filesystem, str(path)
         if scheme not in WEB | STORES:
             raise RefusedSourceError(
                 f"{display_url(location)} has the scheme {scheme!r}, which is not allowed",

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator
+from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import plain, quantity, without_folders
+from memagent_graph.plain_text import plain, without_folders
 from memagent_graph.provenance.evidence import Evidence
-from memagent_graph.provenance.word_diff import DiffOp
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
-from memagent_graph.timeline.model import Step, Timeline
+from memagent_graph.timeline.model import Timeline
+from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
+from memagent_graph.tokenizers.pieces import shortened
 from memagent_mcp.active_reads import ActiveRead
 
 MOST_QUOTES = 20
@@ -27,8 +30,9 @@ _MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
 """How many characters of context are shown on each side of a quote."""
 _MAX_LINE_LENGTH = 120
-_MAX_STEPS = 24
-_MAX_LOST_LINES = 8
+_TEXT_WIDTH = 120
+_MAX_RUN_TEXT = 20_000
+"""How many characters a run's text may have."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -228,85 +232,11 @@ class RunReport(ToolResult):
 
 
 def run_text(timeline: Timeline) -> str:
-    """Return the run as text: question, answer and quotes, changes of the memory and their sources, lost lines."""
-    parts = [_head(timeline), _changes(timeline), _excerpt(timeline), _memory(timeline), _lost(timeline)]
-    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
-
-
-def _head(timeline: Timeline) -> Iterator[str]:
-    view, totals = timeline.view, timeline.totals
-    yield f"Run: {view.run_id}" + ("" if view.began is None else f", {moment(view.began)}")
-    yield f"Document: {shorten_line(view.document['name'])}"
-    yield f"Question: {plain(view.question)}"
-    yield f"Answer: {'none' if view.answer is None else plain(view.answer)}"
-    yield f"Ended: {view.stop_reason or 'not yet; it is running or was interrupted'}"
-    yield f"Model: {shorten_line(view.model)}"
-    read = f"Read: {quantity(totals.chunks, 'chunk')}, {totals.changes:,} changed the memory"
-    if timeline.excerpt is not None:
-        read = f"Shown: {view.trace.tokens_shown:,} tokens of the document"
-    yield f"{read}; {totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {totals.seconds:.1f} s"
-    if totals.events:
-        yield "Events: " + ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items())
-
-
-def _changes(timeline: Timeline) -> Iterator[str]:
-    steps = [step for step in timeline.steps if step.notable]
-    if not steps:
-        return
-    shown = sorted(steps, key=lambda step: -step.density)[:_MAX_STEPS]
-    yield "Where memory changed:"
-    yield from (f"- {_step(step)}" for step in steps if step in shown)
-    if len(steps) > len(shown):
-        yield f"- and {len(steps) - len(shown):,} chunks with smaller changes"
-
-
-def _step(step: Step) -> str:
-    update = step.update
-    read = "" if update.chunk_index is None else f", characters {update.start_char:,}-{update.end_char:,}"
-    text = f"{plain(step.name)}{read}: "
-    text += f"+{step.inserted_words} -{step.deleted_words} words" if step.changed else "unchanged"
-    if inserted := shorten_line(" … ".join(part.text for part in step.diff if part.op is DiffOp.INSERT)):
-        text += f', new: "{inserted}"'
-    return "; ".join([text, *(event.kind.value for event in update.events)])
-
-
-def _excerpt(timeline: Timeline) -> Iterator[str]:
-    if timeline.excerpt is None:
-        return
-    yield "What supports the answer:"
-    yield from (f"- {quote_text(quote)}" for quote in quotes(timeline.excerpt, timeline.view))
-    if not timeline.excerpt:
-        yield f"({timeline.unquoted})"
-
-
-def _memory(timeline: Timeline) -> Iterator[str]:
-    if timeline.excerpt is not None and not timeline.memory:
-        return
-    yield "Final memory, with the source of each line:"
-    shown = 0
-    for index, line in enumerate(timeline.provenance.lines):
-        first = plain(timeline.step(line.update).name)
-        origin = f"edited by a person at {first}" if line.edited else first
-        if line.reworded:
-            later = [timeline.step(update).short_name for update in line.reworded_updates]
-            origin += f", reworded at {shorten_line(', '.join(later), 60)}"
-        yield f"- {plain(line.line)} [{origin}]"
-        for quote in quotes(timeline.quotes(index)[: max(0, MOST_QUOTES - shown)], timeline.view):
-            shown += 1
-            yield f"  {quote_text(quote)}"
-    if not timeline.provenance.lines:
-        yield "(empty)"
-
-
-def _lost(timeline: Timeline) -> Iterator[str]:
-    lost = timeline.provenance.lost
-    if not lost:
-        return
-    longest = timeline.longest_held(_MAX_LOST_LINES)
-    yield "Noted, and later lost:"
-    yield from (f"- {shorten_line(line.line)} [{plain(timeline.held(line))}]" for line in longest)
-    if len(lost) > len(longest):
-        yield f"- and {len(lost) - len(longest):,} lines that were kept for fewer chunks"
+    """Return a run as `memagent show` prints it; of a very long text, the beginning and the end."""
+    file = io.StringIO()
+    Console(file=file, width=_TEXT_WIDTH, color_system=None).print(render_timeline(timeline))
+    lines = (line.rstrip() for line in file.getvalue().splitlines())
+    return shortened("\n".join(lines), _MAX_RUN_TEXT, len)
 
 
 def failure(error: BaseException) -> str:

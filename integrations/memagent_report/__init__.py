@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from memagent_report.report_data import Report
-from memagent_report.reporting import ReportSource, areport, report
+from memagent_report.reporting import areport, report
 
-__all__ = ["Report", "ReportSource", "areport", "report"]
+__all__ = ["Report", "areport", "report"]

@@ -17,7 +17,6 @@ from memagent_report.evidence_matrix import (
     DraftSentence,
     EvidenceMatrix,
     QuotePlace,
-    ReportDocument,
     SourceQuote,
 )
 from memagent_report.report_data import Report, ReportEvent, ReportSection, ReportSentence
@@ -127,20 +126,19 @@ def _problems(
     quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
     if own and not quotes:
         return tuple(own)
-    names = [name for place in places for name in document_names(matrix.documents[place.document])]
+    names = [name for place in places for name in document_names(matrix.documents[place.document].name)]
     return (*own, *check_sentence(text, quotes, names=names, is_common=is_common))
 
 
-def document_names(document: ReportDocument) -> tuple[str, ...]:
-    """Return the names that a sentence may use for a document: its file name with or without the ending, or its title.
+def document_names(file_name: str) -> list[str]:
+    """Return the names that a sentence may use for a document: its file name with or without the ending.
 
     Names that could be a number or a person's name, as in `2021.txt` and `keller.txt`, are left out: they are facts to
     check.
     """
-    stem, title = PurePath(document.name).stem, document.metadata.get("title", "")
-    names = [document.name] if re.search(r"[^\W\d_]", document.name) else []
-    names += [stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else []
-    return (*names, *([title] if len(title.split()) > 2 else []))
+    stem = PurePath(file_name).stem
+    names = [file_name] if re.search(r"[^\W\d_]", file_name) else []
+    return names + ([stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else [])
 
 
 def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:

@@ -5,8 +5,8 @@ A cell of the matrix is an answer with quotes. A draft has sections of sentences
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from typing import Any, TypeVar
@@ -76,8 +76,6 @@ class ReportDocument:
     name: str
     reference: DocumentRef | None
     """Its text in the store; None if it could not be read."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    """Its title, author, year, journal, publisher, doi, url, ..., as far as they are known."""
     error: str | None = None
     """Why it could not be read; None if it was read."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -24,12 +24,10 @@ from memagent_graph.cli.options import (
     open_reader,
     questions_of,
 )
-from memagent_graph.errors import DocumentError
-from memagent_graph.storage.bounded_files import json_file
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_report import Report, ReportSource
+    from memagent_report import Report
 
 
 class Format(StrEnum):
@@ -72,10 +70,6 @@ class ReportDocuments(ReaderOptions):
     judge: Annotated[
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
-    metadata: Annotated[
-        Path | None,
-        typer.Option(help="A JSON file with title, author, year, journal, doi, ... for each document, by file name."),
-    ] = None
     documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
     report_id: Annotated[
         str | None,
@@ -123,10 +117,12 @@ class ReportDocuments(ReaderOptions):
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
 
     async def _report(self, console: Console) -> Report:
+        from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
-        questions, documents = questions_of(self.ask or ()), self._sources()
+        questions = questions_of(self.ask or ())
+        documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
         console.policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
@@ -141,30 +137,6 @@ class ReportDocuments(ReaderOptions):
                     documents_at_once=self.documents_at_once, on_update=show,
                 ),
             )  # fmt: skip
-
-    def _sources(self) -> list[ReportSource]:
-        """Return the documents, with their metadata from the file that --metadata names.
-
-        Raises:
-            DocumentError: the file cannot be read, or names a document that was not given.
-        """
-        from memagent_graph.documents import Document  # noqa: PLC0415
-        from memagent_report import ReportSource  # noqa: PLC0415
-        from memagent_report.references import reference_fields  # noqa: PLC0415
-
-        described = _metadata(self.metadata) if self.metadata else {}
-        if others := described.keys() - {path.name for path in self.documents}:
-            raise DocumentError(
-                f"{self.metadata} describes {sorted(others)[0]}, which is not one of the documents",
-                hint="Its keys are the documents' file names, without folders.",
-            )
-        return [
-            ReportSource(
-                Document.from_path(path, encoding=self.encoding),
-                metadata=reference_fields(described.get(path.name, {})),
-            )
-            for path in self.documents
-        ]
 
     def _show(self, report: Report, console: Console) -> None:
         from memagent_graph.cli.output import print_json  # noqa: PLC0415
@@ -184,19 +156,6 @@ class ReportDocuments(ReaderOptions):
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
         console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
-
-
-def _metadata(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        values = json_file(path)
-        if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
-            raise TypeError("it is not a JSON object whose values are objects")
-    except (OSError, ValueError, TypeError) as error:
-        raise DocumentError(
-            f"the metadata in {path} cannot be used: {error}",
-            hint='Write a JSON object such as {"a.pdf": {"title": "...", "author": "...", "year": "2021"}}.',
-        ) from error
-    return values
 
 
 def register(app: typer.Typer) -> None:

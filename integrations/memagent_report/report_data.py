@@ -20,14 +20,13 @@ from memagent_report.evidence_matrix import (
     from_json,
     to_json,
 )
-from memagent_report.references import quote_location, reference_text
 from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
 from memagent_report.sentence_checks import SentenceProblem
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
 WHAT_QUOTED_MEANS: Final = (
-    "A sentence is quoted if its numbers, units, dates, names and quotations appear in its quotes, as do at least half "
+    "A sentence is quoted if its numbers, dates, names and quotations appear in its quotes, as do at least half "
     "of its words, and if the quotes appear in their documents, character by character except for white space and "
     f'Unicode variants. This does not make it true. Sentences marked "{NOT_QUOTED}" failed this check.'
 )
@@ -202,8 +201,7 @@ class Report:
         chapters.append(Chapter("Evidence matrix", table=tuple(self._table())))
         if self.references:
             chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
-        documents = tuple(Passage(reference_text(document)) for document in self.matrix.documents)
-        chapters += [Chapter("Documents", documents), Chapter("How this report was made", tuple(self._notes()))]
+        chapters.append(Chapter("How this report was made", tuple(self._notes())))
         return Manuscript(self.question, self.report_id, self.summary, tuple(chapters))
 
     def _section(self, section: ReportSection) -> Chapter:
@@ -233,8 +231,10 @@ class Report:
 
     def _reference(self, reference: Reference) -> Passage:
         name = self.matrix.documents[reference.document].name
-        text = f"{name}, {quote_location(reference.quote)}"
-        return Passage(text, number=reference.number, quote=reference.quote.text)
+        quote = reference.quote
+        page = f"{quote.page}, " if quote.page else ""
+        text = f"{name}, {page}characters {quote.start_char:,}-{quote.end_char:,}"
+        return Passage(text, number=reference.number, quote=quote.text)
 
     def _notes(self) -> Iterator[Passage]:
         total = self.totals

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.checkpoints import lease_of
 from memagent_report.evidence_matrix import ReportDocument
-from memagent_report.references import metadata_of
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
 from memagent_report.report_writing import custom_templates
@@ -31,26 +30,10 @@ _VERSION: Final = 1
 """A part of every report's id; it changes when reports of older versions cannot be continued."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSource:
-    """A document of a report, with a name and metadata for its reference.
-
-    Args:
-        document: anything that `Document.of` accepts.
-        name: its name in the report; by default the document's own name.
-        metadata: title, author (join several with " and "), year, journal, publisher, doi, url, ... These override the
-            metadata in the document itself (see `references`).
-    """
-
-    document: DocumentSource
-    name: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
 async def areport(
     agent: MemAgent,
     question: str,
-    documents: Iterable[DocumentSource | ReportSource],
+    documents: Iterable[DocumentSource],
     *,
     questions: Iterable[str] = (),
     extractive: bool = False,
@@ -72,8 +55,7 @@ async def areport(
     Args:
         agent: the reader; the caller closes it.
         question: the question of the report.
-        documents: anything that `Document.of` accepts, or `ReportSource`s. A document that cannot be read gets a row of
-            failed cells.
+        documents: anything that `Document.of` accepts. A document that cannot be read gets a row of failed cells.
         questions: the questions that every document is read for. If there are none, the policy writes two to six. If
             it has no prompt for this, every document is read for the report's own question.
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
@@ -177,34 +159,26 @@ def _require_same(metadata: Any, digest: str, report_id: str) -> None:
         )
 
 
-async def _report_documents(
-    agent: MemAgent, documents: Sequence[DocumentSource | ReportSource]
-) -> tuple[ReportDocument, ...]:
+async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -> tuple[ReportDocument, ...]:
     """Add the documents to the store, in order; names that occur twice get a number.
 
     Raises:
         DocumentError: there are none, or none can be read.
     """
-    if not documents:
+    if not sources:
         raise DocumentError("there are no documents", hint="Give at least one.")
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
-    for item in documents:
-        source = item if isinstance(item, ReportSource) else ReportSource(item)
+    for source in sources:
         try:
-            document = Document.of(source.document)
+            document = Document.of(source)
             reference = await agent.store.add_async(document, replace_undecodable=replace_undecodable)
-            metadata = {
-                **await asyncio.to_thread(metadata_of, source.document, agent.store, reference),
-                **source.metadata,
-            }
-            entry = ReportDocument(source.name or document.name, reference, metadata)
+            report_documents.append(ReportDocument(document.name, reference))
         except DocumentError as error:
             failures.append(error)
-            name = source.name or _name_of(source.document)
-            entry = ReportDocument(name, None, dict(source.metadata), without_folders(" ".join(str(error).split())))
-        report_documents.append(entry)
+            message = without_folders(" ".join(str(error).split()))
+            report_documents.append(ReportDocument(_name_of(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]
     return _with_different_names(report_documents)

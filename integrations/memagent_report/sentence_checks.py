@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_report.stated_facts import Date, Facts, Number, content_stems, facts_of, stem
+from memagent_report.stated_facts import Date, Facts, content_stems, facts_of, stem
 
 _MIN_SHARED: Final = 0.5
 """Minimum share of a sentence's words and values that must be in its quotes."""
@@ -56,14 +57,10 @@ class ProblemKind(StrEnum):
     """Words between its quotation marks are in none of its quotes."""
     NUMBER = "number"
     """A number is in none of its quotes."""
-    UNIT = "unit"
-    """A number is in its quotes with another unit."""
     DATE = "date"
     """A date is in none of its quotes."""
     NAME = "name"
     """A name is in none of its quotes."""
-    CODE = "code"
-    """A version, a time, or a word of letters and digits is in none of its quotes."""
     WORDS = "words"
     """It repeats a quote with a changed word, or fewer than half of its words and values are in its quotes."""
 
@@ -102,7 +99,6 @@ def check_sentence(
         *_quotations(facts, quote_facts),
         *_numbers(facts, quote_facts),
         *_dates(facts, quote_facts),
-        *_codes(facts, quote_facts),
         *_names(facts, quote_facts, is_common),
     ]
     return tuple(problems) or tuple(_words(facts, quote_facts))
@@ -123,30 +119,13 @@ def _quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentence
 
 
 def _numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    date_parts = {part for quote in quote_facts for date in quote.dates for part in (date.year, date.month, date.day)}
+    quoted = {value for quote in quote_facts for number in quote.numbers for value in number.readings}
+    quoted |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
-        number_text = facts.text[number.start : number.end]
-        same = [(other, quote) for quote in quote_facts for other in quote.numbers if _same_value(number, other)]
-        if not same and (number.unit or number.value not in date_parts):
-            yield SentenceProblem(ProblemKind.NUMBER, f"{number_text} is in none of its quotes")
-        elif same and number.unit and not any(_may_have_unit(number.unit, other, quote) for other, quote in same):
-            units = sorted({other.unit for other, _ in same if other.unit})
-            quoted_units = f"there it is {' or '.join(units)}" if units else "there it has none"
-            yield SentenceProblem(ProblemKind.UNIT, f"{number_text} has another unit in its quotes: {quoted_units}")
-
-
-def _same_value(one: Number, other: Number) -> bool:
-    """Whether two numbers may have the same value; units are ignored."""
-    return any(mine == theirs for mine, _ in one.readings for theirs, _ in other.readings)
-
-
-def _may_have_unit(unit: str, number: Number, quote: Facts) -> bool:
-    """Whether a number in a quote has this unit, or is followed by no word that could be another unit."""
-    units = {own for _, own in number.readings if own}
-    if units:
-        return unit in units
-    next_word = re.match(r"[\s-]?([^\W\d_]+)", quote.text[number.end :])
-    return next_word is None or not _has_content(next_word[1].casefold())
+        if not number.readings & quoted:
+            yield SentenceProblem(
+                ProblemKind.NUMBER, f"{facts.text[number.start : number.end]} is in none of its quotes"
+            )
 
 
 def _dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
@@ -159,7 +138,7 @@ def _dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProbl
 def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     """Whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
     for quote in quote_facts:
-        numbers = {int(number.value) for number in quote.numbers if not number.unit and 1 <= number.value < 3000}
+        numbers = {int(number.value) for number in quote.numbers if 1 <= number.value < 3000}
         for other in quote.dates:
             same_month = date.month == other.month
             same_day = date.day in {None, other.day} or date.day in numbers
@@ -167,12 +146,6 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
             if same_month and same_day and same_year:
                 return True
     return False
-
-
-def _codes(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    for code in facts.codes:
-        if not any(code in quote.text.casefold() for quote in quote_facts):
-            yield SentenceProblem(ProblemKind.CODE, f"{code} is in none of its quotes")
 
 
 def _names(facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[SentenceProblem]:

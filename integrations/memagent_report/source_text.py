@@ -162,7 +162,7 @@ def _original_positions(word: str, normal: str, start: int) -> list[int]:
 _MAX_QUOTES = 8
 """Maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
-"""The weights of a word of the answer, and of a name, number, date or code in it; a word of the question has 1."""
+"""The weights of a word of the answer, and of a name, number or date in it; a word of the question has 1."""
 
 
 def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
@@ -227,7 +227,7 @@ def _weights(answer: Facts) -> dict[str, int]:
     weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
     for word in answer.names:
         weights[stem(word.text)] = _FACT_WEIGHT
-    return weights | dict.fromkeys((*_values(answer), *answer.codes), _FACT_WEIGHT)
+    return weights | dict.fromkeys(_values(answer), _FACT_WEIGHT)
 
 
 def _values(facts: Facts) -> list[str]:
@@ -238,7 +238,7 @@ def _values(facts: Facts) -> list[str]:
 def _matches(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
     """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
     facts = facts_of(text)
-    terms = {*content_stems(facts), *_values(facts), *facts.codes}
+    terms = {*content_stems(facts), *_values(facts)}
     return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
 
 

@@ -1,7 +1,7 @@
-"""Extracts facts that can be compared without a model: numbers with units, dates, names, codes, words.
+"""Extracts facts that can be compared without a model: numbers, dates, names, and words.
 
-The rules are for English and do not understand meaning. `5 km` and `5 kilometres` are the same number, and
-`3 March 2021` and `2021-03-03` are the same date, but `half of them` is not a number.
+The rules are for English and do not understand meaning. `5.2 million` and `5,200,000` are the same number, and
+`3 March 2021` and `2021-03-03` are the same date, but `half of them` is not a number. Units are words.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ def normalize_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number and its unit, in a standard form; "" if it has no unit."""
+    """A number, with the magnitude after it: 5200000 for "5.2 million"."""
 
     value: Decimal
-    unit: str
     start: int
     end: int
-    shared: tuple[Decimal, str] | None = None
-    """Its value and unit if it shares those of the next number, as 3 does in "3 to 5 million euros"."""
+    shared: Decimal | None = None
+    """Its value if it shares the magnitude of the next number, as 3 does in "3 to 5 million euros"."""
 
     @property
-    def readings(self) -> tuple[tuple[Decimal, str], ...]:
-        """Its possible values, with their units."""
-        return ((self.value, self.unit), *([self.shared] if self.shared else ()))
+    def readings(self) -> frozenset[Decimal]:
+        """Its possible values."""
+        return frozenset((self.value, self.value if self.shared is None else self.shared))
 
     @property
     def key(self) -> str:
-        """Its value as text, for comparisons without units."""
+        """Its value as text."""
         return format(self.value.normalize(), "f")
 
 
@@ -94,10 +93,8 @@ class Facts:
     """The normalized text."""
     numbers: tuple[Number, ...]
     dates: tuple[Date, ...]
-    codes: tuple[str, ...]
-    """Versions, times, and words of letters and digits, such as 3.2.1, 14:30 and Q3."""
     words: tuple[Word, ...]
-    """All words except those of numbers, dates and codes."""
+    """All words except those of numbers and dates; also words of letters and digits, such as Q3."""
 
     @property
     def names(self) -> tuple[Word, ...]:
@@ -111,9 +108,8 @@ def facts_of(text: str) -> Facts:
     text = normalize_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_dates(text, spans))
-    codes = tuple(_codes(text, spans))
-    numbers = tuple(_share_units(text, [*_digits(text, spans), *_number_words(text, spans)]))
-    return Facts(text, numbers, dates, codes, tuple(_words(text, spans)))
+    numbers = tuple(_share_magnitudes(text, [*_digits(text, spans), *_number_words(text, spans)]))
+    return Facts(text, numbers, dates, tuple(_words(text, spans)))
 
 
 # Dates
@@ -162,64 +158,18 @@ def _overlaps(span: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
     return any(span[0] < end and start < span[1] for start, end in spans)
 
 
-# Codes
-
-_CODE: Final = re.compile(
-    r"(?<![\w.])(?:\d{1,2}:\d{2}(?::\d{2})?(?!\d)|\d{1,2}/\d{1,2}/\d{2,4}(?!\d)|\d+(?:\.\d+){2,}|"
-    r"[A-Za-z]+\d[\w.]*\w|[A-Za-z]\d)(?!\w)"
-)
-
-
-def _codes(text: str, spans: list[tuple[int, int]]) -> Iterator[str]:
-    for match in _CODE.finditer(text):
-        if not _overlaps(match.span(), spans):
-            spans.append(match.span())
-            yield match[0].casefold()
-
-
 # Numbers
 
-_SYMBOLS: Final = {
-    "%": "percent", "°C": "celsius", "°F": "fahrenheit", "mm": "millimetre", "cm": "centimetre", "m": "metre",
-    "km": "kilometre", "mi": "mile", "ft": "foot", "in": "", "mg": "milligram", "g": "gram", "kg": "kilogram",
-    "lb": "pound of weight", "oz": "ounce", "s": "second", "ms": "millisecond", "min": "minute", "h": "hour",
-    "KB": "kilobyte", "kB": "kilobyte", "MB": "megabyte", "GB": "gigabyte", "TB": "terabyte", "KiB": "kibibyte",
-    "MiB": "mebibyte", "GiB": "gibibyte", "Mbit": "megabit", "W": "watt", "kW": "kilowatt", "MW": "megawatt",
-    "GW": "gigawatt", "kWh": "kilowatt hour", "V": "volt", "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz",
-    "GHz": "gigahertz", "ml": "millilitre", "l": "litre", "ha": "hectare", "am": "am", "pm": "pm", "bar": "bar",
-    "USD": "dollar", "EUR": "euro", "GBP": "pound", "CHF": "franc", "JPY": "yen",
-}  # fmt: skip
-"""Symbols of units; letter case matters."""
-_UNITS: Final = {
-    word: unit
-    for unit, words in {
-        "percent": "percent percentage pct", "millimetre": "millimetre millimeter",
-        "centimetre": "centimetre centimeter",
-        "metre": "metre meter", "kilometre": "kilometre kilometer", "mile": "mile", "foot": "foot feet",
-        "inch": "inch inche", "yard": "yard", "milligram": "milligram", "gram": "gram gramme",
-        "kilogram": "kilogram kilo",
-        "tonne": "tonne ton", "pound": "pound", "ounce": "ounce", "millisecond": "millisecond", "second": "second sec",
-        "minute": "minute", "hour": "hour hr", "day": "day", "week": "week", "month": "month", "year": "year",
-        "decade": "decade", "century": "century centurie", "bit": "bit", "byte": "byte", "kilobyte": "kilobyte",
-        "megabyte": "megabyte", "gigabyte": "gigabyte", "terabyte": "terabyte", "kibibyte": "kibibyte",
-        "mebibyte": "mebibyte", "gibibyte": "gibibyte", "watt": "watt", "kilowatt": "kilowatt", "megawatt": "megawatt",
-        "gigawatt": "gigawatt", "volt": "volt", "hertz": "hertz", "millilitre": "millilitre milliliter",
-        "litre": "litre liter", "hectare": "hectare", "acre": "acre", "gallon": "gallon", "celsius": "celsius",
-        "fahrenheit": "fahrenheit", "degree": "degree", "dollar": "dollar", "euro": "euro", "cent": "cent",
-        "franc": "franc", "yen": "yen", "barrel": "barrel",
-    }.items()
-    for word in words.split()
-}  # fmt: skip
-_CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
 _MAGNITUDES: Final = {
     "hundred": Decimal(100), "thousand": Decimal(1000), "million": Decimal(10**6), "mn": Decimal(10**6),
     "billion": Decimal(10**9), "bn": Decimal(10**9), "trillion": Decimal(10**12), "dozen": Decimal(12),
 }  # fmt: skip
 _NUMBER: Final = re.compile(
     r"(?P<currency>[$€£¥]\s?)?(?<![\w.])(?P<sign>(?:(?<=\s)|^)-)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:\.\d+)?)(?:st|nd|rd|th)?(?!\d)"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?)(?:st|nd|rd|th)?(?!\d)"
+    r"(?:\s?(?:%|per\s?cent\b))?"
 )
-_AFTER: Final = re.compile(r"[\s-]?(?P<unit>°[CF]|%|[A-Za-z]+)")
+_WORD_AFTER: Final = re.compile(r"[\s-]?(?P<word>[A-Za-z]+)")
 _SMALL: Final = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
@@ -244,10 +194,11 @@ def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
         if _overlaps(match.span("digits"), spans):
             continue
-        value = Decimal(re.sub("[, ]", "", match["digits"])) * (-1 if match["sign"] else 1)
-        number, end = _parse_unit(text, value, match.end(), _CURRENCIES.get((match["currency"] or "").strip(), ""))
+        digits = re.sub("[, ]", "", match["digits"]).replace(":", ".")  # a time, such as 14:30, is one number
+        value = Decimal(digits) * (-1 if match["sign"] else 1)
+        value, end = _multiply(text, value, match.end(), is_money=match["currency"] is not None)
         spans.append((match.start(), end))
-        yield Number(*number, match.start(), end)
+        yield Number(value, match.start(), end)
 
 
 def _number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
@@ -255,62 +206,44 @@ def _number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
         if _overlaps(match.span(), spans):
             continue
         if match["one"]:
-            value = 1
+            number = 1
         elif match["tens"]:
-            value = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
+            number = _TENS[match["tens"].lower()] + _SMALL.index(match["ones"].lower())
         else:
-            value = _WORD_VALUES[match["word"].lower()]
-        number, end = _parse_unit(text, Decimal(value), match.end(), "")
+            number = _WORD_VALUES[match["word"].lower()]
+        value, end = _multiply(text, Decimal(number), match.end())
         spans.append((match.start(), end))
-        yield Number(*number, match.start(), end)
+        yield Number(value, match.start(), end)
 
 
-def _parse_unit(text: str, value: Decimal, end: int, currency: str) -> tuple[tuple[Decimal, str], int]:
-    """Return the value with a following magnitude, the unit, and the end of both."""
-    unit = currency
-    for _ in range(3):
-        match = _AFTER.match(text, end)
-        if match is None:
+def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) -> tuple[Decimal, int]:
+    """Return the value times the magnitudes that follow it, and the end of these; "$5m" is five million."""
+    while match := _WORD_AFTER.match(text, end):
+        word = "million" if is_money and match["word"] == "m" else match["word"].lower()
+        if word not in _MAGNITUDES:
             break
-        word = match["unit"]
-        if word == "m" and currency:
-            word = "million"
-        if word == "s" and match[0] == "s":
-            break  # the 1990s
-        if (magnitude := _MAGNITUDES.get(word.lower())) is not None:
-            value, end = value * magnitude, match.end()
-            continue
-        if word.lower() == "per" and text[match.end() :].lstrip().lower().startswith("cent"):
-            return (value, "percent"), text.index("cent", match.end()) + len("cent")
-        name = _SYMBOLS.get(word) or _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))
-        if name:
-            unit, end = unit or name, match.end()
-        break
-    return (value, unit), end
+        value, end = value * _MAGNITUDES[word], match.end()
+    return value, end
 
 
-def _share_units(text: str, numbers: list[Number]) -> Iterator[Number]:
-    """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude and unit."""
+def _share_magnitudes(text: str, numbers: list[Number]) -> Iterator[Number]:
+    """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude."""
     ordered = sorted(numbers, key=lambda number: number.start)
     for number, following in zip(ordered, [*ordered[1:], None], strict=False):
-        if following is None or number.unit or not _JOINS.fullmatch(text[number.end : following.start]):
+        if following is None or not _JOINS.fullmatch(text[number.end : following.start]):
             yield number
             continue
-        factor = _magnitude(text[following.start : following.end])
-        yield replace(number, shared=(number.value * factor, following.unit))
+        words = (word.lower() for word in re.findall(r"[A-Za-z]+", text[following.start : following.end]))
+        factor = next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
+        yield replace(number, shared=number.value * factor)
 
 
 _JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
 
 
-def _magnitude(passage: str) -> Decimal:
-    words = (word.lower() for word in re.findall(r"[A-Za-z]+", passage))
-    return next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
-
-
 # Words
 
-_WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+_WORD: Final = re.compile(r"(?<![^\W_])[^\W\d_][^\W_]*(?:'[^\W\d_]+)?|[^\W\d_]+")
 _BEGINS: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
 _MOSTLY_CAPITALS: Final = 0.6
 

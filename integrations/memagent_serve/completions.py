@@ -233,7 +233,7 @@ class ChatCompletions:
             if total > room and not MEDIA.search(chat.unreadable or "image"):
                 require_readable(chat)
             return body
-        if not chat.has_files and is_task(chat, self._settings.task_pattern):
+        if not chat.has_files and is_task(chat):
             return await asyncio.to_thread(shorten_task, chat, room, tokenizer)
         return chat, plan
 

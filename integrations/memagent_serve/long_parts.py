@@ -150,13 +150,16 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
     return None
 
 
-def is_task(request: ChatRequest, pattern: str) -> bool:
-    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation."""
+def is_task(request: ChatRequest) -> bool:
+    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation.
+
+    Open WebUI begins these with "### Task:".
+    """
     latest = latest_request(request.messages)
-    if latest is None or not pattern:
+    if latest is None:
         return False
     first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
-    return re.match(pattern, first.text()) is not None
+    return first.text().lstrip().startswith("### Task:")
 
 
 def question_of(

@@ -95,13 +95,6 @@ class Serve(ReaderOptions):
     ] = 256
     storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
     storage_of_all: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
-    task_pattern: Annotated[
-        str,
-        typer.Option(
-            help="A request whose last message begins like this regular expression is a chat front end's own task, "
-            "such as a title: if it is long, it is shortened, not read. An empty one means none."
-        ),
-    ] = r"\s*### Task:"
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -149,7 +142,6 @@ class Serve(ReaderOptions):
             request_memory=self.request_memory * _MEGABYTE,
             storage=self.storage * _MEGABYTE,
             storage_of_all=self.storage_of_all * _MEGABYTE,
-            task_pattern=self.task_pattern,
             max_connections=self.max_connections,
         )
 

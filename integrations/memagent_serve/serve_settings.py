@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +34,11 @@ class ServeSettings:
     """The maximum size on disk of one key's uploaded files and texts together."""
     storage_of_all: int = 2**34
     """The same of all keys."""
-    task_pattern: str = r"\s*### Task:"
-    """A regular expression: a chat front end's own task (a title, tags) begins like this, and is not read."""
     idle_seconds: float = 30.0
     """How long a client may pause inside a request."""
     body_seconds: float = 900.0
     """How long a whole request may take to arrive."""
     max_connections: int = 2000
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.task_pattern)
-        except re.error as error:
-            raise MemAgentError(
-                f"the pattern of tasks cannot be used: {error}", hint="Write a regular expression after --task-pattern."
-            ) from error
 
 
 def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool) -> None:

@@ -46,7 +46,6 @@ _BUILT_IN: Final = {
     "resume": "resume:Resume",
     "doctor": "doctor:Doctor",
     "show": "show:Show",
-    "diff": "show:Diff",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
     "export": "exchange_commands:Export",

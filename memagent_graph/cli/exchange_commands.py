@@ -28,12 +28,6 @@ class Export(RunChoice):
     for_training: Annotated[
         bool, typer.Option("--for-training", help="Refuse runs without token ids and log-probs.")
     ] = False
-    skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="With --for-training: leave such runs out instead.")
-    ] = False
-    no_superseded: Annotated[
-        bool, typer.Option("--no-superseded", help="Leave out conversations that a resume or an edit replaced.")
-    ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
     log: Log = None
     as_json: AsJSON = False
@@ -43,17 +37,13 @@ class Export(RunChoice):
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log.exchange import export_runs
 
-        if self.skip_incomplete and not self.for_training:
-            raise typer.BadParameter("only with --for-training", param_hint="'--skip-incomplete'")
         chosen = self.filter()
         with failures_told(as_json=self.as_json), Console().working("writing the runs"):
             report = export_runs(
                 open_existing(self.log),
                 self.destination,
                 chosen=chosen,
-                superseded=not self.no_superseded,
                 for_training=self.for_training,
-                skip_incomplete=self.skip_incomplete,
                 overwrite=self.overwrite,
             )
         if self.as_json:
@@ -66,9 +56,6 @@ class Export(RunChoice):
             f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
             err=True,
         )
-        if report.incomplete:
-            named = ", ".join(map(in_one_line, report.incomplete))
-            typer.echo(f"left out {len(report.incomplete)} that cannot be trained on: {named}", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)

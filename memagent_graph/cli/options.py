@@ -36,7 +36,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tables and datasets": (
         "text_column", "path_column", "id_column", "question_column", "keep_column", "root", "subset", "split",
     ),
-    "What may be opened": ("allow_private_addresses", "allow_chained_urls"),
+    "What may be opened": ("allow_private_addresses",),
     "Sampling": ("temperature", "top_p", "seed", "logprobs"),
     "Memories that cannot be used": ("on_truncated", "on_empty", "on_refused", "on_invented"),
     "Limits": ("max_chunks", "max_questions", "max_documents", "max_tokens", "max_tokens_total", "max_seconds"),

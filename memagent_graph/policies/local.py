@@ -1,8 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
-One thread owns the model. Requests that are waiting when it becomes free are answered together, as one batch: the
-prompts' common prefix (the same section, for several questions) is computed once. It is kept for the next batch, which
-may have late requests, or other questions, about the same section.
+One thread owns the model. Of the requests that are waiting when it becomes free, those whose prompts begin alike (the
+same section, for several questions) are answered together, as one batch: their common prefix is computed once. It is
+kept for the next batch, which may have late requests, or other questions, about the same section.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LocalPolicy:
         self._folder = _folder_of(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         profile = load_profile(self._folder)
-        device = device or _default_device()
+        self._device = device = device or _default_device()
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
         """The number format that it computes in."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
@@ -167,7 +167,18 @@ class LocalPolicy:
                     break
             last = batch[-1] is None
             with self._computing:
-                self._serve([request for request in batch if request is not None])
+                for requests in self._batches([request for request in batch if request is not None]):
+                    self._serve(requests)
+
+    def _batches(self, requests: Sequence[_Request]) -> list[list[_Request]]:
+        """Group requests whose prompts begin alike; a GPU computes all of them together in less time."""
+        if self._device != "cpu":
+            return [list(requests)]
+        batches: dict[tuple[int, ...], list[_Request]] = {}
+        for request in requests:
+            batches.setdefault(tuple(request.ids[:_MIN_REUSED_TOKENS]), []).append(request)
+        alone = [batch[0] for batch in batches.values() if len(batch) == 1]
+        return [batch for batch in batches.values() if len(batch) > 1] + ([alone] if alone else [])
 
     def _serve(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]

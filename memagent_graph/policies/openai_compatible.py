@@ -1,7 +1,7 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-This module builds the requests. `sending` sends them, `replies` decodes what comes back, `server_errors` makes errors of
-failures (`redaction` keeps keys and passwords out of them), and `served_models` chooses the model.
+This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` makes the errors
+(`redaction` keeps keys and passwords out of them), and `served_models` chooses the model.
 """
 
 from __future__ import annotations

@@ -372,8 +372,8 @@ class RunLog:
         """Return the newest value of each of a run's own rewards, by name."""
         return dict(self.totals([run_id])[run_id].rewards)
 
-    def totals(self, run_ids: Iterable[str], *, superseded: bool = False) -> dict[str, RunTotals]:
-        """Totals of runs, by id; with `superseded`, conversations that no longer count are included."""
+    def totals(self, run_ids: Iterable[str]) -> dict[str, RunTotals]:
+        """Return the totals of runs, by id; conversations that no longer count are left out."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
         chosen = json.dumps(ids)
@@ -389,9 +389,9 @@ class RunLog:
                 "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
                 "sum(completion_tokens) completion_tokens, "
                 "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
-                "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded <= ? "
+                "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded = 0 "
                 "GROUP BY run_id",
-                (chosen, int(superseded)),
+                (chosen,),
             )
             for row in sums:
                 counts = dict(row)

@@ -39,19 +39,20 @@ from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 
 _SHIPPED: Final = {
-    "overwrite": "Overwrite",
-    "gated": "Gated",
-    "refine": "Refine",
-    "map_reduce": "MapReduce",
-    "parallel": "Parallel",
-    "segments": "Segments",
-    "reread": "Reread",
-    "recall": "Recall",
-    "retrieval": "Retrieval",
-    "middle_truncation": "MiddleTruncation",
-    "full_context": "FullContext",
+    "overwrite": "overwrite.Overwrite",
+    "gated": "gated.Gated",
+    "refine": "refine.Refine",
+    "map_reduce": "map_reduce.MapReduce",
+    "parallel": "parallel.Parallel",
+    "segments": "segments.Segments",
+    "reread": "reread.Reread",
+    "recall": "recall.Recall",
+    "retrieval": "retrieval.Retrieval",
+    "middle_truncation": "excerpts.MiddleTruncation",
+    "full_context": "excerpts.FullContext",
 }
-_STOP_RULES: Final = {"converged": "Converged"}
+"""Module and class by name; a module is imported when its strategy is chosen."""
+_STOP_RULES: Final = {"converged": "converged.Converged"}
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -118,7 +119,7 @@ def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
         return _named(text, own_code=own_code)
     if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
         raise StrategyError(f"{text} has two rules for stopping early", hint="Give one.")
-    kind = _class_of(_STOP_RULES, rule)
+    kind = _load(_STOP_RULES[rule])
     made: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
     return made
 
@@ -126,7 +127,7 @@ def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
 def _named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
-        return _check(_class_of(_SHIPPED, name), name, options)
+        return _check(_load(_SHIPPED[name]), name, options)
     if name.partition(":")[0] in strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
@@ -152,8 +153,9 @@ def _named(text: str, *, own_code: bool) -> Strategy:
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, there))
 
 
-def _class_of(names: Mapping[str, str], name: str) -> Any:
-    return getattr(import_module(f"{__name__}.{name}"), names[name])
+def _load(place: str) -> Any:
+    module, _, kind = place.partition(".")
+    return getattr(import_module(f"{__name__}.{module}"), kind)
 
 
 def _check(given: Any, name: str, options: Mapping[str, str]) -> Strategy:

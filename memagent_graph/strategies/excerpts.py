@@ -13,10 +13,11 @@ Documents are read from the store in a stream; at most the text of one call is i
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NotRequired, TypeVar
 
 from langgraph.graph import END
@@ -25,7 +26,6 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
@@ -63,12 +63,10 @@ class DoesNotFitError(BudgetError):
 
 
 class ExcerptState(ReaderState):
-    """The state of strategies that show excerpts."""
+    """The state of strategies that show an excerpt."""
 
-    excerpts: NotRequired[list[list[dict[str, Any]]]]
-    """The excerpts to show in turn until one gives an answer; each is a list of `Span.stored`."""
-    shown: NotRequired[int]
-    """How many excerpts were shown."""
+    excerpt: NotRequired[list[dict[str, Any]]]
+    """The spans to show, as `Span.stored`, in the document's order."""
 
 
 class ExcerptWindow:
@@ -123,57 +121,99 @@ class ExcerptWindow:
 
 
 class Excerpt(Strategy):
-    """open_document -> choose_excerpts -> show_excerpt -> ...: the question on parts of the text, until one answers."""
+    """choose_excerpt -> show_excerpt: the question, asked once about a part of the document."""
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
     reads_all: ClassVar[bool] = False
-    tries: int = 1
-    """Maximum number of excerpts to show."""
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the two steps."""
-        graph.add_node("choose_excerpts", self._choose_excerpts)
+        graph.add_node("choose_excerpt", self._choose_excerpt)
         graph.add_node("show_excerpt", self._show_excerpt)
-        graph.add_edge(OPEN, "choose_excerpts")
-        graph.add_edge("choose_excerpts", "show_excerpt")
-        graph.add_conditional_edges("show_excerpt", unless_answered, ["show_excerpt", END])
+        graph.add_edge(OPEN, "choose_excerpt")
+        graph.add_edge("choose_excerpt", "show_excerpt")
+        graph.add_edge("show_excerpt", END)
 
     @abstractmethod
-    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """Return at least one excerpt, the best first, each with its spans in order; and the document's tokens.
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the spans to show, in the document's order, and the document's tokens.
 
         Raises:
             BudgetError: no excerpt fits in the window.
         """
 
-    async def _choose_excerpts(self, state: ExcerptState, step: StepContext) -> Change:
+    async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         try:
-            excerpts, tokens = await self.choose(ExcerptWindow(step))
+            spans, tokens = await self.choose(ExcerptWindow(step))
         except DoesNotFitError:
             step.log_failure(DOES_NOT_FIT)
             raise
         step.count_document(tokens)
-        return {"excerpts": [[span.stored for span in spans] for spans in excerpts], "shown": 0}
+        return {"excerpt": [span.stored for span in spans]}
 
     async def _show_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
-        window, shown = ExcerptWindow(step), state.get("shown") or 0
-        excerpts = state.get("excerpts") or []
-        spans, is_last = [Span(**span) for span in excerpts[shown]], shown + 1 == len(excerpts)
+        window, spans = ExcerptWindow(step), [Span(**span) for span in state.get("excerpt") or ()]
         text = window.text(spans)
         memory = ""
-        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1 - shown)
+        reply = await step.ask(window.role_for(text), memory="", chunk=text, reads=spans, parents=(), slot=-1)
         if not window.asks_once:
             memory = reply.text
-            reply = await step.ask(ANSWER, memory=memory, slot=shown)
-        if not is_last and gives_no_answer(reply.value) and step.limit() is None:
-            return {"shown": shown + 1}
+            reply = await step.ask(ANSWER, memory=memory)
         return end_with_answer(reply, memory, step)
 
 
-def unless_answered(state: ReaderState) -> str:
-    """Return the route after an excerpt: to the next one, or to the end."""
-    return END if state.get("stop_reason") else "show_excerpt"
+@dataclass(frozen=True)
+class FullContext(Excerpt):
+    """One call with the whole document, if it fits in the window: what a model with a long context would do."""
+
+    least_answer_tokens: int = 0
+    """If the document leaves less of the window than the reply's maximum, the reply gets the rest, but at least this
+    many tokens; with 0, the reply gets its maximum or there is no call. An evaluation passes the task's answer length,
+    so that a document as long as the window fits, as in RULER."""
+
+    name: ClassVar[str] = "full_context"
+    reads_all: ClassVar[bool] = True
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the whole document.
+
+        Raises:
+            DoesNotFitError: it does not fit; the policy was not called.
+        """
+        return await asyncio.to_thread(self._choose, window)
+
+    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        ends = DocumentEnds(window.chunker, 0)
+        may_give = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
+        needed = window.window - window.room + ends.tokens
+        if ends.tokens <= window.room + may_give + BOUNDARY_TOKENS:
+            needed = window.needs(window.text([ends.whole()]))
+        if needed - may_give > window.window:
+            raise DoesNotFitError(needed - may_give, window.window, ends.tokens)
+        return [ends.whole()], ends.tokens
+
+
+@dataclass(frozen=True)
+class MiddleTruncation(Excerpt):
+    """One call with the document's beginning and end, half of the window for each; the middle is left out."""
+
+    name: ClassVar[str] = "middle_truncation"
+    shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the document's beginning and end, or the whole document if it fits."""
+        return await asyncio.to_thread(self._choose, window)
+
+    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        ends = DocumentEnds(window.chunker, window.room)
+
+        def truncate(tokens: int) -> list[Span]:
+            if tokens >= ends.tokens:
+                return [ends.whole()]
+            return [span for span in (ends.head(tokens - tokens // 2), ends.tail(tokens // 2)) if span is not None]
+
+        return window.fit_to_window(truncate), ends.tokens
 
 
 def prompt_overhead(context: ReaderContext) -> int:

@@ -26,11 +26,7 @@ sentences in two; with its second half, none."""
 
 @dataclass(frozen=True)
 class Retrieval(Excerpt):
-    """Retrieval-augmented generation without a second model: chunks that end with a sentence, BM25, mostly one call.
-
-    With several tries, the next best chunks are shown if the answer is that the text does not say, in English. So a
-    small policy can be shown few chunks at a time. A later try costs a call, and may mislead if the document does not
-    say.
+    """Retrieval-augmented generation in one call: chunks that end with a sentence, ranked by BM25.
 
     Raises:
         StrategyError: a number is too small.
@@ -40,9 +36,7 @@ class Retrieval(Excerpt):
     chunks: int = 0
     """How many are shown; 0 means as many as fit."""
     chunk_tokens: int = 0
-    """How long they are; 0 means 256, or an eighth of the space if that is less."""
-    tries: int = 1
-    """How often chunks are shown, at most, each time others."""
+    """How long they are; 0 means 256, or an eighth of the room in the window if that is less."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
     """Ranks chunks; BM25 by default."""
 
@@ -51,13 +45,9 @@ class Retrieval(Excerpt):
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "chunks", "chunk_tokens")
-        self.require_at_least(1, "tries")
 
-    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
-        """Return an excerpt for each try: the best chunks that fit the window, or the beginning of the best one.
-
-        Later tries have only chunks that match the question.
-        """
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the best chunks that fit the window, or the beginning of the best one; and the document's tokens."""
         context, spans = window.context, list[Span]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _MIN_CHUNKS))
         chunker = Chunker(
@@ -70,22 +60,11 @@ class Retrieval(Excerpt):
                 yield chunk.text
 
         ranking = await ranked(self.retriever, texts(), window.question)
-        matching = set(ranking)
-        ranking += [number for number in range(len(spans)) if number not in matching]
-        left = [spans[number] for number in ranking]
-        excerpts = await asyncio.to_thread(self._excerpts, left, len(matching), window)
-        return excerpts, sum(span.tokens for span in spans)
-
-    def _excerpts(self, left: list[Span], matching: int, window: ExcerptWindow) -> list[list[Span]]:
-        """Return excerpts of chunks that are sorted best first; the first `matching` of them match the question."""
-        excerpts: list[list[Span]] = []
-        while len(excerpts) < self.tries and (not excerpts or matching > 0):
-            best = left[: self.chunks or None]
-            excerpts.append(window.fit_to_window(partial(_best_within, best=best, window=window)))
-            starts = {span.start_byte for span in excerpts[-1]}
-            left = [span for span in left if span.start_byte not in starts]
-            matching -= len(starts)
-        return excerpts
+        matches = set(ranking)
+        ranking += [number for number in range(len(spans)) if number not in matches]
+        best = [spans[number] for number in ranking[: self.chunks or None]]
+        choose = partial(_best_within, best=best, window=window)
+        return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
 
 
 def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
@@ -119,27 +118,14 @@ class Timeline:
         """The final memory."""
         return self.view.trace.final_memory
 
-    @cached_property
-    def lanes(self) -> dict[str, list[Step]]:
-        """The steps of each branch, by its name, in order; the trunk, named "", is first if there is one."""
-        lanes: dict[str, list[Step]] = {"": []} if any(not step.update.branch for step in self.steps) else {}
-        for step in self.steps:
-            lanes.setdefault(step.update.branch, []).append(step)
-        return lanes
+    @property
+    def branches(self) -> list[str]:
+        """The branches' names in the order of their steps; the trunk, named "", is first if there is one."""
+        return sorted(dict.fromkeys(step.update.branch for step in self.steps), key=bool)
 
     def step(self, update: int) -> Step:
         """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
         return self.steps[self.places[update]]
-
-    def density(self, columns: int, branch: str | None = None) -> list[float]:
-        """Return the greatest density in each of `columns` equal parts of the run, or of one branch.
-
-        There are fewer parts if there are fewer steps.
-        """
-        steps = self.steps if branch is None else self.lanes[branch]
-        count = min(columns, len(steps))
-        bounds = [index * len(steps) // count for index in range(count + 1)] if count else []
-        return [max(step.density for step in steps[a:b]) for a, b in pairwise(bounds)]
 
     def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
         """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
@@ -288,19 +274,3 @@ def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     if update.chunk_index is None:
         return f"merge of branches {list_names(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
     return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
-
-
-def same_places(a: Timeline, b: Timeline) -> list[tuple[Step, Step]]:
-    """Return the steps of two runs with the same place: the same chunk on the same branch, read for the same time."""
-    there = dict(zip(_keys(b.steps), b.steps, strict=True))
-    return [(step, there[key]) for key, step in zip(_keys(a.steps), a.steps, strict=True) if key in there]
-
-
-def _keys(steps: Sequence[Step]) -> list[tuple[str, int | None, int]]:
-    times: Counter[tuple[str, int | None]] = Counter()
-    keys = []
-    for step in steps:
-        place = step.update.branch, step.update.chunk_index
-        keys.append((*place, times[place]))
-        times[place] += 1
-    return keys

@@ -123,7 +123,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "documentBytes": view.document["size"],
         "model": view.model,
         "strategy": view.strategy,
-        "branches": list(timeline.lanes),
+        "branches": timeline.branches,
         "stopReason": view.stop_reason,
         "began": view.began,
         "rewards": [

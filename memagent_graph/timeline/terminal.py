@@ -9,7 +9,6 @@ from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -23,11 +22,9 @@ from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _KEPT_AROUND_CHANGE = 160
 _MAX_SUPPORTING_LINES = 4
 _MAX_LOST_LINES = 12
-_MAX_LANES = 16
 
 
 def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> RenderableType:
@@ -47,7 +44,7 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _header(timeline),
         Text(),
         _answer(timeline),
-        *_add_title("Where memory changed", [DensityStrip(timeline), *_steps(timeline)] if timeline.steps else []),
+        *_add_title("Where memory changed", _steps(timeline)),
         *_add_title("What supports the answer", _excerpt(timeline)),
         *_add_title("Final memory, and where it comes from", _memory_lines(timeline)),
         *_add_title("Lost on the way", _lost(timeline)),
@@ -76,51 +73,13 @@ class DiffText:
         yield text
 
 
-class DensityStrip:
-    """Where memory changed, over the available width: a block's height is the share of words that changed.
-
-    Each branch has a line below the trunk's.
-    """
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        lanes = self._timeline.lanes
-        named = len(lanes) > 1
-        labels = {branch: plain(branch or "trunk").replace("\n", " ")[:16] for branch in lanes}
-        width = max(map(len, labels.values()), default=0) + 2 if named else 0
-        for branch, steps in list(lanes.items())[:_MAX_LANES]:
-            columns = round((options.max_width - width) * self._timeline.share)
-            values = self._timeline.density(max(1, columns), branch)
-            if named:
-                yield Segment(labels[branch].ljust(width), Style(dim=True))
-            for value in values:
-                block = _BLOCKS[min(len(_BLOCKS) - 1, int(value * len(_BLOCKS)))]
-                yield Segment(block, Style(color="cyan")) if value else Segment("·", Style(dim=True))
-            yield Segment.line()
-            if not named:
-                yield from _ends(steps, len(values))
-        if len(lanes) > _MAX_LANES:
-            yield Segment(f"and {len(lanes) - _MAX_LANES:,} more branches", Style(dim=True))
-            yield Segment.line()
-
-
-def _ends(steps: Sequence[Step], width: int) -> Iterator[Segment]:
-    """Yield the first and the last chunk's number, under a strip."""
-    first, last = (str(steps[index].update.chunk_number) for index in (0, -1))
-    space = " " * max(1, width - len(first) - len(last))
-    yield Segment(f"{first}{space}{last}" if width > 1 else first, Style(dim=True))
-    yield Segment.line()
-
-
 def _header(timeline: Timeline) -> RenderableType:
     view, totals = timeline.view, timeline.totals
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     excerpt = view.trace.excerpt
-    branches = len(timeline.lanes) - ("" in timeline.lanes)
+    branches = len([branch for branch in timeline.branches if branch])
     on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
     read = quantity(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
     rows = [

@@ -218,7 +218,7 @@ def test_twenty_reads_at_once_are_seen_to_their_end(page: Any) -> None:
     assert complaints(page) == []
 
 
-def test_five_thousand_reads_are_listed_searched_and_two_compared(page: Any, server: Served) -> None:
+def test_five_thousand_reads_are_listed_and_searched(page: Any, server: Served) -> None:
     for number in range(5000):
         entry = Entry(f"run-{number}", "local", f"r{number}", f"Question {number}?", "book.txt", float(number))
         server.serving.ledger.begin(entry)
@@ -231,24 +231,6 @@ def test_five_thousand_reads_are_listed_searched_and_two_compared(page: Any, ser
     page.switch_to.active_element.send_keys("question 123?")
     until(page, "document.getElementById('found').textContent === '1 read'")
     assert page.find_element(By.CSS_SELECTOR, "#reads a").text == "Question 123?"
-
-
-def test_two_reads_are_compared(page: Any) -> None:
-    drop(
-        page,
-        "annals.txt",
-        document_with({0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}, words=300),
-    )
-    begin(page, QUESTION, "What is the key of castle?")
-    until(page, "document.querySelectorAll('#reads .state-finished').length === 2")
-    for pick in page.find_elements(By.CSS_SELECTOR, ".pick"):
-        pick.click()
-    page.find_element(By.ID, "compare").click()
-    until(page, "document.querySelectorAll('#facts tr').length > 5")
-    shown = page.find_element(By.ID, "facts").text
-    assert "4711" in shown
-    assert "12" in shown
-    assert page.find_element(By.ID, "parting").text.startswith("The memories first differ at chunk")
 
 
 def test_the_keyboard_alone_is_enough(page: Any) -> None:

@@ -378,13 +378,13 @@ def in_a_graph(place: Place) -> Any:
 
 
 def in_agents(place: Place) -> Any:
-    """What agents and clients get: a node, a tool, a compressor, and an MCP server's tools."""
+    """What agents and clients get: a node, a tool, a reader of retrieved documents, and an MCP server's tools."""
     import asyncio
 
     from langchain_core.documents import Document
     from mcp.shared.memory import create_connected_server_and_client_session
 
-    from langchain_memagent import MemAgentDocumentCompressor, ReadLongDocument, memagent_node
+    from langchain_memagent import ReadLongDocument, memagent_node
     from memagent_mcp import make_server
 
     policy = ScriptedPolicy(perfect_reader)
@@ -399,7 +399,7 @@ def in_agents(place: Place) -> Any:
         message = ReadLongDocument(agent=reader).invoke(called)
         wrong = ReadLongDocument(agent=reader).invoke({**called, "args": {**args, "questions": [" "]}})
         found = [Document(TEXT[:500], metadata={"source": "a"}), Document(TEXT[500:], metadata={"source": "b"})]
-        [reading] = MemAgentDocumentCompressor(agent=reader).compress_documents(found, QUESTION)
+        retrieved = reader.read(found, QUESTION)
 
         async def client() -> list[Any]:
             async with create_connected_server_and_client_session(make_server(reader)) as session:
@@ -421,7 +421,7 @@ def in_agents(place: Place) -> Any:
 
         return {
             "node": node, "message": [message.status, message.text, message.artifact],
-            "wrong": [wrong.status, wrong.text], "reading": [reading.page_content, reading.metadata],
+            "wrong": [wrong.status, wrong.text], "retrieved": [retrieved.answer, retrieved.memory],
             "mcp": asyncio.run(client()), "prompts": sorted(policy.prompts),
         }  # fmt: skip
 
@@ -544,7 +544,6 @@ def command_line(place: Place) -> Any:
             kept(f"show {run_id}", "show", run_id)
             kept(f"show {run_id} as JSON", "show", run_id, "--json")
         kept("one chunk", "show", "c", "--chunk", 2)
-        kept("compared", "diff", "a", "c")
         found["files"] = _files(place)
         found["requests"] = exact(fake.requests[:12])
         kept("deleted", "runs", "b", "d", "--delete", "--yes", "--json")

@@ -31,7 +31,6 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.storage.state_serializer import CompressedSerializer
-from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
@@ -193,7 +192,6 @@ def check_log(path: Path, folder: Path) -> None:
             timeline = build_timeline(view)
             render_page(timeline)
             render_timeline(timeline)
-            render_comparison(compare_runs(view, view, settings_a=run.settings, settings_b=run.settings))
 
 
 def test_an_export_from_others_is_imported_and_shown_or_refused(

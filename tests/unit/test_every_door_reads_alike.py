@@ -23,7 +23,7 @@ from support.scripts import document_with, part
 from typer.testing import CliRunner
 
 from langchain_memagent import MemAgentMiddleware, ReadLongDocument, memagent_node, platform
-from memagent_corpus.corpus_command import CorpusCommand
+from memagent_corpus.corpus_command import Corpus
 from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
 from memagent_graph.cli import app
@@ -181,7 +181,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": Doctor,
     "mcp": Mcp,
     "serve": Serve,
-    "corpus": lambda **given: CorpusCommand(source="books", out="table", **given),
+    "corpus": lambda **given: Corpus(source="books", out="table", **given),
     "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
     "report": lambda **given: ReportDocuments(question=QUESTION, documents=[], **given),
 }

@@ -28,9 +28,7 @@ def run(folder: Path, name: str, *arguments: str) -> str:
     return run_program(command, capture_output=True, check=True, cwd=folder).stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["agent_with_tool", "graph_with_node", "retrieval_with_compressor", "report_over_documents"]
-)
+@pytest.mark.parametrize("name", ["agent_with_tool", "graph_with_node", "report_over_documents"])
 def test_each_is_under_60_lines(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
@@ -67,16 +65,6 @@ def test_graph_with_node(folder: Path) -> None:
     assert f"{QUESTION} 48213\n" in out
     position = (folder / "note.txt").read_text().index("48213")
     assert out.endswith(f'"48213" at {position}\n')
-
-
-def test_retrieval_with_compressor(folder: Path) -> None:
-    texts = folder / "texts"
-    texts.mkdir()
-    (texts / "rain.txt").write_text("\n\n".join([PROSE] * 5))
-    (texts / "birds.txt").write_text("\n\n".join([PROSE, f"{PROSE}{STATEMENT}", PROSE]))
-    out = run(folder, "retrieval_with_compressor", str(texts), QUESTION)
-    assert out.startswith("answer: 48213\n")
-    assert "{'source': 'birds.txt', 'paragraph': 1}" in out
 
 
 def test_report_over_documents(folder: Path) -> None:

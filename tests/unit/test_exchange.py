@@ -74,13 +74,13 @@ def other(tmp_path: Path):
     log.close()
 
 
-def content(log: RunLog, *, superseded: bool = True) -> dict[str, Any]:
+def content(log: RunLog) -> dict[str, Any]:
     """All that a log holds, with rows replaced by their order in the run."""
     found = {}
     for run in log.runs():
         order: dict[int | None, int | None] = {None: None}
         conversations = []
-        for each in log.conversations(run.run_id, superseded=superseded):
+        for each in log.conversations(run.run_id, superseded=True):
             order[each.id] = len(conversations)
             conversations.append(
                 repr(replace(each, id=None)) + repr((each.prompt_token_ids, each.token_ids, each.logprobs))
@@ -292,17 +292,6 @@ def test_large_exports_are_written_in_parts_and_read_in_parts(tmp_path, log, oth
     assert content(other) == content(log)
 
 
-def test_superseded_conversations_can_be_left_out_with_their_rewards(tmp_path, log, other) -> None:
-    rows = write_run(log, count=2)
-    log.wait(log.record(conversation(1, step="resumed")))
-    log.reward("r", 1.0, conversation=rows[1])
-    log.reward("r", 0.5, conversation=rows[0])
-    report = export_runs(log, tmp_path / "runs.parquet", superseded=False)
-    assert (report.conversations, report.rewards) == (2, 1)
-    import_runs(other, tmp_path / "runs.parquet")
-    assert content(other) == content(log, superseded=False)
-
-
 def test_only_the_chosen_runs_are_exported_oldest_first(tmp_path, log, other) -> None:
     for run_id in ("a", "b", "c"):
         write_run(log, run_id, 1)
@@ -315,7 +304,7 @@ def test_only_the_chosen_runs_are_exported_oldest_first(tmp_path, log, other) ->
 # For training
 
 
-def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path, log) -> None:
+def test_runs_without_ids_are_refused_for_training_by_name(tmp_path, log) -> None:
     write_run(log, "good", 2)
     write_run(log, "empty", 0)
     for number in range(4):
@@ -326,19 +315,14 @@ def test_runs_without_ids_are_refused_for_training_or_left_out_by_name(tmp_path,
     ) as error:
         export_runs(log, path, for_training=True)
     assert "logprobs" in str(error.value)
-    assert "skip_incomplete" in str(error.value)
     assert not path.exists()
-    report = export_runs(log, path, for_training=True, skip_incomplete=True)
-    assert (report.runs, report.conversations) == (1, 2)
-    assert report.incomplete == ("empty", "bad 0", "bad 1", "bad 2", "bad 3")
+    assert export_runs(log, path, chosen=RunFilter(run_ids=["good"]), for_training=True).conversations == 2
 
 
-def test_what_is_left_out_as_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
+def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
     write_run(log, count=1, logprobs=None)
     log.wait(log.record(conversation(0, step="resumed")))
-    assert export_runs(log, tmp_path / "a.parquet", for_training=True, superseded=False).runs == 1
-    with pytest.raises(RunLogError, match="1 of 1 runs"):
-        export_runs(log, tmp_path / "b.parquet", for_training=True)
+    assert export_runs(log, tmp_path / "a.parquet", for_training=True).runs == 1
 
 
 # Destinations
@@ -546,7 +530,6 @@ def test_totals_are_those_of_the_conversations_that_count(log) -> None:
     assert (totals["a"].with_ids, totals["a"].rewards) == (1, {"reward": 1.0})
     assert (totals["b"].conversations, totals["b"].prompt_tokens, totals["b"].rewards) == (0, 0, {})
     assert totals["missing"].conversations == 0
-    assert log.totals(["a"], superseded=True)["a"].conversations == 3
     assert log.counts() == (2, 3)
 
 

@@ -51,7 +51,6 @@ from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
-from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import view_of_run
@@ -102,8 +101,7 @@ def shown(log: RunLog, folder: Path) -> str:
     pages = []
     for run in log.runs():
         view = view_of_run(log, run.run_id, DocumentStore(folder / "documents"))
-        comparison = compare_runs(view, view, settings_a=run.settings, settings_b=run.settings)
-        pages += [render_page(build_timeline(view)), str(render_comparison(comparison))]
+        pages.append(render_page(build_timeline(view)))
     return "".join(pages)
 
 

@@ -9,8 +9,6 @@ import sys
 import pytest
 
 from langchain_memagent import (
-    MemAgentConversationMemory,
-    MemAgentDocumentCompressor,
     MemAgentMiddleware,
     ReadLongDocument,
 )
@@ -88,8 +86,6 @@ def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_be
         held = (
             reader,
             ReadLongDocument(agent=reader),
-            MemAgentConversationMemory(reader),
-            MemAgentDocumentCompressor(agent=reader),
             MemAgentMiddleware(reader),
         )
         for each in held:

@@ -107,6 +107,18 @@ async def test_concurrent_requests_share_the_beginning_of_their_prompts(policy) 
     assert sum(completion.usage.cached_tokens > 100 for completion in completions) >= len(QUESTIONS) - 1
 
 
+async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
+    facts = ("The river rose. " * 90, "The bridge fell. " * 90)
+    prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
+    alone = [await policy.complete(each, GREEDY) for each in prompts]
+    other = asyncio.create_task(policy.complete(prompt("Who is busy?"), SamplingParams(max_tokens=48)))
+    await asyncio.sleep(0)
+    together = await asyncio.gather(*(policy.complete(each, GREEDY) for each in prompts))
+    await other
+    assert sum(completion.usage.cached_tokens > 320 for completion in together) >= len(prompts) - len(facts)
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+
+
 async def test_sampling_is_seeded_and_bounded(policy) -> None:
     warm = SamplingParams(max_tokens=5, temperature=3.0, seed=1, logprobs=True)
     ids = [(await policy.complete(prompt(QUESTIONS[1]), warm)).token_ids for _ in range(2)]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ToolRetryMiddleware
-from langchain_core.documents import Document as FoundDocument
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
@@ -19,7 +18,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 from typing_extensions import TypedDict
 
-from langchain_memagent import MemAgentDocumentCompressor, ReadLongDocument, memagent_node
+from langchain_memagent import ReadLongDocument, memagent_node
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
     BudgetError,
@@ -44,6 +43,16 @@ class State(TypedDict, total=False):
     question: str | list[str]
     document: Any
     answer: Any
+
+
+def reading_call(text: str) -> dict[str, Any]:
+    """A call of the tool, as a node makes it."""
+    arguments = {"text": text, "questions": [QUESTION]}
+    return {"name": "read_long_document", "args": arguments, "id": "call", "type": "tool_call"}
+
+
+def reading_of(message: Any) -> dict[str, Any]:
+    return dict(message.artifact["readings"][0])
 
 
 class Failing:
@@ -95,20 +104,16 @@ async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sy
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
 async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader, sync, kept) -> None:
-    """Two compressors in one node; the second one's read fails."""
+    """A node calls a tool twice; the second read fails."""
     script = Failing("2222")
-    compressor = MemAgentDocumentCompressor(agent=make_reader(ScriptedPolicy(script)))
+    tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
     other = TEXT.replace("4711", "1111").replace("2222", "3333")
 
     def read_both(state: State) -> Any:
-        first = compressor.compress_documents([FoundDocument(other)], QUESTION)
-        second = compressor.compress_documents([FoundDocument(TEXT)], QUESTION)
-        return {"answer": [first[0].metadata["answer"], second[0].metadata["answer"]]}
+        return {"answer": [reading_of(tool.invoke(reading_call(text)))["answer"] for text in (other, TEXT)]}
 
     async def aread_both(state: State) -> Any:
-        first = await compressor.acompress_documents([FoundDocument(other)], QUESTION)
-        second = await compressor.acompress_documents([FoundDocument(TEXT)], QUESTION)
-        return {"answer": [first[0].metadata["answer"], second[0].metadata["answer"]]}
+        return {"answer": [reading_of(await tool.ainvoke(reading_call(text)))["answer"] for text in (other, TEXT)]}
 
     graph = graph_of(read_both if sync else aread_both, checkpointer=InMemorySaver() if kept else None)
     assert (await run(graph, {}, sync=sync))["answer"] == ["1111", "4711"]
@@ -164,15 +169,15 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
 async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(make_reader, sync) -> None:
     """A person is asked after the read, so the node is executed twice."""
     policy = ScriptedPolicy(perfect_reader)
-    compressor = MemAgentDocumentCompressor(agent=make_reader(policy, limits=Limits(max_chunks=3)))
+    tool = ReadLongDocument(agent=make_reader(policy, limits=Limits(max_chunks=3)))
 
     def read(state: State) -> Any:
-        [reading] = compressor.compress_documents([FoundDocument(TEXT)], QUESTION)
-        return {"answer": [interrupt("?"), reading.metadata["stop_reason"], reading.metadata["chunks_read"]]}
+        reading = reading_of(tool.invoke(reading_call(TEXT)))
+        return {"answer": [interrupt("?"), reading["stop_reason"], reading["chunks_read"]]}
 
     async def aread(state: State) -> Any:
-        [reading] = await compressor.acompress_documents([FoundDocument(TEXT)], QUESTION)
-        return {"answer": [interrupt("?"), reading.metadata["stop_reason"], reading.metadata["chunks_read"]]}
+        reading = reading_of(await tool.ainvoke(reading_call(TEXT)))
+        return {"answer": [interrupt("?"), reading["stop_reason"], reading["chunks_read"]]}
 
     graph = graph_of(read if sync else aread, checkpointer=InMemorySaver())
     await run(graph, {}, sync=sync)

@@ -124,4 +124,4 @@ async def test_mcp_answers_from_an_excerpt_with_quotes_in_their_context(make_rea
         shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
         assert not shown.isError, shown.content
         assert QUOTE in shown.structuredContent["evidence"][0]["quote"]
-        assert f'"{QUOTE}"' in shown.content[0].text
+        assert f"“{QUOTE}”" in shown.content[0].text

@@ -19,7 +19,6 @@ from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
-from memagent_graph.timeline.compare import compare_runs, render_comparison
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_notebook, render_page
 from memagent_graph.timeline.terminal import render_timeline
@@ -129,14 +128,6 @@ def test_steps_say_what_changed_and_totals_add_up() -> None:
     assert timeline.memory == LIGHTHOUSE
 
 
-def test_density_takes_the_greatest_of_each_stretch() -> None:
-    timeline = build_timeline(run())
-    assert timeline.density(5) == [step.density for step in timeline.steps]
-    assert timeline.density(100) == timeline.density(5)
-    assert timeline.density(2) == [1.0, timeline.steps[3].density]
-    assert build_timeline(run([], [])).density(10) == []
-
-
 def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_dull() -> None:
     text = printed(render_timeline(build_timeline(run())))
     assert "chunks 2-3: unchanged" in text
@@ -167,7 +158,6 @@ def test_text_cannot_steer_the_terminal() -> None:
     for renderable in (
         render_timeline(build_timeline(view)),
         render_timeline(build_timeline(view), chunk=1),
-        render_comparison(compare_runs(view, run())),
     ):
         text = printed(renderable)
         assert not set(text) & set("\x1b\x07\x9b\u202e")
@@ -187,8 +177,6 @@ def test_text_cannot_steer_the_terminal() -> None:
 def test_a_run_with_little_to_show_is_drawn(renderer: Any, view: RunView) -> None:
     drawn = renderer(build_timeline(view))
     assert drawn if isinstance(drawn, str) else printed(drawn)
-    compared = printed(render_comparison(compare_runs(view, run())))
-    assert "answer" in compared
 
 
 @settings(max_examples=25)
@@ -244,29 +232,6 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -
     assert frame.values["srcdoc"] == render_page(timeline)
 
 
-def test_runs_are_compared_where_they_part_and_how_they_end() -> None:
-    other = run(
-        [GRANARY, GRANARY, "The harbour froze.", LIGHTHOUSE, "Per Lindqvist built it."], run_id="r2", answer="Per"
-    )
-    comparison = compare_runs(
-        run(), other, settings_a={"chunk_tokens": 5000, "seed": 1}, settings_b={"chunk_tokens": 4000, "seed": 1}
-    )
-    assert comparison.same_document
-    assert comparison.a.view.answer != comparison.b.view.answer
-    assert comparison.parting.update.chunk_index == 2
-    assert comparison.settings == {"chunk_tokens": (5000, 4000)}
-    text = printed(render_comparison(comparison))
-    assert "The memories first differ at chunk 3." in text
-    assert "[-Ilse Thornbury" in text
-    assert re.search(r"chunk_tokens\s+5000\s+4000", text)
-
-
-def test_equal_runs_are_said_to_be_the_same() -> None:
-    comparison = compare_runs(run(), run(run_id="r2"))
-    assert comparison.parting is None
-    assert "The final memories are the same." in printed(render_comparison(comparison))
-
-
 FAN_OUT = fan_out(
     [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
     f"{GRANARY}\n{LIGHTHOUSE}",
@@ -294,7 +259,7 @@ def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_th
     assert [step.previous for step in timeline.steps[:6:2]] == ["", "", ""]
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (6, 4, 750, 145)
-    assert list(timeline.lanes) == ["", "0", "1", "2"]
+    assert timeline.branches == ["", "0", "1", "2"]
     assert timeline.memory == f"{GRANARY}\n{LIGHTHOUSE}"
 
 
@@ -306,8 +271,6 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
     assert "merge of branches 0, 1, 2  +0 -3 words" in text
     assert "“Ilse Thornbury built the lighthouse”  chunk 5, branch 2, characters" in text
     assert "“Nor the year.”  chunk 3, branch 1 to merge of branches 0, 1, 2" in text
-    assert re.search(r"^trunk +█?", text, re.MULTILINE)
-    assert re.search(r"^2 +█·", text, re.MULTILINE)
 
 
 def test_a_dull_stretch_does_not_reach_over_branches() -> None:
@@ -416,21 +379,3 @@ def test_hostile_names_of_branches_and_roles_stay_text() -> None:
     anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
     assert all(re.fullmatch(r"[\w%.~-]+", anchor) for anchor in anchors)
     assert not set(printed(render_timeline(timeline))) & set("\x00\u2066")
-
-
-def test_branches_are_compared_with_their_like() -> None:
-    other = fan_out(
-        [[GRANARY, GRANARY], ["Nor the year.", "The harbour froze."], [LIGHTHOUSE, LIGHTHOUSE]],
-        f"{GRANARY}\n{LIGHTHOUSE}",
-        ["x"] * 6,
-    )
-    comparison = compare_runs(branched(), branched(other))
-    assert comparison.parting is not None
-    assert comparison.parting.name == "chunk 4, branch 1"
-    assert (comparison.parting.update.chunk_index, comparison.in_common, comparison.same_chunks) == (3, 7, False)
-    text = printed(render_comparison(comparison))
-    assert "The memories first differ at chunk 4, branch 1 (the chunks have other boundaries)." in text
-    assert "strategy" not in text
-    lined = printed(render_comparison(compare_runs(run(), branched())))
-    assert re.search(r"strategy +overwrite +segments", lined)
-    assert "The runs have no step in common" in lined

@@ -266,7 +266,7 @@ def test_any_strategy_can_be_stopped(make_reader, strategy) -> None:
 
 
 def test_a_strategy_without_the_nodes_cannot_be_stopped(make_reader) -> None:
-    strategy = load_strategy("memagent_graph.strategies.middle_truncation:MiddleTruncation+converged")
+    strategy = load_strategy("memagent_graph.strategies.excerpts:MiddleTruncation+converged")
     with pytest.raises(StrategyError, match="middle_truncation cannot stop early: it has no node"):
         make_reader(strategy=strategy).read(TEXT, QUESTION)
 

@@ -27,8 +27,7 @@ from memagent_graph.plain_text import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
-from memagent_graph.strategies.excerpts import DoesNotFitError, Excerpt, ExcerptWindow
-from memagent_graph.strategies.full_context import FullContext
+from memagent_graph.strategies.excerpts import DoesNotFitError, Excerpt, ExcerptWindow, FullContext
 from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
@@ -184,9 +183,9 @@ class NoDocument(Excerpt):
 
     name: ClassVar[str] = NO_DOCUMENT
 
-    async def choose(self, window: ExcerptWindow) -> tuple[list[list[Span]], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return an empty excerpt."""
-        return [[]], 0
+        return [], 0
 
 
 def _attempt(result: ReadResult, *, logged: bool) -> Attempt:

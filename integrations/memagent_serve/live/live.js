@@ -4,10 +4,10 @@ const SOON = 250;               // milliseconds from the last key press to the s
 const PAGE = 50;                // reads that are loaded at once
 const MOST_STEPS = 200;         // steps that are shown
 const KEPT = 160;               // maximum characters of unchanged memory shown beside a change
-const VIEWS = ["sign-in", "home", "read", "compare", "document"];
+const VIEWS = ["sign-in", "home", "read", "document"];
 const WORKS = new Set(["running", "waiting"]);
 const TRUNK = "";
-const state = { files: [], reads: new Map(), total: 0, picked: [], read: null, source: null, query: "", editing: null };
+const state = { files: [], reads: new Map(), total: 0, read: null, source: null, query: "", editing: null };
 
 // ---- helpers
 
@@ -82,7 +82,6 @@ async function route() {
   document.title = "memagent";
   state.read = null;
   if (what === "read" && rest[0]) openRead(rest[0]);
-  else if (what === "compare" && rest[1]) await doing(() => openComparison(rest[0], rest[1]));
   else if (what === "document" && rest[2]) await doing(() => openDocument(rest[0], rest[1], rest[2]));
   else await openHome();
 }
@@ -194,23 +193,12 @@ function drawReads() {
 }
 const drawn = (read) => `${read.state} ${read.progress} ${read.edited} ${read.answer}`;
 function readRow(read) {
-  const pick = el("input", { type: "checkbox", class: "pick", "aria-label": `Compare: ${shortened(read.question, 80)}`, onchange: (event) => {
-    state.picked = state.picked.filter((each) => each !== read.id);
-    if (event.target.checked) state.picked.push(read.id);
-    drawCompare();
-  } });
-  pick.checked = state.picked.includes(read.id);
   const when = new Date(read.began * 1000).toLocaleString();
-  return el("li", { "data-id": read.id, "data-drawn": drawn(read) }, pick,
+  return el("li", { "data-id": read.id, "data-drawn": drawn(read) },
     el("div", {}, el("a", { href: `#read/${encodeURIComponent(read.id)}` }, shortened(read.question, 300)),
       read.answer ? el("p", { class: "row-answer" }, shortened(read.answer, 300)) : null,
       el("div", { class: "about" }, `${read.document} · ${when}${read.edited ? " · edited by a person" : ""}`)),
     el("span", { class: `state state-${read.state}` }, `${read.state} ${WORKS.has(read.state) ? percent(read.progress) : ""}`.trim()));
-}
-function drawCompare() {
-  const button = $("compare");
-  button.disabled = state.picked.length !== 2;
-  button.title = button.disabled ? "Choose two reads to compare" : "";
 }
 function changedRead(read) {
   if ($("view-home").hidden) return;
@@ -377,20 +365,8 @@ async function askNow(question) {
   $("answers").prepend(el("li", {}, el("p", { class: "hint" }, `${question} · ${after ? `after ${after.name}` : "before the first chunk"}`), answer || "no answer"));
 }
 
-// ---- comparison of two runs, and a passage of a document
+// ---- a passage of a document
 
-async function openComparison(a, b) {
-  show("compare");
-  follow(null);
-  const value = await ask("GET", `/page/compare?${new URLSearchParams({ a, b })}`);
-  const link = (id) => el("a", { href: `#read/${encodeURIComponent(id)}` }, id);
-  $("facts").replaceChildren(
-    el("thead", {}, el("tr", {}, el("td", {}), el("th", { scope: "col" }, "A ", link(value.a)), el("th", { scope: "col" }, "B ", link(value.b)))),
-    el("tbody", {}, ...value.facts.map(([name, one, other, same]) =>
-      el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, one), el("td", {}, same ? "same" : other)))));
-  $("parting").textContent = value.parting;
-  $("compare-diff").replaceChildren(...diffNodes(value.diff));
-}
 async function openDocument(id, start, end) {
   show("document");
   follow(null);
@@ -448,9 +424,6 @@ function listen() {
     timer = setTimeout(() => doing(() => loadReads()), SOON);
   });
   $("more").addEventListener("click", () => doing(() => loadReads(true)));
-  $("compare").addEventListener("click", () => {
-    location.hash = `compare/${state.picked.map((id) => encodeURIComponent(id)).join("/")}`;
-  });
   for (const name of ["pause", "continue", "stop"]) {
     $(name).addEventListener("click", () => doing(() => ask("POST", `${place(state.read.id)}/${name}`)));
   }

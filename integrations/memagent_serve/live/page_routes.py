@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from memagent_graph.timeline.compare import compare_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
@@ -29,7 +28,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.live.page_values import comparison_value, passage_value, read_value, sources_value
+from memagent_serve.live.page_values import passage_value, read_value, sources_value
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
 
 _BODY_BYTES: Final = 1 << 20
@@ -122,7 +121,6 @@ class LivePage:
             Route(f"{one}/sources", self._sources),
             Route(f"{one}/passage", self._passage),
             Route(f"{one}/page", self._run_page),
-            Route(f"{PAGE}/compare", self._compare),
             Route(f"{PAGE}/events", self._stream),
         ]
 
@@ -217,11 +215,6 @@ class LivePage:
         view = await self._live.view(owner, run_id)
         shown = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
         return Response(shown.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
-
-    async def _compare(self, request: Request) -> Response:
-        owner, query = owner_of(request), request.query_params
-        one, other = await self._live.view(owner, query.get("a", "")), await self._live.view(owner, query.get("b", ""))
-        return _json(await asyncio.to_thread(lambda: comparison_value(compare_runs(one, other))))
 
     async def _stream(self, request: Request) -> Response:
         owner = owner_of(request)

@@ -1,4 +1,4 @@
-"""Data on reads, updates, sources and comparisons for the live page, as JSON values.
+"""Data on reads, updates and sources for the live page, as JSON values.
 
 Texts of documents, policies and people are sent unchanged; the page shows them only as text.
 """
@@ -13,7 +13,6 @@ from typing import Any, Final
 from memagent_graph.documents import DocumentStore
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, word_diff
-from memagent_graph.timeline.compare import RunComparison, compare_facts, parting_told
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -95,21 +94,6 @@ def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
         {"text": quote.quote, "start": quote.start_char, "end": quote.end_char, "section": quote.place}
         for quote in evidence[:_MAX_QUOTES]
     ]
-
-
-def comparison_value(comparison: RunComparison) -> dict[str, Any]:
-    """Return a comparison of two runs."""
-    return {
-        "a": comparison.a.view.run_id,
-        "b": comparison.b.view.run_id,
-        "facts": [[name, *map(_or_none, (a, b)), same] for name, a, b, same in compare_facts(comparison)],
-        "parting": parting_told(comparison),
-        "diff": diff_value(comparison.memory_diff),
-    }
-
-
-def _or_none(value: str | None) -> str:
-    return "none" if value is None else value
 
 
 def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:

@@ -28,8 +28,6 @@ class ExportReport:
     rewards: int
     events: int
     bytes: int
-    incomplete: tuple[str, ...] = ()
-    """The ids of runs that were left out because they cannot be trained on."""
 
 
 def export_runs(
@@ -37,9 +35,7 @@ def export_runs(
     destination: Path | str,
     *,
     chosen: RunFilter | None = None,
-    superseded: bool = True,
     for_training: bool = False,
-    skip_incomplete: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
     """Write runs to one Parquet file, oldest first. The file appears under its name when it is complete.
@@ -50,9 +46,7 @@ def export_runs(
         log: the log.
         destination: the file.
         chosen: which runs; all if left out.
-        superseded: whether to include conversations that a resume or an edit replaced, with their rewards.
-        for_training: refuse runs that have conversations without token ids or log-probs, or none at all.
-        skip_incomplete: leave such runs out instead, and name them in the report. Only with `for_training`.
+        for_training: refuse runs without conversations, or with one that counts and has no token ids or log-probs.
         overwrite: replace an existing file.
 
     Raises:
@@ -63,27 +57,24 @@ def export_runs(
     destination = Path(destination)
     _check_destination(log, destination, overwrite=overwrite)
     run_ids = [record.run_id for record in log.runs(chosen)][::-1]
-    incomplete = _incomplete(log, run_ids, superseded=superseded) if for_training else []
-    if incomplete and not skip_incomplete:
+    if for_training and (incomplete := _incomplete(log, run_ids)):
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
             f"missing: {_named(incomplete)}",
-            hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or leave these runs out "
-            "with --skip-incomplete.",
+            hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
         )
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
     try:
         with whole_file(destination) as file:
             with closing(ParquetWriter(file)) as writer:
                 for run_id in run_ids:
-                    # It may have been deleted meanwhile.
-                    if run_id not in incomplete and (run := stored_run(log, run_id, superseded=superseded)) is not None:
+                    if (run := stored_run(log, run_id)) is not None:  # it may have been deleted meanwhile
                         writer.write(replace(run, conversations=_count(run, tally)))
             size = file.tell()
     except OSError as error:
         words = error.strerror or str(error)
         raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
-    return ExportReport(**tally, bytes=size, incomplete=tuple(incomplete))
+    return ExportReport(**tally, bytes=size)
 
 
 def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
@@ -117,8 +108,8 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
         raise RunLogError(f"{destination} exists", hint="Name another file, or replace it with --overwrite.")
 
 
-def _incomplete(log: RunLog, run_ids: Sequence[str], *, superseded: bool) -> list[str]:
-    totals = log.totals(run_ids, superseded=superseded)
+def _incomplete(log: RunLog, run_ids: Sequence[str]) -> list[str]:
+    totals = log.totals(run_ids)
     return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
 
 

@@ -24,7 +24,7 @@ NUMBERS: Final = {
 """The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""
 
 
-def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRun | None:
+def stored_run(log: RunLog, run_id: str) -> LoggedRun | None:
     """Return a run of a log, or None if there is none with this id. Its conversations are read as they are iterated.
 
     Where its document's file lay on this machine is left out.
@@ -33,7 +33,7 @@ def stored_run(log: RunLog, run_id: str, *, superseded: bool = True) -> LoggedRu
         document = cast("DocumentRef", {name: value for name, value in record.document.items() if name != "path"})
         return LoggedRun(
             replace(record, document=document),
-            log.conversations(run_id, superseded=superseded),
+            log.conversations(run_id, superseded=True),
             log.events(run_id),
             log.rewards(run_id),
             log.templates(run_id),

@@ -325,20 +325,18 @@ def test_an_export_is_imported_into_another_log(tmp_path, log) -> None:
     other.close()
 
 
-def test_an_export_says_what_it_wrote_and_left_out(tmp_path, log) -> None:
+def test_an_export_says_what_it_wrote(tmp_path, log) -> None:
     write_run(log, "good")
     write_run(log, "bad", logprobs=None)
     file = tmp_path / "runs"
     options = ["export", file, "--for-training"]
     assert "'bad'" in memagent(*options, code=6).stderr
-    assert "left out 1 that cannot be trained on: bad" in memagent(*options, "--skip-incomplete").stderr
-    assert "--overwrite" in memagent(*options, "--skip-incomplete", code=6).stderr
-    values = json.loads(memagent(*options, "--skip-incomplete", "--overwrite", "--no-superseded", "--json").stdout)
+    assert "1 run with 2 conversations" in memagent(*options, "--question", "good").stderr
+    assert "--overwrite" in memagent(*options, "--question", "good", code=6).stderr
+    values = json.loads(memagent(*options, "--question", "good", "--overwrite", "--json").stdout)
     assert values == {
         "file": str(file), "runs": 1, "conversations": 2, "rewards": 0, "events": 0, "bytes": file.stat().st_size,
-        "incomplete": ["bad"],
     }  # fmt: skip
-    memagent("export", tmp_path / "x.parquet", "--skip-incomplete", code=2)
 
 
 def test_importing_what_is_not_there_makes_no_log(tmp_path) -> None:

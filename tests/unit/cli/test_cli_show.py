@@ -1,4 +1,4 @@
-"""`memagent show` and `memagent diff`, and runs that were logged by `memagent read`, as commands."""
+"""`memagent show`, and runs that were logged by `memagent read`, as commands."""
 
 from __future__ import annotations
 
@@ -94,18 +94,10 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None
     assert "word0 and then" not in shown.stdout
 
 
-def test_two_runs_are_compared(runs) -> None:
-    done = invoke("diff", "first", "second")
-    assert done.exit_code == 0
-    assert "4711" in done.stdout
-    assert "max_chunks" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["show", "nobody"], "no run 'nobody'"),
-        (["diff", "first", "nobody"], "no run 'nobody'"),
         (["show", "first", "--log", "nowhere.sqlite"], "there is no run log at nowhere.sqlite"),
         (["resume", "nobody"], "no run 'nobody'"),
     ],

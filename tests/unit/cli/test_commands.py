@@ -31,7 +31,7 @@ from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.paths import default_run_log
 
 ROOT = Path(__file__).parents[3]
-BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "diff", "runs", "reward", "export", "import", "eval",
+BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "reward", "export", "import", "eval",
             "eval-report", "report", "serve", "mcp", "policy"]  # fmt: skip
 
 

@@ -49,15 +49,12 @@ def test_the_report_is_markdown_on_standard_output(books: list[Path]) -> None:
 
 
 def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "known.json").write_text(
-        json.dumps({"a.txt": {"title": "Of keys", "author": "A. Weiss", "year": 1999}})
-    )
     (tmp_path / "questions.txt").write_text(QUESTION + "\n")
     formats = ["md", "html", "csv"]
     with FakeServer(reply) as server:
         done = invoke(
             "report", "Keys?", *books, "--base-url", server.base_url, *SMALL, "-q", f"@{tmp_path / 'questions.txt'}",
-            "--metadata", tmp_path / "known.json", "--out", tmp_path / "out", "--extractive", "--judge", "--json",
+            "--out", tmp_path / "out", "--extractive", "--judge", "--json",
             *(word for each in formats for word in ("--format", each)),
         )  # fmt: skip
     assert done.exit_code == 0, done.stderr
@@ -70,19 +67,16 @@ def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> Non
     }  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "out/matrix.csv").read_text("utf-8-sig").splitlines()))
     assert [(row["document"], row["answer"]) for row in rows] == [("a.txt", "4711"), ("b.txt", "12")]
-    assert "A. Weiss, Of keys, 1999" in (tmp_path / "out/report.md").read_text()
     assert str(tmp_path) not in (tmp_path / "out/report.html").read_text()
 
 
 def test_what_cannot_be_is_refused_with_a_remedy(books: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "known.json").write_text('{"c.txt": {}}')
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.md").write_text("mine")
     with FakeServer(reply) as server:
         options = ["--base-url", server.base_url, *SMALL, "-q", QUESTION, "--extractive"]
         for arguments, code, words in (
             ([tmp_path / "missing.txt"], 3, "does not exist"),
-            ([*books, "--metadata", tmp_path / "known.json"], 3, "c.txt, which is not one of the documents"),
             ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
             ([*books, "--report-id", "x", "--max-chunks", "1"], 5, "0 of 2 cells"),
         ):

@@ -16,7 +16,7 @@ from support.strategies import reads_perfectly
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_graph import Budget, Document, Limits, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
     BudgetError,
@@ -33,8 +33,7 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.retriever import VectorRetriever
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
-from memagent_graph.strategies.excerpts import prompt_overhead
-from memagent_graph.strategies.full_context import FullContext
+from memagent_graph.strategies.excerpts import FullContext, prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -408,75 +407,10 @@ async def test_a_user_s_embedder_ranks_the_chunks(ask) -> None:
         await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
 
 
-@pytest.mark.parametrize(("name", "least"), [("chunks", 0), ("chunk_tokens", 0), ("tries", 1)])
+@pytest.mark.parametrize(("name", "least"), [("chunks", 0), ("chunk_tokens", 0)])
 def test_numbers_that_mean_nothing_are_refused(name, least) -> None:
     with pytest.raises(StrategyError, match=f"{name} is {least - 1}. retrieval:{name} must be at least {least}"):
         load_strategy(f"retrieval:{name}={least - 1}")
-
-
-# Retrieval with several tries
-
-# BM25 ranks shorter chunks with more of the question's words first, so the fact is not in the best one.
-_SENTENCES = {0.2: "Harbor key, key, harbor.", 0.5: "The harbor key, harbor.", 0.8: FACT, 0.9: "A key."}
-DECOYS = document_with({depth: f"\n\n{sentence}\n\n" for depth, sentence in _SENTENCES.items()}, words=1500)
-TRIES = {"chunks": 1, "chunk_tokens": 22}
-
-
-@pytest.mark.parametrize("own", [False, True])
-async def test_others_are_shown_until_one_of_them_answers(ask, own) -> None:
-    policy = Reader()
-    attempt = await ask("retrieval", DECOYS, policy, own=own, retrieval={**TRIES, "tries": 5})
-    shown = [part(each, "section" if own else "text") for each in policy.prompts if "</section>" in each or not own]
-    assert attempt.answer == "4711"
-    assert 1 < len(shown) < 5 and FACT in shown[-1]
-    assert len(set(shown)) == len(shown) and not any(FACT in each for each in shown[:-1])
-    assert attempt.usage.turns == len(policy.prompts)
-    assert attempt.usage.document_tokens == tokens(DECOYS)
-    (span,) = attempt.trace.excerpt.reads
-    assert FACT in DECOYS[span.start_char : span.end_char]
-
-
-@pytest.mark.parametrize(("tries", "calls"), [(1, 1), (2, 2), (9, 4)])
-async def test_it_gives_up_after_the_tries_or_when_no_other_chunk_has_a_word_of_the_question(ask, tries, calls) -> None:
-    policy = Reader(lambda prompt: "\\boxed{not stated}")
-    attempt = await ask("retrieval", DECOYS, policy, retrieval={**TRIES, "tries": tries})
-    assert attempt.answer == "not stated"
-    assert len(policy.prompts) == calls
-
-
-async def test_a_limit_ends_the_tries_with_the_newest_answer(make_reader) -> None:
-    policy = Reader(lambda prompt: "\\boxed{not stated}")
-    reader = make_reader(
-        policy, strategy="retrieval:chunks=1:chunk_tokens=22:tries=5", limits=Limits(max_tokens_total=120)
-    )
-    assert (await reader.aread(DECOYS, QUESTION)).answer == "not stated"
-    assert len(policy.prompts) == 2
-
-
-async def test_after_a_failure_the_passages_that_did_not_answer_are_not_shown_again(make_reader, tmp_path) -> None:
-    asked: list[str] = []
-
-    def fails_once(prompt: str) -> str:
-        asked.append(part(prompt, "text"))
-        if len(asked) == 2:
-            raise PolicyError("gone")
-        return answerer(prompt)
-
-    reader = make_reader(
-        ScriptedPolicy(fails_once),
-        strategy="retrieval:chunks=1:chunk_tokens=22:tries=5",
-        checkpoints=tmp_path / "checkpoints.sqlite",
-        run_log=RunLog(tmp_path / "runs.sqlite"),
-    )
-    with pytest.raises(PolicyError, match="gone"):
-        await reader.aread(DECOYS, QUESTION, run_id="run")
-    result = await reader.aresume("run")
-    assert result.answer == "4711"
-    assert len(set(asked)) == len(asked) - 1 and asked[1] == asked[2]
-    logged = reader.run_log.trace("run")
-    assert [step.text for step in logged.steps] == [answerer(f"<problem>{QUESTION}</problem><text>{each}</text>")
-                                                    for each in dict.fromkeys(asked)]  # fmt: skip
-    assert [step.parents for step in logged.steps] == [()] * len(logged.steps), "no answer is in another's prompt"
 
 
 # Refine

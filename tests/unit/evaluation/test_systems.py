@@ -19,7 +19,7 @@ from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import RunLog
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
-from memagent_graph.strategies.full_context import FullContext
+from memagent_graph.strategies.excerpts import FullContext
 from memagent_graph.strategies.refine import IMPROVE, Refine
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)

@@ -26,7 +26,7 @@ from recipes.english.network import AdaptedNetwork, list_nodes  # noqa: E402
 
 PROSE = "The harbour was built in 1887 because the old one had silted up. " * 3
 ROW = ProseQuestion("a", 0, len(PROSE), "when", "When did the harbour come into being?", "1887", PROSE[:64].strip())
-LENGTH = 1024
+LENGTH = 1536
 
 
 @pytest.fixture(scope="module")

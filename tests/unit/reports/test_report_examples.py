@@ -54,19 +54,17 @@ def test_both_are_short() -> None:
 def test_literature_analysis(tmp_path: Path) -> None:
     prose = "Sleep has been studied for a long time. Much is known and much is not. "
     for name, participants, effect in (("weiss", 41, 12), ("moen", 230, 4)):
-        front = f"---\ntitle: Sleep and memory\nauthor: {name.title()}, Ada\nyear: 2020\n---\n\n"
         body = (
             f"{prose * 3}The study had {participants} participants from Bergen. {prose}"
             f"Recall rose by {effect} percent. {prose}The result is limited to young adults. {prose}"
         )
-        (tmp_path / f"{name}.md").write_text(front + body)
+        (tmp_path / f"{name}.md").write_text(body)
     with FakeServer(reply) as server:
         out = run(server, tmp_path, "literature_analysis", "Does sleep help memory?", "review", "weiss.md", "moen.md")
     assert "wrote matrix.csv" in out
     assert out.count("not quoted: All of it was proved in 1905.") == 2
     markdown = (tmp_path / "review/report.md").read_text()
     assert "Recall rose by 12 percent." in markdown
-    assert "Weiss, Ada, Sleep and memory, 2020" in markdown
 
 
 def test_case_files(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from memagent_graph import (
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.state import Limits
 from memagent_graph.storage.file_locks import lease
-from memagent_report import Report, ReportSource, areport, report, report_writing
+from memagent_report import Report, areport, report, report_writing
 from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
 from memagent_report.sentence_checks import ProblemKind
 
@@ -416,27 +416,6 @@ def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(tmp_pa
         return Report.from_dict(state["report"])
 
     assert [cell.answer for cell in asyncio.run(main()).matrix.cells] == ["4711"]
-
-
-def test_metadata_comes_from_front_matter_langchain_and_the_caller(tmp_path: Path) -> None:
-    from langchain_core.documents import Document as LangChainDocument
-
-    body = "Rain. The key of harbor is 4711. Rain."
-    (tmp_path / "note.md").write_text(f"---\ntitle: Of harbors\nauthor: Ada Weiss\ndate: 2019-05-03\n---\n\n{body}")
-    given = [
-        tmp_path / "note.md",
-        LangChainDocument(
-            body.replace("4711", "12"), metadata={"title": "Keys", "authors": ["A. B", "C. D"], "year": 7}
-        ),
-        ReportSource(Document.from_text(body.replace("4711", "5"), "x"), metadata={"title": "X", "year": "2001"}),
-    ]
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        found = report(agent, "What is the key of harbor?", given, extractive=True)
-    assert [dict(document.metadata) for document in found.matrix.documents] == [
-        {"title": "Of harbors", "author": "Ada Weiss", "date": "2019-05-03", "year": "2019"},
-        {"title": "Keys", "author": "A. B and C. D", "year": "7"},
-        {"title": "X", "year": "2001"},
-    ]
 
 
 WRITE = """

@@ -341,15 +341,6 @@ def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
     assert [line["line"] for line in lines] == ["nothing yet", "harbor 4711"] or lines[-1]["line"] == "harbor 4711"
 
 
-def test_two_runs_are_compared(browser: Browser) -> None:
-    one, other = browser.begin(QUESTION, "What is the key of castle?")
-    finished(browser, one), finished(browser, other)
-    shown = browser.get("compare", a=one, b=other)
-    assert ["answer", "4711", "12", False] in shown["facts"]
-    assert ["delete", "harbor 4711"] in shown["diff"] or shown["diff"]
-    assert shown["parting"].startswith("The memories first differ at chunk")
-
-
 def test_five_thousand_reads_are_listed_and_searched_by_pages(server: Served, browser: Browser) -> None:
     ledger = server.serving.ledger
     for number in range(5000):
@@ -403,7 +394,7 @@ def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Script
 # Attacks
 
 
-DATA = ("/page/session", "/page/reads", "/page/events", "/page/compare?a=x&b=y", "/page/reads/x/page")
+DATA = ("/page/session", "/page/reads", "/page/events", "/page/reads/x/page")
 
 
 def test_the_page_is_open_and_nothing_behind_it(server: Served) -> None:
@@ -473,10 +464,9 @@ def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_dat
 ) -> None:
     policy.reply = lambda prompt: f"harbor {SCRIPT}" if "<section>" in prompt else f"\\boxed{{{SCRIPT}}}"
     file = browser.upload(f"{SCRIPT}.txt", f"{SCRIPT} {LONG}").json()["id"]
-    run_id, other = browser.post("reads", files=[file], questions=[f"{SCRIPT}?", QUESTION]).json()["reads"]
+    (run_id,) = browser.post("reads", files=[file], questions=[f"{SCRIPT}?"]).json()["reads"]
     assert SCRIPT in finished(browser, run_id)["answer"]
-    finished(browser, other)
-    for path in ("reads", f"reads/{run_id}/sources", f"reads/{run_id}/passage", f"compare?a={run_id}&b={other}"):
+    for path in ("reads", f"reads/{run_id}/sources", f"reads/{run_id}/passage"):
         reply = browser.client.get(f"/page/{path}")
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["x-content-type-options"] == "nosniff"
@@ -531,7 +521,6 @@ def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Pa
             ("memory", {"chunk": 0, "before": "", "text": ""}),
         ):  # fmt: skip
             assert bob.post(f"reads/{run_id}/{path}", **body).status_code == 404
-        assert bob.client.get("/page/compare", params={"a": run_id, "b": run_id}).status_code == 404
         with bob.events(run_id) as wait_for:
             assert wait_for("gone") == "there is no such read"
         file = alice.upload("a.txt", LONG).json()["id"]

@@ -23,6 +23,7 @@ NOT_STATED: Final = "not stated"
 EMPTY: Final = "none"
 CONTROL_TOKENS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]?[A-Z])")
+_NUMBER: Final = re.compile(r"(?<![\w.,-])[1-9]\d{0,5}(?![\w.,-]*\w)")
 _ASIDES: Final = (
     "According to the text, {q}", "Tell me: {q}", "I would like to know: {q}", "{q} Answer briefly.",
     "Please answer this: {q}", "In this document, {q}", "{q} Thank you.",
@@ -166,10 +167,14 @@ class LessonMaker:
         noise = _mistakes(rng, others)
         if not row.is_answered:
             return Inquiry(row.question, noise, noise, NOT_STATED)
+        after = _shortened((*noise, row.sentence))
         if rng.random() < 0.2:
-            notes = _shuffled(rng, (*noise, row.sentence))
+            notes = tuple(rng.sample(after, len(after)))
             return Inquiry(row.question, notes, notes, row.answer)
-        return Inquiry(row.question, noise, _shortened((*noise, row.sentence)), row.answer)
+        earlier = _with_another_number(rng, row)
+        if earlier and len(after) > len(noise) and rng.random() < 0.5:
+            return Inquiry(row.question, (*noise, earlier), after, row.answer)
+        return Inquiry(row.question, noise, after, row.answer)
 
     def _of_other_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
         """Return a question that this section does not answer; an earlier one may have done so."""
@@ -185,7 +190,7 @@ class LessonMaker:
         makers: list[Callable[[random.Random], Inquiry]] = []
         statements: list[str] = []
         kinds = (self._one, self._change, self._two, self._list, self._whether, self._move)
-        for kind in rng.choices(kinds, (36, 16, 18, 12, 10, 8), k=count):
+        for kind in rng.choices(kinds, (32, 24, 16, 12, 8, 8), k=count):
             new_makers, new_statements = kind(rng, facts)
             makers += new_makers
             statements += new_statements
@@ -232,9 +237,14 @@ class LessonMaker:
         both = rng.random() < 0.3
 
         def ask_change(rng: random.Random) -> Inquiry:
-            question, answer = facts.question(new)
+            question, answer = facts.about(new.relation, new.subject), new.value
+            if new.subject != old.subject:
+                question, answer = facts.question(new)
             notes = (old.statement,) if not both and rng.random() < 0.75 else ()
-            return Inquiry(question, notes, (new.statement,), answer)
+            noise = (facts.fact().statement for _ in range(_count_mistakes(rng)))
+            before = _shuffled(rng, (*noise, *notes))
+            after = (*(note for note in before if note != old.statement), new.statement)
+            return Inquiry(question, before, after, answer)
 
         def other(rng: random.Random) -> Inquiry:
             question, answer = facts.question(miss)
@@ -334,6 +344,17 @@ def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str,
     """Return sentences that were noted by mistake."""
     count = min(_count_mistakes(rng), len(others))
     return _shortened(tuple(row.sentence for row in rng.sample(list(others), count)))
+
+
+def _with_another_number(rng: random.Random, row: ProseQuestion) -> str:
+    """Return the sentence of a question with another number in place of its answer's, or nothing if it has none."""
+    numbers = _NUMBER.findall(row.answer)
+    if len(numbers) != 1 or len(re.findall(rf"(?<!\w){re.escape(numbers[0])}(?!\w)", row.sentence)) != 1:
+        return ""
+    number = int(numbers[0])
+    others = range(max(1, number // 2), 2 * number + 3) if number < 1000 else range(number - 40, number + 41)
+    other = rng.choice([value for value in others if value != number])
+    return re.sub(rf"(?<!\w){number}(?!\w)", str(other), row.sentence)
 
 
 def _shuffled(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
