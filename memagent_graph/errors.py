@@ -239,7 +239,7 @@ class RunLogError(RunError):
 
 
 class RetrievalError(MemAgentError):
-    """Texts could not be ranked for a query, because an embedder failed."""
+    """Texts could not be ranked for a query, because a retriever failed."""
 
 
 class EvaluationError(MemAgentError):
