@@ -23,7 +23,6 @@ from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
-from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import json_value
@@ -213,7 +212,6 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
         "max_concurrency": settings.concurrency,
         "read_timeout": settings.timeout,
         "max_retries": settings.retries,
-        "limiter": RateLimiter(settings.requests_per_minute, settings.tokens_per_minute),
         "session_header": settings.session_header,
         "unsupported": _names(settings.unsupported),
         "extra_body": {"chat_template_kwargs": template} if template else None,

@@ -108,12 +108,6 @@ class PolicySettings:
     concurrency: int = setting(128, "Most requests at the same time.", minimum=1)
     timeout: float = setting(300.0, "Most seconds for one completion.", minimum=0.1)
     retries: int = setting(4, "How often to retry a failed request.", minimum=0)
-    requests_per_minute: float | None = setting(
-        None, "For a server: most requests per minute, over all reads.", shown="no limit", minimum=0.001
-    )
-    tokens_per_minute: float | None = setting(
-        None, "For a server: most prompt and completion tokens per minute.", shown="no limit", minimum=1
-    )
     session_header: str | None = setting(
         None,
         "Send the document's key in this header of every request, such as X-Session-Id, so that a router can send all "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
-        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported",
+        "session_header", "unsupported",
         "chat_template_kwargs", "header", "ca_file", "proxy",
     ),
     "Several machines": ("ray", "ray_actors"),

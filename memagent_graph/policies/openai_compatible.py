@@ -32,13 +32,13 @@ from memagent_graph.errors import (
 from memagent_graph.events import EventKind
 from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
     Sender,
+    SharedPause,
     StatusError,
     Timeouts,
     certificates,
@@ -76,8 +76,8 @@ class OpenAICompatiblePolicy:
     """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
 
     Requests that can succeed later (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too long)
-    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header; all others fail at
-    once. A redirect to another server is an error that names it.
+    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header, for which all
+    requests wait; all others fail at once. A redirect to another server is an error that names it.
 
     Args:
         model: the model's name on the server; None means the only one that the server serves.
@@ -93,8 +93,6 @@ class OpenAICompatiblePolicy:
             while the policy is in use, for example when weights are swapped.
         max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
             and 10 times the request, several times what any server needs.
-        limiter: bounds requests and tokens a minute, over all that share it. Without it there is no such bound, but a
-            `Retry-After` that one request gets holds all of them.
         session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
             that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
         default_headers: headers of every request, such as Azure's "api-key"; they replace the policy's own.
@@ -124,7 +122,6 @@ class OpenAICompatiblePolicy:
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
         max_reply_bytes: int | None = None,
-        limiter: RateLimiter | None = None,
         session_header: str | None = None,
         default_headers: Mapping[str, str] | None = None,
         default_query: Mapping[str, str] | None = None,
@@ -164,7 +161,7 @@ class OpenAICompatiblePolicy:
         self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
-        self._limiter = limiter or RateLimiter()
+        self._pause = SharedPause()
         self._session_header = None if session_header is None else checked_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
@@ -252,20 +249,14 @@ class OpenAICompatiblePolicy:
         if sampling.logprobs and "logprobs" not in self._unsupported:
             body["logprobs"] = True if as_messages else 0
         content = msgspec.json.encode(body)
-        expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
-        completion, retries = await self._send(
+        return await self._send(
             self._url("chat/completions" if as_messages else "completions"),
             content,
             partial(decode_completion, model=name, sampling=sampling, policy_version=version),
             max_bytes=self._max_reply_bytes
             or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
-            tokens=expected,
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
-        if usage := completion.usage:
-            used = usage.prompt_tokens + usage.completion_tokens
-            self._limiter.settle(expected, used, usage.completion_tokens)
-        return completion, retries
 
     def serve(self, model: str, policy_version: str) -> None:
         """From the next request on, use another model of the server, which has other weights, such as a new adapter.
@@ -401,13 +392,12 @@ class OpenAICompatiblePolicy:
         *,
         max_bytes: int,
         seconds: float | None = None,
-        tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
         """Return the decoded reply, and the number of retries; errors are those of `complete`."""
         try:
             return await self._connections.get().send(
-                url, body, decode, max_bytes=max_bytes, seconds=seconds, tokens=tokens, headers=headers
+                url, body, decode, max_bytes=max_bytes, seconds=seconds, headers=headers
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
@@ -420,7 +410,7 @@ class OpenAICompatiblePolicy:
             max_concurrency=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
-            limiter=self._limiter,
+            pause=self._pause,
             trust=self._trust,
             proxy=self._proxy,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ import httpx2
 
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policies.dialects import is_final, server_message
-from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -37,6 +37,8 @@ _IDLE_SECONDS: Final = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it, perhaps while the
 next request is being sent."""
 _RETRIABLE_STATUSES: Final = frozenset({408, 409, 429})
+_SCATTER: Final = 0.1
+"""After a pause, requests return within this share of its length."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 8.0
 
@@ -109,6 +111,34 @@ class Timeouts:
     read: float
 
 
+class SharedPause:
+    """The pause that a server asked one request for. All requests of a policy keep it: they would be refused, too.
+
+    May be shared by threads and event loops.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end = self._seconds = 0.0
+
+    def extend(self, seconds: float) -> None:
+        """Let no request out for so long, from now on."""
+        with self._lock:
+            end = time.monotonic() + seconds
+            if end > self._end:
+                self._end, self._seconds = end, seconds
+
+    async def wait(self, *, has_paused: bool = False) -> None:
+        """Wait for the end of the pause, and not much longer, so that requests do not return all at once.
+
+        `has_paused` says that the request has waited for its own pause, and need not wait for that again.
+        """
+        last = self._end if has_paused else 0.0
+        while (end := self._end) > last and end > time.monotonic():
+            await asyncio.sleep(end - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
+            last = end
+
+
 class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
@@ -118,7 +148,7 @@ class Sender:
         max_concurrency: how many completions may wait for their replies; whoever sends one holds one of `slots`.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
-        limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
+        pause: the pause that a reply with `Retry-After` asks for.
         trust: the certificates that a server's must be signed by; those that come with the HTTP client if None.
         proxy: through which requests go; None for no proxy.
     """
@@ -131,13 +161,13 @@ class Sender:
         max_concurrency: int,
         timeouts: Timeouts,
         max_retries: int,
-        limiter: RateLimiter,
+        pause: SharedPause,
         trust: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
         self._timeouts = timeouts
-        self._limiter = limiter
+        self._shared_pause = pause
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -161,7 +191,6 @@ class Sender:
         *,
         max_bytes: int,
         seconds: float | None = None,
-        tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
         """Return the decoded reply, and the number of retries.
@@ -174,7 +203,6 @@ class Sender:
             decode: decodes the reply's body, or raises `MalformedReplyError`.
             max_bytes: the maximum size of a reply; more is never in memory.
             seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
-            tokens: the tokens that it is expected to take, for the limiter.
             headers: further headers of this request.
 
         Raises:
@@ -190,7 +218,7 @@ class Sender:
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
-            await self._limiter.admit(tokens, has_paused=wait is not None)
+            await self._shared_pause.wait(has_paused=wait is not None)
             wait = None
             try:
                 async with self._session.request(
@@ -212,7 +240,7 @@ class Sender:
                 if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
                     raise error
                 if wait is not None:
-                    self._limiter.hold_off(wait)
+                    self._shared_pause.extend(wait)
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
