@@ -116,8 +116,8 @@ def load_profile(folder: Path | str) -> Profile | None:
     templates = folder if published else folder / "templates"
     prompts = load_prompts(
         answer_format=answer_format,
-        update_file=templates / "update.txt",
-        answer_file=templates / "answer.txt",
+        update_template=templates / "update.txt",
+        answer_template=templates / "answer.txt",
         empty_memory=empty_memory,
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
