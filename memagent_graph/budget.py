@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from memagent_graph.errors import BudgetError
 
 CHAT_TEMPLATE_TOKENS = 24
-"""Set aside for what a model's chat template adds around one user message."""
+"""Reserved for what a model's chat template adds around one user message."""
 
 
 @dataclass(frozen=True, slots=True)

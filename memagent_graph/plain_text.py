@@ -1,4 +1,4 @@
-"""Text for people: counts, near names, text without control sequences, messages without this machine's folders."""
+"""Text for people: counts, similar names, and texts without control characters or this machine's folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_one_line(text: str, longest: int | None = None) -> str:
 
 
 def quantity(count: int, what: str) -> str:
-    """As in "1 run", "1,200 runs"."""
+    """Return a count with its noun, as in "1 run" or "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

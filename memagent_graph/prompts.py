@@ -176,7 +176,7 @@ class Prompts:
         }
 
     def neutralise(self, text: str) -> str:
-        """`text`, changed so that it cannot close a part of the prompt, open another, or end the message."""
+        """Return `text` so that it cannot close a part of the prompt, open another, or end the message."""
         for first, pattern in self._guarded.items():
             if first in text:
                 text = pattern.sub(lambda match: match[0] + "\\", text)

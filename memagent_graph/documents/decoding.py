@@ -1,4 +1,4 @@
-"""Bytes to text, piece by piece: which charset, whether it is text at all, and what to say when it is not."""
+"""Decodes bytes piece by piece: finds their charset, and refuses what is not text."""
 
 from __future__ import annotations
 

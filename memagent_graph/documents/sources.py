@@ -65,7 +65,7 @@ class PageRanges:
 
 TEXT = "text/plain"
 UNKNOWN = "application/octet-stream"
-"""The type of a document whose name does not say it: its content does."""
+"""The type of a document with an unknown suffix; its content decides how it is read."""
 MARKDOWN = "text/markdown"
 PDF = "application/pdf"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -86,7 +86,7 @@ MEDIA_TYPES: Final = {
     "eml": "message/rfc822",
     "mbox": "application/mbox",
 }
-"""By kind of file. Those of other packages' converters are `application/x-` and the kind."""
+"""MIME types by kind of file. For kinds of other packages' converters they are `application/x-` and the kind."""
 KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
 _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
@@ -152,7 +152,7 @@ class Document:
     root: Path | None = None
 
     def only(self, pages: str | int | PageRanges | None) -> Document:
-        """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.
+        """Return the document with only some pages of its PDF file, such as "5-10" or "1-3,7"; None for all.
 
         Raises:
             DocumentError: `pages` does not name pages. Whether the document has them shows when it is read.
@@ -184,22 +184,22 @@ class Document:
 
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
-        """Text or bytes that arrive piece by piece. They are stored to their end before reading begins."""
+        """Return text or bytes that arrive piece by piece. All of it is stored before reading begins."""
         return cls(name, TEXT, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
-        """Text that is made piece by piece.
+        """Return a text that is generated piece by piece.
 
         Args:
-            pieces: starts from the beginning at each call.
+            pieces: yields the text from its beginning at each call.
             name: its name in messages and results.
         """
         return cls(name, TEXT, pieces)
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
-        """LangChain `Document`s, one after another with a blank line between; their sources are kept as sections."""
+        """Return LangChain `Document`s as one text with blank lines between; their sources become sections."""
         if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
         blocks = (Block(document.page_content, _label(document, index)) for index, document in enumerate(documents))

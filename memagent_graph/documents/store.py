@@ -153,14 +153,14 @@ class DocumentStore:
             ) from error
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's pages or sources begin, in order; empty if it has none."""
+        """Return where the document's pages or sources begin, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
 
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's headings begin, in order, each with those that it stands under.
+        """Return where the document's headings begin, in order; a label includes the headings above.
 
-        Those of its converter; if that gave none, or only a title, also headings and numbered clauses that the text
-        shows. These are looked for once, and then kept beside the sections.
+        They come from its converter. If that found none, or only a title, headings and numbered clauses are also
+        searched for in the text, once, and kept beside the sections.
 
         Raises:
             DocumentError: the text is no longer here.
@@ -200,7 +200,7 @@ class DocumentStore:
             yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
 
     def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text. Other references to the same text lose it too."""
+        """Delete a document's text, also for other references to the same text."""
         paths = [
             self._text_path(ref),
             *(self._headings_path(ref, kind) for kind in ("markdown", "text")),

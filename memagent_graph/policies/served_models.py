@@ -1,4 +1,4 @@
-"""The models that a server serves: its list, which of them is meant, and what is known of it."""
+"""The models of a server: reads their list, chooses one, and finds out what can be known about it."""
 
 from __future__ import annotations
 

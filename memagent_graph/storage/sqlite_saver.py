@@ -73,13 +73,13 @@ class SqliteSaver(AsyncSqliteSaver):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the one in the config."""
         bound_next_state()
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             return require_state(await super().aget_tuple(config))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
         bound_next_state()
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             async for state in super().alist(config, **options):
                 require_state(state)
                 yield state
@@ -106,7 +106,7 @@ class SqliteSaver(AsyncSqliteSaver):
         changes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [(_PUT, [row])]
         if parent is not None and not _has_delta_channels(checkpoint, metadata):
             changes.append((_FORGET_WRITES, [(thread_id, namespace, parent)]))
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             await self._commit(changes)
         saved = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
         return {"configurable": saved}
@@ -121,16 +121,16 @@ class SqliteSaver(AsyncSqliteSaver):
             for index, (channel, value) in enumerate(writes)
         ]
         verb = "REPLACE" if all(channel in WRITES_IDX_MAP for channel, _ in writes) else "IGNORE"
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             await self._commit([(f"INSERT OR {verb} {_WRITES}", rows)])
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a run's states."""
-        with self._errors_translated({"configurable": {"thread_id": thread_id}}):
+        with self._translate_errors({"configurable": {"thread_id": thread_id}}):
             await self._commit([(statement, [(str(thread_id),)]) for statement in _DELETE])
 
     async def _commit(self, changes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> None:
-        """Have changes in the file, together with those of other reads that wait."""
+        """Commit changes, together with those of other reads that wait."""
         await self.setup()
         loop = asyncio.get_running_loop()
         waiting = [_Change(statement, rows, loop.create_future()) for statement, rows in changes]
@@ -140,17 +140,17 @@ class SqliteSaver(AsyncSqliteSaver):
         await asyncio.gather(*(change.done for change in waiting))
 
     async def _commit_all(self) -> None:
-        """Commit until nobody waits."""
+        """Commit until no change waits."""
         try:
             while self._waiting:
                 changes, self._waiting = self._waiting, []
                 async with self.lock:
-                    await self._carry_out(changes)
+                    await self._execute(changes)
         finally:
             self._committing = None
 
-    async def _carry_out(self, changes: Sequence[_Change]) -> None:
-        """One transaction; if it fails, one for each change, so that none fails for another's sake."""
+    async def _execute(self, changes: Sequence[_Change]) -> None:
+        """Make changes in one transaction; if it fails, in one for each, so that a bad change fails alone."""
         by_statement: dict[str, list[Sequence[tuple[Any, ...]]]] = {}
         for change in changes:
             by_statement.setdefault(change.statement, []).append(change.rows)
@@ -163,7 +163,7 @@ class SqliteSaver(AsyncSqliteSaver):
                 await self.conn.rollback()
             if len(changes) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
                 for change in changes:
-                    await self._carry_out([change])
+                    await self._execute([change])
                 return
             for change in changes:
                 if not change.done.done():
@@ -178,7 +178,7 @@ class SqliteSaver(AsyncSqliteSaver):
                 change.done.set_result(None)
 
     @contextmanager
-    def _errors_translated(self, config: RunnableConfig | None) -> Iterator[None]:
+    def _translate_errors(self, config: RunnableConfig | None) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, UndecodableStateError) as error:
