@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recipes.embedded.evaluate import Reader
 
 OUTCOMES = "outcomes.jsonl"
-MOST_QUESTIONS, FEWEST_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
+MAX_QUESTIONS, MIN_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
 """Questions that share their prose, each with its own fact in it, in the setting "alone". Shorter documents have fewer:
 so a few unusual chunks do not determine the result, and 200 questions on 16 chunks or more use the whole held-out
 text."""
@@ -164,7 +164,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     if setting.foreign:
         asked = questions_with_foreign_facts(tokenizer, default_prose(), setting, facts, 0)[:count]
     else:
-        sharing = max(FEWEST_QUESTIONS, min(MOST_QUESTIONS, cell.chunks // CHUNKS_PER_QUESTION))
+        sharing = max(MIN_QUESTIONS, min(MAX_QUESTIONS, cell.chunks // CHUNKS_PER_QUESTION))
         asked = questions_alone(tokenizer, default_prose(), setting, facts, min(sharing, count))
     told: list[list[tuple[bool | None, int, float, int | None]]]
     if cell.system in {READER, GUARDED}:

@@ -80,7 +80,7 @@ def _print_names(*, as_json: bool) -> None:
         print_json({"tasks": task_names(), "suites": SUITES, "systems": system_names()})
         return
     tasks = ["".join([name, *(f"[:{option}=...]" for option in task_options(name))]) for name in task_names()]
-    suites = [f"{name}: {', '.join(own)}" for name, own in SUITES.items()]
+    suites = [f"{name}: {', '.join(suite)}" for name, suite in SUITES.items()]
     for kind, names in (("tasks", tasks), ("suites", suites), ("systems", system_names())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 

@@ -39,7 +39,7 @@ class EvalReport:
         """Run the command."""
         from memagent_evaluation.report import render_comparison, write_outputs  # noqa: PLC0415
         from memagent_evaluation.result_journal import RUNS, load_results  # noqa: PLC0415
-        from memagent_evaluation.standings import evaluations_compared  # noqa: PLC0415
+        from memagent_evaluation.standings import compare_evaluations  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
@@ -57,8 +57,8 @@ class EvalReport:
                 first, second = load_results(folder), load_results(other)
             names = (str(folder), str(other))
             if self.as_json:
-                compared = evaluations_compared(first, second, names)
-                standings = {system: [line.to_dict() for line in lines] for system, lines in compared.items()}
+                by_system = compare_evaluations(first, second, names)
+                standings = {system: [line.to_dict() for line in lines] for system, lines in by_system.items()}
                 print_json({"first": names[0], "second": names[1], "standings": standings})
             else:
                 sys.stdout.write(render_comparison(first, second, names))

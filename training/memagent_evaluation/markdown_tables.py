@@ -17,21 +17,13 @@ SCORES: Final = {
     "token_f1": "token F1",
 }
 """Columns of scores, with their titles in tables."""
-_MORE_SCORES: Final = {"rouge_l": "ROUGE-L", "judged": "judge"}
-_WORDS_OF_PROSE: Final = 12
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
-def is_prose(rows: Iterable[ResultRow]) -> bool:
-    """Return whether some gold answer is a sentence or more, such as a summary."""
-    return any(len(answer.split()) > _WORDS_OF_PROSE for row in rows for answer in row.gold)
-
-
-def scores_shown(rows: Sequence[ResultRow]) -> dict[str, str]:
-    """`SCORES`; also ROUGE-L if gold answers are sentences, and a judge's grade if there is one."""
-    has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
-    return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
+def score_titles(rows: Iterable[ResultRow]) -> dict[str, str]:
+    """Return `SCORES`, and a judge's grade if there is one."""
+    return SCORES | ({"judged": "judge"} if any(row.judge for row in rows) else {})
 
 
 def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:

@@ -21,9 +21,8 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.PASSAGES: (50, 200, 800),
 }
 """Three lengths, each four times the previous one; 50 passages of RULER-HQA have about 7K tokens."""
-_CHECKED: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""About how many tokens of text are planned to check a task at a length before the first question; it takes at most a
-second."""
+_TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
+"""About how much text is planned to check a task at a length before the first question; it takes at most a second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -154,8 +153,8 @@ def check_plan(
 
 def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
-    number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
-    return [cell.count - 1 - place * cell.count // number for place in range(number)]
+    number = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
+    return [cell.count - 1 - step * cell.count // number for step in range(number)]
 
 
 def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def test_more_questions_than_words_allow_are_refused():
         samples_of("english_list", count=1, length=30_000, questions_per_document=60)
 
 
-def test_there_is_no_foreign_fact_to_each_0_tokens():
-    with pytest.raises(EvaluationError, match="cannot have a foreign fact to each 0 tokens"):
+def test_there_is_no_foreign_fact_for_every_0_tokens():
+    with pytest.raises(EvaluationError, match="cannot have a foreign fact for every 0 tokens"):
         load_task("english_fact:foreign=0", TaskSettings(TOKENIZER))
 
 
