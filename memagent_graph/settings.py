@@ -278,10 +278,10 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         for group, names in _GROUPS.items():
             if (value := changes.pop(group, None)) is not None:
                 values |= {name: getattr(value, part) for name, part in names.items()}
-        names = {field.name for field in fields(self)}
-        if unknown := next((name for name in changes if name not in names), None):
+        known_names = {field.name for field in fields(self)}
+        if unknown := next((name for name in changes if name not in known_names), None):
             hint = _ELSEWHERE.get(unknown) or did_you_mean(
-                unknown, (*names, *_GROUPS), f"Settings are: {', '.join(sorted(names - {'chosen_by'}))}."
+                unknown, (*known_names, *_GROUPS), f"Settings are: {', '.join(sorted(known_names - {'chosen_by'}))}."
             )
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)
