@@ -25,7 +25,7 @@ from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
-from memagent_graph.reading.langgraph_internals import exits_of_graphs_around
+from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
 from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
@@ -138,7 +138,7 @@ def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
         LastingError: the stream was broken off.
     """
     cancellation = Cancellation()
-    for exits in exits_of_graphs_around(ensure_config()):
+    for exits in enclosing_exit_stacks(ensure_config()):
         exits.callback(cancellation.cancel)
     return run_sync(coroutine, cancellation)
 

@@ -35,7 +35,7 @@ from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAcce
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import questions_of
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
@@ -69,7 +69,7 @@ class CorpusSession:
             typer.Exit: with the exit code, if it is not 0.
         """
         options = self._options
-        with failures_told(self._console):
+        with report_failures(self._console):
             prices = prices_of(options.price_in, options.price_out)
             if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")

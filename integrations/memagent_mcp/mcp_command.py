@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, open_reader
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        with failures_told():
+        with report_failures():
             from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
             if self.http:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import (
     AsJSON,
     Checkpoints,
@@ -106,7 +106,7 @@ class ReportDocuments(ReaderOptions):
         from memagent_graph.cli.console import Console  # noqa: PLC0415
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
-        with failures_told(console):
+        with report_failures(console):
             try:
                 report = asyncio.run(self._report(console))
             except (KeyboardInterrupt, asyncio.CancelledError):

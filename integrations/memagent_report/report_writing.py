@@ -149,8 +149,8 @@ class ReportPlan(Strategy):
     name: ClassVar[str] = "report_plan"
     roles: ClassVar[tuple[Role, ...]] = (QUESTIONS,)
     state: ClassVar[type] = ReaderState
-    chooses: ClassVar[str] = "ask_for_questions"
-    concludes: ClassVar[str] = "ask_for_questions"
+    choosing_node: ClassVar[str] = "ask_for_questions"
+    concluding_node: ClassVar[str] = "ask_for_questions"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the node and its edges."""
@@ -213,8 +213,8 @@ class ReportWriting(Strategy):
     name: ClassVar[str] = "report_writing"
     roles: ClassVar[tuple[Role, ...]] = (OUTLINE, SECTION, JUDGE)
     state: ClassVar[type] = WritingState
-    chooses: ClassVar[str] = "outline"
-    concludes: ClassVar[str] = "put_together"
+    choosing_node: ClassVar[str] = "outline"
+    concluding_node: ClassVar[str] = "put_together"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the nodes and their edges."""

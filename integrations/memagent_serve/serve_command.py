@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import in_one_line
@@ -29,7 +29,7 @@ def _take_file(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         from memagent_serve.serve_settings import file_settings  # noqa: PLC0415
 
-        with failures_told():
+        with report_failures():
             names = {str(option.name) for option in context.command.params}
             context.default_map = {**(context.default_map or {}), **file_settings(path, names)}
     return path
@@ -149,7 +149,7 @@ class Serve(ReaderOptions):
         """Run the command."""
         import asyncio  # noqa: PLC0415
 
-        with failures_told():
+        with report_failures():
             try:
                 asyncio.run(_serve(self))
             except KeyboardInterrupt:

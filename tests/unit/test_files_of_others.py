@@ -46,7 +46,7 @@ from memagent_graph.policy_registry import template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
+from memagent_graph.run_log.packing import MAX_LIST, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
@@ -201,7 +201,7 @@ def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[
         with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
             connection.execute(f"UPDATE conversations SET {column} = ?", (blob,))
         with closing(RunLog(folder / "runs.sqlite")) as log, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LARGEST_RUN", most or columns.LARGEST_RUN)
+            patch.setattr(columns, "MAX_RUN_SIZE", most or columns.MAX_RUN_SIZE)
             export_runs(log, folder / "runs.parquet")
             return shown(log, folder)
 
@@ -209,7 +209,7 @@ def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[
 
 
 def many_ids() -> bytes:
-    count = LARGEST_LIST + 1
+    count = MAX_LIST + 1
     high = zlib.compressobj(1, zlib.DEFLATED, -12)
     return b"\1" + count.to_bytes(4, "little") + bytes(count) + high.compress(bytes(3 * count)) + high.flush()
 

@@ -32,7 +32,7 @@ from langchain_memagent.node import memagent_node
 from memagent_graph import Limits, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}
@@ -269,8 +269,8 @@ async def test_three_in_parallel_and_one_in_a_loop_keep_their_cursors_apart_over
     config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
 
     def given(run: int) -> Many:
-        texts = {name: facts(name, words=300 * run + 150 * index) for index, name in enumerate(asked)}
-        return {"documents": {**texts, "all": facts(*asked, words=600 * run)}}
+        texts = {name: facts(name, words=150 * run + 100 * index) for index, name in enumerate(asked)}
+        return {"documents": {**texts, "all": facts(*asked, words=300 * run)}}
 
     async def two_runs(parent: Any, invoke: Any) -> None:
         for run in (1, 2):

@@ -42,7 +42,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.storage.checkpoints import open_saver
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."})
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
 QUESTION = "What is the key of harbor?"
 
 

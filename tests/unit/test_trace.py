@@ -111,7 +111,7 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
     assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
     assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
     assert seen == ["x", "x"]
-    export_runs(log, tmp_path / "runs.parquet", chosen=RunFilter(run_ids=("r",)))
+    export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(run_ids=("r",)))
     assert parquet.read_table(tmp_path / "runs.parquet").column("request_id").to_pylist() == ["x", "x"]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, PriceIn, PriceOut
 from memagent_graph.cli.output import print_json
 
@@ -44,7 +44,7 @@ class EvalReport:
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
         folder, other = self.folder, self.other
-        with failures_told(as_json=self.as_json):
+        with report_failures(as_json=self.as_json):
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
                 prices = prices_of(self.price_in, self.price_out)

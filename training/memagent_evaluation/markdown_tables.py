@@ -1,4 +1,4 @@
-"""Rows of results in groups, and tables of them in Markdown."""
+"""Groups rows of results, and formats them as Markdown tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def label_length(row: ResultRow) -> str:
 
 
 def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
-    """Items by key, with keys in the order of their first item."""
+    """Return the items of each key, with keys in the order of their first items."""
     groups: dict[_Key, list[_Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
@@ -55,8 +55,8 @@ def interval(value: Estimate) -> str:
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
-    right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
-    rule = ["---:" if is_right else "---" for is_right in right]
+    are_figures = [all(_is_figure(row[column]) for row in body) for column in range(len(head))]
+    rule = ["---:" if is_right else "---" for is_right in are_figures]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 

@@ -1,4 +1,4 @@
-"""Everything about an evaluation that is determined and checked before its first question."""
+"""Plans an evaluation, and checks everything that can be checked before the first question."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
 
 @runtime_checkable
 class OwnLengths(Protocol):
-    """A task whose data determines the lengths, and the number of samples of each."""
+    """A task whose data determines its lengths, and how many samples each has."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -108,9 +108,9 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
     """Return how many tokens a completion with an answer may have: the reader's budget for it, or the task's, if
     larger.
 
-    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
-    which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
-    measured by how little it writes. So an answer gets the same maximum as in `read`.
+    RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So an answer has the
+    same maximum as in `read`.
 
     Args:
         task: the task of the answer.

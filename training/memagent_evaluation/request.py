@@ -34,7 +34,7 @@ from memagent_evaluation.result_journal import (
 )
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
 from memagent_evaluation.samples import Task
-from memagent_evaluation.suites import with_suites
+from memagent_evaluation.suites import expand_suites
 from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.progress import ProgressDisplay
@@ -49,7 +49,7 @@ from memagent_graph.storage.paths import default_store
 from memagent_graph.strategies.excerpts import prompt_overhead
 
 
-async def carry_out(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
+async def run_evaluation(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
     """Check everything, then run to the end, or to a limit.
 
     Args:
@@ -124,7 +124,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
         options.questions_per_document,
         prompt_overhead(context),
     )
-    names = with_suites(options.tasks or ())
+    names = expand_suites(options.tasks or ())
     tasks = load_tasks(names, task_settings)
     plan = plan_of(systems, tasks, lengths, options.count, options.repeats)
     check_plan(plan, tasks, context, seed=options.seed)

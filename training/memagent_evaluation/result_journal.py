@@ -86,10 +86,10 @@ class ResultJournal:
         Raises:
             EvaluationError: a task's data files, or a system, have changed since they were first used.
         """
-        for what in ("data", "identities"):
-            now: dict[str, str] = dict(getattr(plan, what))
-            before = {name: text for earlier in self.plans for name, text in getattr(earlier, what) if name in now}
-            require_same({what: now}, {what: {**now, **before}}, self.path.parent)
+        for field in ("data", "identities"):
+            new: dict[str, str] = dict(getattr(plan, field))
+            old = {name: text for earlier in self.plans for name, text in getattr(earlier, field) if name in new}
+            require_same({field: new}, {field: {**new, **old}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)

@@ -67,7 +67,7 @@ class ResultRow:
     question: str
     gold: tuple[str, ...]
     answer: str | None
-    """In the requested form; None if there is none."""
+    """The answer in the requested form; None if there is no answer."""
     raw_answer: str | None
     outcome: QuestionOutcome
     error: str | None
@@ -86,7 +86,7 @@ class ResultRow:
     cached_tokens: Int64
     calls: Int64
     seconds: float
-    """Wall time, with other attempts in parallel: waiting for the server is included."""
+    """Wall time, including the time spent waiting for a server that other attempts share."""
     flops: float | None
     """Estimated, if the model's size is known."""
     full_context_flops: float | None
@@ -119,7 +119,7 @@ class ResultRow:
     judged: float | None = None
     """A language model's grade, 0 to 1; None if there is no grade."""
     judge: str = ""
-    """Which one."""
+    """The name of the model that graded."""
 
     @property
     def key(self) -> Key:
@@ -255,13 +255,13 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:
-    """Check that results with some settings may be extended with others.
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
+    """Check that settings equal those that a folder's results were made with.
 
     Raises:
-        EvaluationError: they may not; the message names every difference.
+        EvaluationError: they do not; the message names every difference.
     """
-    old, new = _flat(then), _flat(now)
+    old, new = _flatten(stored), _flatten(settings)
     different = [
         f"{name} is {_format(new, name)} and was {_format(old, name)}"
         for name in sorted(old.keys() | new.keys())
@@ -296,12 +296,12 @@ def table_of(
     return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as read from JSON."""
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names, with values as JSON would give them back."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
             flat[prefix + name] = list(value) if isinstance(value, tuple) else value
     return flat

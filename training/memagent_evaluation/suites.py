@@ -46,11 +46,11 @@ _TEN: Final = (*SHAPES, "vt", "fwe")
 _RULER: Final = Aggregate("RULER, mean of 13 tasks", (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2"))
 AGGREGATES: Final = (_RULER, Aggregate("RULER as MemAgent reports it, mean of 10 tasks", _TEN))
 SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER.tasks, "ruler_memagent": (*_TEN, "qa_1")}
-"""Names of suites, and their tasks."""
+"""The tasks of each suite."""
 
 
-def with_suites(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of tasks, with a suite's name replaced by its tasks; each once."""
+def expand_suites(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of tasks, with the name of a suite replaced by its tasks, without duplicates."""
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 

@@ -27,7 +27,7 @@ from memagent_graph.cli.console import Console
 from memagent_graph.installation import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
@@ -475,7 +475,7 @@ def test_doctor_finds_what_is_wrong() -> None:
 
 def test_a_server_that_cuts_prompts_as_ollama_does_is_found_out(tmp_path) -> None:
     book = tmp_path / "book.txt"
-    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=6000))
+    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=10000))
     with counting_server(load_tokenizer("embedded").count, window=1500) as server:
         options = [
             "--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", "--question-tokens", "50",

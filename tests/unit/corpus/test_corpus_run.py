@@ -347,7 +347,7 @@ def test_a_limit_stops_the_run_and_it_continues_without_it(world: World, limit: 
 
 
 def test_a_limit_of_time_breaks_off_what_is_in_flight_which_then_continues_at_its_chunk(world: World) -> None:
-    world.write("long.txt", 4, words=3000)
+    world.write("long.txt", 4, words=1500)
     sections, seconds = Counter[str](), 0.04
 
     def slow(prompt: str) -> None:

@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Path:
     folder = tmp_path / "files"
     folder.mkdir()
     for name, key in (("a", "4711"), ("b", "12")):
-        text = document_with({0.4: f"It rained. The key of harbor is {key}. Nobody came."}, words=600)
+        text = document_with({0.4: f"It rained. The key of harbor is {key}. Nobody came."}, words=300)
         (folder / f"{name}.txt").write_text(text.replace("word", f"{name}word"))
     return folder
 

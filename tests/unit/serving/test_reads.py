@@ -30,7 +30,7 @@ from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import Bounds, ReadManager, ServedRequest
 
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=1200)
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
 
 
@@ -349,7 +349,7 @@ KILLS = 3
 
 
 def test_a_killed_server_resumes_its_reads_and_reads_no_chunk_twice(tmp_path: Path) -> None:
-    text = document_with({0.3: "The key of harbor is 4711.", 0.6: "The key of harbor is 4711."}, words=3000)
+    text = document_with({0.3: "The key of harbor is 4711.", 0.6: "The key of harbor is 4711."}, words=1200)
     with FakeServer(delay=0.05, window=1000) as upstream:
         with ServingProcess(
             upstream.base_url, tmp_path, *SMALL_OPTIONS, environment={"MEMAGENT_KEYS": f"alice:{ALICE}"}
