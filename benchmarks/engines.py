@@ -3,9 +3,10 @@
     memagent policy add english --gguf
     python -m benchmarks.engines [--engines "this process, int8" ...]
 
-Each engine reads the same planted facts in its policy's own way, four questions on a document, on one thread. The
-questions are asked in one read, so servers get them at once; equal answers are counted, too. Prefill and decoding are measured apart, with prompts of
-token ids: `PREFILL` of them and one token of output, and `DECODED` tokens after a short prompt.
+Each engine reads the same minutes in its policy's own way, four questions on a document, on one thread. The questions
+are asked in one read, so servers get them at once; answers that are not those of the first engine are printed. Prefill
+and decoding are measured apart, with prompts of token ids: `PREFILL` of them and one token of output, and `DECODED`
+tokens after a short prompt.
 
 `make vllm` installs vLLM, and `make .venv-llama/.installed` llama.cpp; an engine that is not there is left out, and
 said so.
