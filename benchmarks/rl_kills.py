@@ -41,7 +41,7 @@ from memagent_graph.run_log import RunLog
 if TYPE_CHECKING:
     from memagent_training.rl import RLJob
 
-FAILURES_AT_MOST = 3
+MAX_FAILURES = 3
 """After this many unexpected ends of one loop, the benchmark gives up."""
 POLL_SECONDS = 0.02
 SETTINGS = {"warmup_steps": 0, "token_budget": 8192, "gradient_checkpointing": False, "report_to": "none"}
@@ -142,7 +142,7 @@ class Loop:
                     is_killed = victim is not Victim.SERVER
             if process.returncode and not is_killed:
                 failures += 1
-                if failures == FAILURES_AT_MOST:
+                if failures == MAX_FAILURES:
                     raise SystemExit(f"{self.folder} does not continue; see {self.folder / 'loop.log'}")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -274,11 +274,11 @@ def run_loop(folder: Path, given: argparse.Namespace) -> None:
     from memagent_training.rl.loop_status import LoopStatus, Phase
 
     class Teller(LoopStatus):
-        def begins(self, iteration: int, phase: Phase) -> None:
-            super().begins(iteration, phase)
+        def on_phase(self, iteration: int, phase: Phase) -> None:
+            super().on_phase(iteration, phase)
             tell(iteration, phase.value)
 
-        def ends(self, reason: str) -> None:
+        def on_end(self, reason: str) -> None:
             tell(given.iterations, "end")
 
     def tell(iteration: int, phase: str) -> None:

@@ -28,18 +28,18 @@ from memagent_graph.tokenizers import load_tokenizer
 
 LENGTH = 1_000_000
 MEMORY_LENGTHS = (20_000, 200_000)
-MOST_SECONDS = 10
-MOST_EXTRA_MEGABYTES = 1
+MAX_SECONDS = 10
+MAX_EXTRA_MEGABYTES = 1
 PARAGRAPHS_OF_TEXT = 3000
 RECORDS = 2000
 
 
 def records() -> list[QARecord]:
     """Questions with two gold paragraphs and eight distractors each, of 20 to 160 words."""
-    source = random.Random(0)
+    rng = random.Random(0)
 
     def paragraph(title: str) -> Paragraph:
-        words = ("".join(source.choices("etaoinshr", k=source.randint(2, 9))) for _ in range(source.randint(20, 160)))
+        words = ("".join(rng.choices("etaoinshr", k=rng.randint(2, 9))) for _ in range(rng.randint(20, 160)))
         return Paragraph(title, " ".join(words).capitalize() + ".")
 
     return [
@@ -60,9 +60,9 @@ def generate(task: Task, length: int, index: int) -> None:
 
 
 def seconds(task: Task) -> float:
-    begun = time.process_time()
+    start_time = time.process_time()
     generate(task, LENGTH, 0)
-    return time.process_time() - begun
+    return time.process_time() - start_time
 
 
 def peak_megabytes(task: Task, length: int) -> float:
@@ -79,12 +79,12 @@ def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "book.txt"
         book.write_text("\n\n".join(islice(python_prose(), PARAGRAPHS_OF_TEXT)), encoding="utf-8")
-        of_a_file = TaskSettings(settings.tokenizer, haystack=book)
+        file_settings = TaskSettings(settings.tokenizer, haystack=book)
         kinds: dict[str, Callable[[], Task]] = {
             "noise (niah_single_1)": lambda: load_task("niah_single_1", settings),
             "prose found with Python, first sample (niah_single_2)": lambda: load_task("niah_single_2", settings),
             "prose found with Python, next samples": lambda: load_task("niah_single_2", settings),
-            "prose of a user's file (niah_multiquery)": lambda: load_task("niah_multiquery", of_a_file),
+            "prose of a user's file (niah_multiquery)": lambda: load_task("niah_multiquery", file_settings),
             "needles, words and numbers (niah_multikey_2)": lambda: load_task("niah_multikey_2", settings),
             "needles, UUIDs (niah_multikey_3)": lambda: load_task("niah_multikey_3", settings),
             "variable tracking (vt)": lambda: load_task("vt", settings),
@@ -95,13 +95,13 @@ def measure() -> list[Figure]:
         figures = []
         for kind, make in kinds.items():
             task = make()
-            taken = seconds(task)
+            elapsed = seconds(task)
             short, long = (peak_megabytes(task, length) for length in MEMORY_LENGTHS)
-            constant = long <= short + MOST_EXTRA_MEGABYTES
+            constant = long <= short + MAX_EXTRA_MEGABYTES
             figures += [
-                Figure(f"{kind}: 1M tokens", taken, "s", f"under {MOST_SECONDS}", taken < MOST_SECONDS),
+                Figure(f"{kind}: 1M tokens", elapsed, "s", f"under {MAX_SECONDS}", elapsed < MAX_SECONDS),
                 Figure(f"{kind}: memory at 20K tokens", short, "MB", "", True),
-                Figure(f"{kind}: memory at 200K tokens", long, "MB", f"at most {MOST_EXTRA_MEGABYTES} more", constant),
+                Figure(f"{kind}: memory at 200K tokens", long, "MB", f"at most {MAX_EXTRA_MEGABYTES} more", constant),
             ]
     return figures
 

@@ -17,12 +17,12 @@ from memagent_graph.trace import Trace
 
 LINES = 30
 UPDATES = (175, 700)
-MOST_SECONDS = 3
+MAX_SECONDS = 3
 WORDS = (1000, 4000)
-MOST_MILLISECONDS = 50
+MAX_MILLISECONDS = 50
 
 
-def a_run(length: int) -> tuple[Trace, list[str]]:
+def make_trace(length: int) -> tuple[Trace, list[str]]:
     """A read of `length` chunks, and their texts."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
     steps: list[Call] = []
@@ -38,35 +38,35 @@ def a_run(length: int) -> tuple[Trace, list[str]]:
     return Trace(tuple(steps)), chunks
 
 
-def a_pair(length: int) -> tuple[str, str]:
+def make_memories(length: int) -> tuple[str, str]:
     """Two memories of `length` words."""
-    source = random.Random(0)
-    old, new = ("".join(source.choice("灯塔是安娜建造的在年点亮") for _ in range(length)) for _ in range(2))
+    rng = random.Random(0)
+    old, new = ("".join(rng.choice("灯塔是安娜建造的在年点亮") for _ in range(length)) for _ in range(2))
     return old, new
 
 
 def seconds_to_trace(length: int) -> float:
-    trace, chunks = a_run(length)
-    begun = time.process_time()
+    trace, chunks = make_trace(length)
+    start_time = time.process_time()
     provenance_of(trace, lambda update: chunks[update.chunk_index or 0])
-    return time.process_time() - begun
+    return time.process_time() - start_time
 
 
 def seconds_to_compare(length: int) -> float:
-    old, new = a_pair(length)
-    begun = time.process_time()
+    old, new = make_memories(length)
+    start_time = time.process_time()
     word_diff(old, new)
-    return time.process_time() - begun
+    return time.process_time() - start_time
 
 
 def measure() -> list[Figure]:
     figures = []
     for length in UPDATES:
-        taken, goal = seconds_to_trace(length), f"under {MOST_SECONDS}"
-        figures.append(Figure(f"tracing {length} updates", taken, "s", goal, taken < MOST_SECONDS))
+        elapsed, goal = seconds_to_trace(length), f"under {MAX_SECONDS}"
+        figures.append(Figure(f"tracing {length} updates", elapsed, "s", goal, elapsed < MAX_SECONDS))
     for length in WORDS:
-        taken, goal = 1000 * seconds_to_compare(length), f"under {MOST_MILLISECONDS}"
-        figures.append(Figure(f"comparing memories of {length} words", taken, "ms", goal, taken < MOST_MILLISECONDS))
+        elapsed, goal = 1000 * seconds_to_compare(length), f"under {MAX_MILLISECONDS}"
+        figures.append(Figure(f"comparing memories of {length} words", elapsed, "ms", goal, elapsed < MAX_MILLISECONDS))
     return figures
 
 

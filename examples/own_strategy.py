@@ -6,7 +6,7 @@ Its runs are logged, resumed, edited, shown, exported and trained on like those 
 """
 
 from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, ParseFailure, Role, Strategy, Writes
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen_chunk, read_chunk, update_memory
+from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 
 
 def yes_or_no(text, prompts):
@@ -42,7 +42,7 @@ class OwnGate(Strategy):
             graph.add_node(step.__name__, step)
         for start, end in (("open_document", "read_chunk"), ("update_memory", "read_chunk"), ("answer", "__end__")):
             graph.add_edge(start, end)
-        graph.add_conditional_edges("read_chunk", after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
+        graph.add_conditional_edges("read_chunk", route_after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
         graph.add_conditional_edges("ask_gate", after_gate, ["update_memory", "read_chunk"])
 
 

@@ -28,7 +28,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import policy_folder, require_profile
+from memagent_graph.policies.profile import profile_folder, require_profile
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import make_policy, policy_of
 from memagent_graph.reading.assembly import Parts, assemble
@@ -385,7 +385,7 @@ class MemAgent:
         context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
         question = question or state["question"]
         check_question(question, context)
-        memory = graph.strategy.so_far(state, context)[0]
+        memory = graph.strategy.current_memory(state, context)[0]
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
         reply = await ask_once(ANSWER, {**state, "question": question}, context, memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
@@ -676,7 +676,7 @@ def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadR
     """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
     result = result_from_state(state, trace, graph.reader_context)
     if result.stop_reason.resumable:
-        result = replace(result, memory=graph.strategy.so_far(state, graph.reader_context)[0])
+        result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context)[0])
     return result
 
 
@@ -692,5 +692,5 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
     """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
-    folder = policy_folder(profile)
+    folder = profile_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None

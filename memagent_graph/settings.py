@@ -179,7 +179,7 @@ class WordingSettings:
     )
     profile: NameOrObject = setting(
         None,
-        'Budgets and prompts that the policy was trained with: a folder with memagent.json, "embedded", or '
+        'Budgets and prompts that the policy was trained with: a folder with memagent.json, "embedded", "english", or '
         '"rl-memoryagent" (RL-MemoryAgent-7B and -14B, with their authors\' wording).',
         kind=_TEXT,
     )

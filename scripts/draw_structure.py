@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,11 +49,17 @@ def module_graph() -> Graph:
     files = modules()
     graph: Graph = {name: {} for name in files}
     for name, path in files.items():
-        for imported, at_once in _imports(ast.parse(path.read_text("utf-8")), at_once=True):
+        for imported, at_once in _imports(syntax_tree(path), at_once=True):
             target = imported if imported in files else imported.rpartition(".")[0]
             if target in files and target != name:
                 graph[name][target] = graph[name].get(target, False) or at_once
     return graph
+
+
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    """The parsed text of a file, which is read once."""
+    return ast.parse(path.read_text("utf-8"))
 
 
 def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:

@@ -27,15 +27,15 @@ from memagent_corpus.corpus_run import (
     CorpusLimits,
     CorpusSummary,
     StopCause,
-    exclusive,
+    lock_table,
     run_corpus,
 )
-from memagent_corpus.on_ray import ActorPlan, RayEngine, connect_engine
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import questions_of
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
@@ -69,7 +69,7 @@ class CorpusSession:
             typer.Exit: with the exit code, if it is not 0.
         """
         options = self._options
-        with failures_told(self._console):
+        with report_failures(self._console):
             prices = prices_of(options.price_in, options.price_out)
             if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
@@ -133,7 +133,7 @@ class CorpusSession:
         table = TableFolder(options.out, access)
         in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
         with ExitStack() as stack:
-            work = stack.enter_context(exclusive(table))
+            work = stack.enter_context(lock_table(table))
             checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
             if options.ray is not None:
@@ -143,7 +143,7 @@ class CorpusSession:
             )
             agent = MemAgent(
                 settings=self._settings,
-                store=open_store(options.store, work / TEXTS),
+                store=open_store(options.store or work / TEXTS),
                 checkpoints=checkpoints,
                 run_log=(options.log or False) if engine is None else False,
             )
@@ -151,7 +151,7 @@ class CorpusSession:
                 agent,
                 self._questions,
                 access,
-                keep_texts=options.keep_texts or options.store is not None,  # other machines may use a shared store
+                keep_texts=options.keep_texts or options.store is not None,
                 on_update=progress.on_update,
                 response_format=self._format,
             )
@@ -191,8 +191,9 @@ class CorpusSession:
         """
         actors, log = self._options.ray_actors, self._options.log
         try:
-            with connect_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
-                yield engine
+            with connect(address) as ray:
+                machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+                yield RayEngine(plan, actors or machines, documents_in_flight)
         finally:
             if log:
                 folder = _actor_log_folder(log)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, open_reader
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Mcp(ReaderOptions):
         """Build the reader of the server."""
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        kept = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
-        return open_reader(kept, self.settings(), is_logged=not self.no_log)
+        options = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
+        return open_reader(options, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """Build the server. It trusts a client's roots only over standard input and output."""
@@ -93,7 +93,7 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        with failures_told():
+        with report_failures():
             from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
             if self.http:

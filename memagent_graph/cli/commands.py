@@ -75,8 +75,8 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     annotations, signature = _annotations(command), inspect.signature(command).parameters
     order = dict.fromkeys(field for kind in command.__mro__ for field in vars(kind).get("__annotations__", ()))
     names = [name for name in order if name in annotations and name in signature]
-    if grouped := len(names) > _UNGROUPED:
-        names.sort(key=lambda name: _PLACE.get(name, -1))
+    if grouped := len(names) > _MAX_UNGROUPED:
+        names.sort(key=lambda name: _HELP_ORDER.get(name, -1))
     parameters = [
         signature[name].replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
@@ -91,7 +91,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
         command(**values).run()
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    callback.__annotations__ = {each.name: each.annotation for each in parameters}
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     # A number may be negative and must not be parsed as an option.
     context: dict[str, Any] = {}
     if getattr(command, "takes_negative_numbers", False):
@@ -109,7 +109,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
 def _annotations(command: type[Command]) -> dict[str, Any]:
     """Return the annotations for typer, by field; what only Python can set is left out."""
-    options, settings = setting_options(), {each.name for each in fields(ReadSettings)}
+    options, settings = setting_options(), {field.name for field in fields(ReadSettings)}
     annotations = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         if get_origin(hint) is Annotated or name not in settings:
@@ -119,10 +119,10 @@ def _annotations(command: type[Command]) -> dict[str, Any]:
     return annotations
 
 
-_UNGROUPED: Final = 14
+_MAX_UNGROUPED: Final = 14
 """A command with so few arguments and options shows them in one list."""
 _GROUP_OF: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
-_PLACE: Final = {name: place for place, name in enumerate(_GROUP_OF)}
+_HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_OF)}
 
 
 def _in_group(annotation: Any, group: str) -> Any:
@@ -188,15 +188,15 @@ class _Commands(Mapping[str, Any]):
                 grouped = command if isinstance(command, Mapping) else {name: command}
 
                 def register(app: typer.Typer) -> None:
-                    for each, kind in grouped.items():
-                        add_command(app, each, kind)
+                    for subcommand, kind in grouped.items():
+                        add_command(app, subcommand, kind)
 
-                self._loaded[name] = _make(register)
+                self._loaded[name] = _click_command(register)
                 if grouped is command:
                     self._loaded[name].name = name
                     self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
             else:
-                self._loaded[name] = _made_elsewhere(self._added[name])
+                self._loaded[name] = _added_command(self._added[name])
         return self._loaded[name]
 
     def summaries(self) -> dict[str, Any]:
@@ -211,13 +211,13 @@ class _Commands(Mapping[str, Any]):
         return len(_BUILT_IN) + len(self._added)
 
 
-def _make(register: Callable[[typer.Typer], Any]) -> Any:
+def _click_command(register: Callable[[typer.Typer], Any]) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     register(app)
     return typer.main.get_command(app)
 
 
-def _made_elsewhere(entry: EntryPoint) -> Any:
+def _added_command(entry: EntryPoint) -> Any:
     """Return a command of another package; if it cannot be loaded, a command that says what is wrong."""
     from memagent_graph.entry_points import failure_of
     from memagent_graph.errors import MemAgentError
@@ -231,11 +231,11 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
         ) from error
 
     try:
-        made = _make(entry.load())
+        loaded = _click_command(entry.load())
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
         failure = error
     else:
-        callback = made.callback
+        callback = loaded.callback
 
         @functools.wraps(callback)
         def run(*arguments: Any, **options: Any) -> Any:
@@ -244,8 +244,8 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
             except ModuleNotFoundError as error:  # a package of the command's extra
                 fail(error)
 
-        made.callback = run
-        return made
+        loaded.callback = run
+        return loaded
 
     def command() -> None:
         fail(failure)
@@ -254,4 +254,4 @@ def _made_elsewhere(entry: EntryPoint) -> Any:
         "help": f"Cannot be loaded: {failure}.",
         "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     }
-    return _make(lambda app: app.command(entry.name, **options)(command))
+    return _click_command(lambda app: app.command(entry.name, **options)(command))

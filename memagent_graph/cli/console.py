@@ -1,4 +1,4 @@
-"""What the command line shows: progress, results, failures. Standard output is only for results."""
+"""The command line's output: progress, results, failures. Standard output is only for results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from typing import Any, Final, TypeVar
 
 import rich.console
 import rich.markup
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from memagent_graph.cli.output import print_json
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import BudgetError, MemAgentError, RunHeldError, RunMismatchError, StrategyError
 from memagent_graph.events import EventKind, StopReason, count_events
 from memagent_graph.plain_text import in_one_line, plain, quantity
@@ -47,14 +41,14 @@ class Console:
         self.resume_command: str | None = None
         """The command that continues the run, after its beginning; None if there is none."""
 
-    def policy(self, told: str) -> None:
+    def policy(self, reason: str) -> None:
         """Say which policy reads, and why, before anything else."""
         if self._says_policy:
-            self.err.print(f"[dim]{escape(told)}[/]")
+            self.err.print(f"[dim]{escape(reason)}[/]")
 
-    def working(self, words: str) -> AbstractContextManager[object]:
+    def working(self, activity: str) -> AbstractContextManager[object]:
         """Show on a terminal what is happening while it takes time."""
-        return nullcontext() if self._quiet else self.err.status(f"[dim]{words}[/]")
+        return nullcontext() if self._quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
         """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
@@ -64,19 +58,16 @@ class Console:
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents; `read` gets the function to call with each update."""
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
-        with Progress("reading", *columns, console=self.err, transient=True, disable=self._quiet) as progress:
-            task = progress.add_task("", total=None, status="")
-            places = dict[str, dict[str, float]]()
+        with ProgressDisplay("reading", quiet=self._quiet, console=self.err, is_share=True) as display:
+            progress = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
-                own = places.setdefault(document, {})
-                own[question] = max(update.progress or 0.0, own.get(question, 0.0))
-                completed = sum(min(shares.values()) for shares in places.values())
+                shares = progress.setdefault(document, {})
+                shares[question] = max(update.progress or 0.0, shares.get(question, 0.0))
+                completed = sum(min(shares.values()) for shares in progress.values())
                 chunk = "" if update.chunk_number is None else f"chunk {update.chunk_number}"
                 status = chunk if documents == 1 else f"{int(completed)} of {documents} documents"
-                total = None if update.progress is None else documents
-                progress.update(task, completed=completed, total=total, status=status)
+                display.update(completed, status, total=None if update.progress is None else documents)
 
             return await read(show)
 
@@ -117,12 +108,14 @@ class Console:
         else:
             self._field("answer", result.answer)
             for sentence, quote in result.view().sentences():
-                place = quote.place or f"chunk {quote.chunk_index + 1}"
-                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(place)})')
+                location = quote.place or f"chunk {quote.chunk_index + 1}"
+                self._field("evidence", f'"{" ".join(sentence.split())}" ({in_one_line(location)})')
         if not result.is_whole or result.answer is None:
             self._field("read", result.extent)
         if result.stop_reason is StopReason.INVALID_ANSWER:
-            reason = next((e.detail for e in reversed(result.events) if e.kind is EventKind.INVALID_ANSWER), "")
+            reason = next(
+                (event.detail for event in reversed(result.events) if event.kind is EventKind.INVALID_ANSWER), ""
+            )
             self.err.print(f"[yellow]the answer does not fit the schema:[/] {escape(reason)}")
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
@@ -132,8 +125,8 @@ class Console:
             factor = (usage.full_context_flops or 0.0) / usage.flops
             saved = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = quantity(result.chunks_read, "chunk"), quantity(usage.turns, "turn")
-        if not result.chunks_read and (shown := result.trace.tokens_shown):
-            read = f"{shown:,} of {usage.document_tokens:,} tokens shown"
+        if not result.chunks_read and (tokens := result.trace.tokens_shown):
+            read = f"{tokens:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
             f"[dim]{read} by {escape(result.model)} ({escape(result.strategy)}), "
             f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import AsJSON, ReaderOptions
 from memagent_graph.cli.output import print_json
 
@@ -47,13 +47,13 @@ class Doctor(ReaderOptions):
                 async for finding in examine(reader):
                     findings.append(finding)
                     if not self.as_json:
-                        told = f"[bold]{finding.subject}[/]: {escape(finding.detail)}"
-                        console.out.print(f"{_MARKS[finding.health]:>6}  {told}")
+                        line = f"[bold]{finding.subject}[/]: {escape(finding.detail)}"
+                        console.out.print(f"{_MARKS[finding.health]:>6}  {line}")
                         if finding.remedy and finding.health != "ok":
                             console.out.print(f"        {escape(finding.remedy)}")
                 return findings
 
-        with failures_told(console):
+        with report_failures(console):
             findings = asyncio.run(run())
         if self.as_json:
             print_json({"findings": [asdict(finding) for finding in findings]})

@@ -63,7 +63,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
         yield Check("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
         subject = "completion"
-        completion = await policy.complete(_ask(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
+        completion = await policy.complete(_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
         yield Check("completion", Health.GOOD, how)
         yield _tokens(completion)
@@ -76,7 +76,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         yield Check(subject, Health.BAD, error.message, error.hint)
 
 
-def _ask(text: str) -> list[Message]:
+def _prompt(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
@@ -88,9 +88,9 @@ def _window(info: ModelInfo) -> Check:
 
 def _tokens(completion: Completion) -> Check:
     ids, logprobs = completion.token_ids, completion.logprobs
-    given = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
-    absent = [name for name, value in given.items() if value is None]
-    if not absent:
+    values = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
+    missing = [name for name, value in values.items() if value is None]
+    if not missing:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
             return Check("token ids", Health.BAD, detail, "Report this.")
@@ -98,14 +98,14 @@ def _tokens(completion: Completion) -> Check:
     return Check(
         "token ids",
         Health.NOTE,
-        f"no {', '.join(absent)}: such runs can be read, but not trained on",
+        f"no {', '.join(missing)}: such runs can be read, but not trained on",
         "Serve the policy with vLLM 0.10 or newer.",
     )
 
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Check:
     """Compare our count with the server's: the difference between two prompts has no chat template in it."""
-    shorter = await context.policy.complete(_ask("A"), SamplingParams(max_tokens=1)) if completion.usage else None
+    shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
         return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
     theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
@@ -126,21 +126,25 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
     filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
-    prompt = _ask(f"The word is umbrella.\n{filler}\nWhich word is named at the beginning? Answer with this word only.")
+    question = "Which word is named at the beginning? Answer with this word only."
+    prompt = _prompt(f"The word is umbrella.\n{filler}\n{question}")
     completion = await context.policy.complete(prompt, SamplingParams(max_tokens=16))
-    counted = completion.usage.prompt_tokens if completion.usage else 0
+    server_count = completion.usage.prompt_tokens if completion.usage else 0
     text = prompt[0]["content"]
     whole = Span(0, 0, len(text), 0, len(text.encode()), count(text))
 
     async def count_at_server(text: str) -> int:
-        usage = (await context.policy.complete(_ask(text), SamplingParams(max_tokens=16))).usage
+        usage = (await context.policy.complete(_prompt(text), SamplingParams(max_tokens=16))).usage
         return usage.prompt_tokens if usage else 0
 
-    if missing := await counts.missing_tokens(prompt, [whole], counted, count_at_server):
-        detail = f"of a prompt of about {counted + missing:,} tokens, as reads will send, the server counts {counted:,}"
-        remedy = f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {counted}."
+    if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):
+        tokens = server_count + missing
+        detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
+        remedy = (
+            f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
+        )
         return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
     reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
-    if counted or "umbrella" in completion.text.lower():
+    if server_count or "umbrella" in completion.text.lower():
         return Check("longest prompt", Health.GOOD, reply)
     return Check("longest prompt", Health.NOTE, f"{reply}, without the word at its beginning; tokens are not counted")

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import print_json, size
-from memagent_graph.cli.run_choice import RunChoice, open_existing
+from memagent_graph.cli.run_choice import RunChoice, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import in_one_line, quantity
 
@@ -37,12 +37,12 @@ class Export(RunChoice):
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log.exchange import export_runs
 
-        chosen = self.filter()
-        with failures_told(as_json=self.as_json), Console().working("writing the runs"):
+        selection = self.filter()
+        with report_failures(as_json=self.as_json), Console().working("writing the runs"):
             report = export_runs(
-                open_existing(self.log),
+                open_log(self.log),
                 self.destination,
-                chosen=chosen,
+                selection=selection,
                 for_training=self.for_training,
                 overwrite=self.overwrite,
             )
@@ -86,7 +86,7 @@ class Import:
         from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
         from memagent_graph.storage.paths import default_run_log
 
-        with failures_told(as_json=self.as_json), Console().working("importing the runs"):
+        with report_failures(as_json=self.as_json), Console().working("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path.")
             log, logs = RunLog(self.log or default_run_log()), [source for source in self.sources if is_log(source)]
@@ -97,9 +97,9 @@ class Import:
         if self.as_json:
             print_json(total)
             return
-        there = f"; {quantity(total['skipped'], 'run')} already there" if total["skipped"] else ""
+        skipped = f"; {quantity(total['skipped'], 'run')} already there" if total["skipped"] else ""
         typer.echo(
             f"{quantity(total['runs'], 'run')} with {quantity(total['conversations'], 'conversation')} and "
-            f"{quantity(total['rewards'], 'reward')} imported{there}",
+            f"{quantity(total['rewards'], 'reward')} imported{skipped}",
             err=True,
         )

@@ -60,7 +60,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
 
 
 @contextmanager
-def failures_told(console: Console | None = None, *, as_json: bool = False) -> Iterator[None]:
+def report_failures(console: Console | None = None, *, as_json: bool = False) -> Iterator[None]:
     """Print an error that is raised within, and exit with its code."""
     try:
         yield

@@ -43,7 +43,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
     "Load": (
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "request_memory", "storage",
-        "storage_of_all", "keep_minutes", "cancel_on_close",
+        "total_storage", "keep_minutes", "cancel_on_close",
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (
@@ -72,8 +72,8 @@ def setting_options() -> dict[str, Any]:
     for name, (field, kind) in text_fields(ReadSettings).items():
         notes = field.metadata
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
-        shown = {} if notes["shown"] is None else {"show_default": notes["shown"]}
-        option = typer.Option(*flags, help=notes["help"], min=notes["min"], max=notes["max"], **shown)
+        default = {} if notes["shown"] is None else {"show_default": notes["shown"]}
+        option = typer.Option(*flags, help=notes["help"], min=notes["min"], max=notes["max"], **default)
         options[name] = Annotated[kind, option]
     return options
 
@@ -89,9 +89,7 @@ CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
 )
 Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
-STORE_HELP: Final = (
-    "Where the documents' texts are kept: a folder, or a URL that several machines share, as in s3://bucket/texts."
-)
+STORE_HELP: Final = "The folder for the documents' texts. Machines that mount one folder can continue a run."
 Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
@@ -142,7 +140,7 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
 
         Options of a command that have a setting's name are settings.
         """
-        names = {each.name for each in fields(self)} & {each.name for each in fields(ReadSettings)}
+        names = {field.name for field in fields(self)} & {field.name for field in fields(ReadSettings)}
         settings = ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
         return settings.replace(strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings
 
@@ -150,30 +148,30 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
 _MAX_QUESTIONS = 10_000
 
 
-def questions_of(given: Iterable[str]) -> list[str]:
+def questions_of(texts: Iterable[str]) -> list[str]:
     """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:
         MemAgentError: a question is empty; a file cannot be read, or contains no questions.
     """
-    asked: list[str] = []
-    for each in given:
-        if not each.strip():
+    questions: list[str] = []
+    for text in texts:
+        if not text.strip():
             raise MemAgentError("the question is empty", hint="Ask something.")
-        if not each.startswith("@"):
-            asked.append(each)
+        if not text.startswith("@"):
+            questions.append(text)
             continue
         try:
-            text = text_file(Path(each[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
-            found = [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
-            if len(found) > _MAX_QUESTIONS:
+            content = text_file(Path(text[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
+            lines = [line.strip() for line in content.removeprefix("\ufeff").splitlines() if line.strip()]
+            if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")
         except (OSError, ValueError) as error:
             raise MemAgentError(
-                f"the questions in {each[1:]} cannot be read: {error}",
+                f"the questions in {text[1:]} cannot be read: {error}",
                 hint="After @, name a text file in UTF-8 with one question on each line.",
             ) from error
-        if not found:
-            raise MemAgentError(f"{each[1:]} contains no questions", hint="Write one on each line.")
-        asked += found
-    return asked
+        if not lines:
+            raise MemAgentError(f"{text[1:]} contains no questions", hint="Write one on each line.")
+        questions += lines
+    return questions

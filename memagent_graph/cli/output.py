@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, counts, sizes, tables."""
+"""Output that commands share: one JSON object, counts, sizes, tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def console(width_without_terminal: int | None = None) -> Console:
     """Return a console on standard output for tables, with this width if it is not a terminal."""
     import rich.console
 
-    made = rich.console.Console(highlight=False)
-    if width_without_terminal is not None and not made.is_terminal:
-        made.width = width_without_terminal
-    return made
+    terminal = rich.console.Console(highlight=False)
+    if width_without_terminal is not None and not terminal.is_terminal:
+        terminal.width = width_without_terminal
+    return terminal

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import Command
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 
@@ -39,7 +39,7 @@ class AddPolicy:
         """Run the command."""
         from memagent_graph.policies.adding import add_policy
 
-        with failures_told():
+        with report_failures():
             folder = add_policy(
                 self.name,
                 file=self.file,
@@ -61,7 +61,7 @@ class ListPolicies:
         """Run the command."""
         from memagent_graph.policies.added import added_folder, added_policies, default_policy
 
-        found = {
+        policies = {
             name: {
                 "folder": str(added_folder(name)),
                 "base": origin.base if origin else None,
@@ -72,13 +72,13 @@ class ListPolicies:
             for name, origin in added_policies().items()
         }
         if self.as_json:
-            print_json({"policies": found})
+            print_json({"policies": policies})
             return
-        for name, values in found.items():
-            reads = " (the default)" if values["default"] else ""
+        for name, values in policies.items():
+            mark = " (the default)" if values["default"] else ""
             base, adapter = values["base"] or "an unreadable record: add it again", values["adapter"] or "none"
-            typer.echo(f"{name}{reads}: {values['folder']}; base {base}, adapter {adapter}")
-        if not found:
+            typer.echo(f"{name}{mark}: {values['folder']}; base {base}, adapter {adapter}")
+        if not policies:
             typer.echo("none was added; add one with memagent policy add english", err=True)
 
 
@@ -93,7 +93,7 @@ class RemovePolicy:
         """Run the command."""
         from memagent_graph.policies.adding import remove_policy
 
-        with failures_told():
+        with report_failures():
             typer.echo(f"removed {remove_policy(self.name)}", err=True)
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
@@ -18,17 +18,21 @@ class ProgressDisplay:
         description: what is under way, as in "reading".
         quiet: show nothing.
         console: where to print; standard error if left out.
+        is_share: whether progress is a share of the work, shown in percent with the time left, and not a count.
     """
 
-    def __init__(self, description: str, *, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self, description: str, *, quiet: bool = False, console: Console | None = None, is_share: bool = False
+    ) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._description = description
         self._quiet = quiet
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TaskProgressColumn() if is_share else MofNCompleteColumn(),
             TextColumn("{task.fields[status]}", markup=False),
+            *((TimeRemainingColumn(),) if is_share else ()),
             console=self._console,
             transient=True,
             disable=quiet or not self._console.is_terminal,
@@ -36,7 +40,7 @@ class ProgressDisplay:
         self._task = self._bar.add_task(description, total=None, status="")
         self._printed = time.monotonic()
 
-    def update(self, completed: int, status: str = "", *, total: int | None = None) -> None:
+    def update(self, completed: float, status: str = "", *, total: int | None = None) -> None:
         """Show that `completed` units are done, and what else there is to say.
 
         Args:
@@ -49,8 +53,8 @@ class ProgressDisplay:
         if self._quiet or self._console.is_terminal or now - self._printed < _SECONDS_BETWEEN_LINES:
             return
         self._printed = now
-        known = self._bar.tasks[0].total
-        count = f"{completed:,}" if known is None else f"{completed:,} of {int(known):,}"
+        size = self._bar.tasks[0].total
+        count = f"{completed:,}" if size is None else f"{completed:,} of {int(size):,}"
         line = f"{self._description}: {count}" + (f", {status}" if status else "")
         self._console.print(line, markup=False, soft_wrap=True)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.options import ReaderOptions, open_reader, questions_of
-from memagent_graph.cli.running import RunOptions, existing_file
+from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"
-                else Document.from_path(existing_file(Path(self.document)), encoding=self.encoding)
+                else Document.from_path(require_file(Path(self.document)), encoding=self.encoding)
             ).only(self.pages)
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
-            store = open_store(place).with_converter(self.converter)
+            store = open_store(store_url).with_converter(self.converter)
             with console.working("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
@@ -100,6 +100,6 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                 stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
                 return [await console.follow_questions(lambda show: result_of(stream, partial(show, questions[0])))]
 
-        unkept = self.no_log and self.store is None
-        with tempfile.TemporaryDirectory() if unkept else nullcontext(self.store) as place:
+        is_temporary = self.no_log and self.store is None
+        with tempfile.TemporaryDirectory() if is_temporary else nullcontext(self.store) as store_url:
             self.finish(run)

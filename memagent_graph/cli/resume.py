@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.options import open_reader
-from memagent_graph.cli.run_choice import NamedRun, open_questions, read_of, runs_to_resume
-from memagent_graph.cli.running import RunOptions, existing_file
+from memagent_graph.cli.run_choice import RunArgument, open_questions, read_id, runs_to_resume
+from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
 from memagent_graph.plain_text import quantity
 
@@ -33,7 +33,7 @@ class Resume(RunOptions):
         "memagent resume latest",
         "memagent resume 20261121-083011 --base-url http://localhost:8001/v1",
     )
-    run_id: NamedRun
+    run_id: RunArgument
     document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is missing.")] = None
     schema: Annotated[
         str | None,
@@ -63,10 +63,10 @@ class Resume(RunOptions):
 
             log = RunLog(self.log or default_run_log())
             run_ids = runs_to_resume(log, self.run_id)
-            run_id, read = run_ids[0], read_of(run_ids[0])
+            run_id, read = run_ids[0], read_id(run_ids[0])
             if others := {*open_questions(log, read)} - {*run_ids}:
-                left = quantity(len(others), "more question")
-                console.policy(f"{left} of the same read without an answer; for all: {self.resume_command(read)}")
+                count = quantity(len(others), "more question")
+                console.policy(f"{count} of the same read without an answer; for all: {self.resume_command(read)}")
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -84,7 +84,7 @@ class Resume(RunOptions):
                     hint="Name the server yourself: --base-url URL.",
                 )
             path = self.document
-            source = None if path is None else Document.from_path(existing_file(path), encoding=self.encoding)
+            source = None if path is None else Document.from_path(require_file(path), encoding=self.encoding)
             with console.working("loading the policy"):
                 loaded = open_reader(self, settings)
             async with loaded as reader:
@@ -98,9 +98,9 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
-                        lambda show: in_passes([partial(resumed, each, show) for each in run_ids], AT_ONCE)
+                        lambda show: in_passes([partial(resumed, run_id, show) for run_id in run_ids], AT_ONCE)
                     )
-                    have_failed = all(isinstance(each, Exception) for each in outcomes)
+                    have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
                     return [*raise_first(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:

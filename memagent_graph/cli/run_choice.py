@@ -23,7 +23,7 @@ _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def point_in_time(text: str) -> float:
-    """Seconds since 1970 from an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
+    """Return seconds since 1970 for an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
         typer.BadParameter: it is neither.
@@ -91,12 +91,12 @@ class RunChoice:
 
 
 LATEST: Final = "latest"
-NamedRun: TypeAlias = Annotated[
+RunArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="RUN", help="The run: its id, the beginning of its id, or latest.")
 ]
 
 
-def run_named(log: RunLog, name: str) -> str:
+def find_run(log: RunLog, name: str) -> str:
     """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
 
     The latest is one of those that were read here: the time in an imported run is somebody else's word.
@@ -106,34 +106,34 @@ def run_named(log: RunLog, name: str) -> str:
     """
     from memagent_graph.run_log import RunFilter
 
-    chosen = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_NAMED)
-    run_ids = [record.run_id for record in log.runs(chosen)]
+    selection = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_MAX_NAMES)
+    run_ids = [record.run_id for record in log.runs(selection)]
     if name in run_ids or len(run_ids) == 1:
         return name if name in run_ids else run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
         )
-    if not run_ids or len(run_ids) == _NAMED:  # the run with exactly this id may not be among them
+    if not run_ids or len(run_ids) == _MAX_NAMES:  # the run with exactly this id may not be among them
         return log.get(name).run_id
     raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
 
 
 def runs_to_resume(log: RunLog, name: str) -> list[str]:
-    """Return the run that a user names as for `run_named`, or those of a read of several questions that are not done.
+    """Return the run that a user names as for `find_run`, or those of a read of several questions that are not done.
 
     Such a read is the latest, or is named by the id that its runs share.
     """
     try:
-        run_id = run_named(log, name)
+        run_id = find_run(log, name)
     except RunNotFoundError:
-        if left := open_questions(log, name):
-            return left
+        if open_runs := open_questions(log, name):
+            return open_runs
         raise
-    return (open_questions(log, read_of(run_id)) if name == LATEST else []) or [run_id]
+    return (open_questions(log, read_id(run_id)) if name == LATEST else []) or [run_id]
 
 
-def read_of(run_id: str) -> str:
+def read_id(run_id: str) -> str:
     """Return the id that a run shares with the others of a read of several questions; empty for any other run."""
     read, _, number = run_id.rpartition("-")
     return read if _QUESTION.fullmatch(number) else ""
@@ -145,18 +145,18 @@ def open_questions(log: RunLog, read: str) -> list[str]:
     from memagent_graph.run_log import RunFilter
 
     runs = log.runs(RunFilter(run_id_begins=f"{read}-", is_own=True))
-    left = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
-    questions = [each for each in left if _QUESTION.fullmatch(each.removeprefix(f"{read}-"))]
-    return sorted(questions, key=lambda run_id: (len(run_id), run_id))
+    open_runs = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
+    of_read = [run_id for run_id in open_runs if _QUESTION.fullmatch(run_id.removeprefix(f"{read}-"))]
+    return sorted(of_read, key=lambda run_id: (len(run_id), run_id))
 
 
 _QUESTION: Final = re.compile(r"\d{1,7}")
 """The end of a run's id in a read of several questions. That of an id that was made is longer."""
-_NAMED: Final = 8
-"""How many runs with the same beginning are named."""
+_MAX_NAMES: Final = 8
+"""The most runs with the same beginning that an error names."""
 
 
-def open_existing(path: Path | None) -> RunLog:
+def open_log(path: Path | None) -> RunLog:
     """Return the log; it is not created if there is none."""
     from memagent_graph.run_log import RunLog
     from memagent_graph.storage.paths import default_run_log

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, exit_code, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, exit_code, report_failures
 from memagent_graph.cli.options import AsJSON, Checkpoints, Log, MaxSeconds, MaxTokensTotal, Quiet, Store
 from memagent_graph.errors import DocumentError, MemAgentError
 
@@ -27,7 +27,7 @@ _FEW_TOKENS: Final = 64
 """Fewer in a chunk are most likely a mistake: the template of the prompt around them is as long."""
 
 
-def existing_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """Return the path of a document that exists.
 
     Raises:
@@ -84,17 +84,15 @@ class RunOptions:
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run, or those that share an id, in these files or the data folder's."""
-        from memagent_graph.documents.shared_store import display_url
         from memagent_graph.policies.server_url import without_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
-        store = display_url(self.store) if self.store else None
-        words = ["memagent", "resume", run_id]
+        arguments = ["memagent", "resume", run_id]
         if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key goes nowhere else
-            words += ["--base-url", without_password(self.base_url)]
-        for option, path in (("--checkpoints", self.checkpoints), ("--store", store), ("--log", self.log)):
-            words += [option, display_checkpoints(path)] if path else []
-        return shlex.join(words)
+            arguments += ["--base-url", without_password(self.base_url)]
+        for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
+            arguments += [option, display_checkpoints(path)] if path else []
+        return shlex.join(arguments)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
@@ -114,7 +112,7 @@ class RunOptions:
         if self.updates and not self.as_json:
             raise typer.BadParameter("the updates are a part of the JSON; add --json", param_hint="'--updates'")
         console = Console(as_json=self.as_json, quiet=self.quiet)
-        with failures_told(console):
+        with report_failures(console):
             try:
                 outcomes = asyncio.run(until_ended(console))
             except ValueError as error:
@@ -122,9 +120,9 @@ class RunOptions:
             except (KeyboardInterrupt, asyncio.CancelledError):
                 raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
         console.results(outcomes, updates=self.updates)
-        if failed := [each for each in outcomes if isinstance(each, MemAgentError)]:
-            raise typer.Exit(exit_code(failed[0]))
-        reasons = {each.stop_reason for each in outcomes if not isinstance(each, Exception)}
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]:
+            raise typer.Exit(exit_code(errors[0]))
+        reasons = {outcome.stop_reason for outcome in outcomes if not isinstance(outcome, Exception)}
         if any(reason.resumable for reason in reasons):
             raise typer.Exit(ExitCode.STOPPED)
         if reasons & {StopReason.NO_ANSWER, StopReason.INVALID_ANSWER}:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
 from memagent_graph.cli.output import console, print_json, size
-from memagent_graph.cli.run_choice import NamedRun, RunChoice, open_existing, run_named
+from memagent_graph.cli.run_choice import RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
 
-_LISTED: Final = 20
-"""How many runs are listed by default."""
-_SHOWN_CHARACTERS: Final = 60
+_DEFAULT_ROWS: Final = 20
+"""The number of runs to list by default."""
+_MAX_CELL: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
-_WIDTH_OF_ALL: Final = 150
-_WIDTH_OF_MOST: Final = 80
+_WIDTH_WITH_TOKENS: Final = 150
+_WIDTH_WITH_DETAILS: Final = 80
 """In a narrower terminal the columns that only training needs are left out: whole cells say more than cut ones."""
 
 
@@ -43,7 +43,9 @@ class Runs(RunChoice):
     newest: Annotated[
         int | None,
         typer.Option(
-            min=1, help="At most this many runs, the newest.", show_default=f"{_LISTED}; all for --json and --delete"
+            min=1,
+            help="At most this many runs, the newest.",
+            show_default=f"{_DEFAULT_ROWS}; all for --json and --delete",
         ),
     ] = None
     delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and give the space back.")] = False
@@ -53,11 +55,11 @@ class Runs(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        with failures_told(as_json=self.as_json):
-            log = open_existing(self.log)
-            named = [run_named(log, name) for name in self.run_ids or ()]
-            listed = None if self.as_json or self.delete or named else _LISTED
-            records = list(log.runs(self.filter(named, newest=listed)))
+        with report_failures(as_json=self.as_json):
+            log = open_log(self.log)
+            run_ids = [find_run(log, name) for name in self.run_ids or ()]
+            newest = None if self.as_json or self.delete or run_ids else _DEFAULT_ROWS
+            records = list(log.runs(self.filter(run_ids, newest=newest)))
             if self.delete:
                 _delete(log, records, self)
                 return
@@ -78,7 +80,7 @@ class GiveReward:
         'memagent reward 20261121-08 -0.5 --note "wrong year"',
     )
     takes_negative_numbers: ClassVar = True
-    run_id: NamedRun
+    run_id: RunArgument
     value: Annotated[float, typer.Argument(help="How good it was.")]
     name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
     source: Annotated[str, typer.Option(help="Who judged.")] = "person"
@@ -89,9 +91,9 @@ class GiveReward:
 
     def run(self) -> None:
         """Run the command."""
-        with failures_told(as_json=self.as_json):
-            log = open_existing(self.log)
-            run_id = run_named(log, self.run_id)
+        with report_failures(as_json=self.as_json):
+            log = open_log(self.log)
+            run_id = find_run(log, self.run_id)
             log.reward(
                 run_id,
                 self.value,
@@ -112,20 +114,20 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if records and not request.yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("deleting asks for confirmation, and there is no terminal", param_hint="'--yes'")
-        named = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
+        names = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
-            f"Delete {quantity(len(records), 'run')}{named} from {in_one_line(str(log.path))}?", abort=True, err=True
+            f"Delete {quantity(len(records), 'run')}{names} from {in_one_line(str(log.path))}?", abort=True, err=True
         )
-    held = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
-    records = [run for run in records if run.run_id not in held]
-    if held and not request.as_json:
-        named = ", ".join(map(in_one_line, held))
-        typer.echo(f"not deleted, because it is being read: {named}", err=True)
+    open_runs = [run.run_id for run in records if run.stop_reason is None and _is_being_read(log, run.run_id)]
+    records = [run for run in records if run.run_id not in open_runs]
+    if open_runs and not request.as_json:
+        names = ", ".join(map(in_one_line, open_runs))
+        typer.echo(f"not deleted, because it is being read: {names}", err=True)
     before = log.size_bytes
     deleted = log.delete(record.run_id for record in records) if records else 0
     freed = max(before - log.size_bytes, 0)
     if request.as_json:
-        print_json({"deleted": deleted, "bytes_freed": freed, "being_read": held})
+        print_json({"deleted": deleted, "bytes_freed": freed, "being_read": open_runs})
         return
     typer.echo(f"{quantity(deleted, 'run')} deleted, {size(freed)} given back", err=True)
 
@@ -135,16 +137,16 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
     from memagent_graph.storage.checkpoints import is_being_read
     from memagent_graph.storage.paths import default_checkpoints
 
-    places = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
-    return any(is_being_read(place, run_id) for place in places)
+    files = {default_checkpoints(), log.path.with_name(default_checkpoints().name)}
+    return any(is_being_read(checkpoints, run_id) for checkpoints in files)
 
 
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
-    shown = console(_WIDTH_WITHOUT_TERMINAL)
+    terminal = console(_WIDTH_WITHOUT_TERMINAL)
     if records:
-        shown.print(_table(records, totals, shown.width))
+        terminal.print(_table(records, totals, terminal.width))
     count, conversations = log.counts()
-    shown.print(
+    terminal.print(
         f"{len(records):,} of {quantity(count, 'run')} with {quantity(conversations, 'conversation')}, "
         f"{size(log.size_bytes)}, in {in_one_line(str(log.path))}",
         markup=False,
@@ -158,9 +160,9 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width:
     from rich.text import Text
 
     names = ["run", "ended", "question"]
-    if width >= _WIDTH_OF_MOST:
+    if width >= _WIDTH_WITH_DETAILS:
         strategy = ["strategy"] if any(record.strategy != "overwrite" for record in records) else []
-        numbers = ["turns", "tokens in", "out", "ids"] if width >= _WIDTH_OF_ALL else []
+        numbers = ["turns", "tokens in", "out", "ids"] if width >= _WIDTH_WITH_TOKENS else []
         names = ["run", "begun", "document", "question", *strategy, "ended", *numbers, "rewards"]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
@@ -185,6 +187,6 @@ def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width:
             "ids": "yes" if total.conversations == total.with_ids > 0 else "some" if total.with_ids else "no",
             "rewards": ", ".join(f"{name} {value:g}" for name, value in total.rewards.items()),
         }
-        shown = (in_one_line(cells[name], _SHOWN_CHARACTERS) for name in names[1:])
-        table.add_row(Text(in_one_line(record.run_id)), *map(Text, shown))
+        row = (in_one_line(cells[name], _MAX_CELL) for name in names[1:])
+        table.add_row(Text(in_one_line(record.run_id)), *map(Text, row))
     return table

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log, Store
 from memagent_graph.cli.output import console, print_json
-from memagent_graph.cli.run_choice import LATEST, NamedRun, open_existing, run_named
+from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_log
 from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Show:
         "memagent show latest --chunk 3",
         "memagent show 20261121 --html run.html",
     )
-    run_id: NamedRun = LATEST
+    run_id: RunArgument = LATEST
     html: Annotated[
         Path | None,
         typer.Option(
@@ -49,10 +49,10 @@ class Show:
         """Run the command."""
         from memagent_graph.cli.console import Console
 
-        with failures_told(as_json=self.as_json):
-            log = open_existing(self.log)
+        with report_failures(as_json=self.as_json):
+            log = open_log(self.log)
             with Console().working("loading the run"):
-                view = view_of(log, run_named(log, self.run_id), self.store)
+                view = view_of(log, find_run(log, self.run_id), self.store)
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:
@@ -89,26 +89,26 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
     from memagent_graph.timeline.terminal import render_timeline
 
     try:
-        shown = render_timeline(build_timeline(view), chunk=chunk)
+        renderable = render_timeline(build_timeline(view), chunk=chunk)
     except ValueError as error:
         raise RunError(str(error), hint="Chunks are counted from 1.", run_id=view.run_id) from error
-    console().print(shown)
+    console().print(renderable)
 
 
 def _print_view_as_json(view: RunView) -> None:
     provenance = view.provenance
-    plain = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    listed: dict[str, Sequence[Any]] = {
+    texts = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
+    lists: dict[str, Sequence[Any]] = {
         "lines": provenance.lines,
         "evidence": view.evidence,
         "lost": provenance.lost,
     }
-    listed |= {"rewards": view.rewards, "updates": view.updates}
+    lists |= {"rewards": view.rewards, "updates": view.updates}
     print_json(
         {
-            **{name: getattr(view, name) for name in plain},
+            **{name: getattr(view, name) for name in texts},
             "document": dict(view.document),
             "memory": view.trace.final_memory,
-            **{name: [asdict(value) for value in values] for name, values in listed.items()},
+            **{name: [asdict(value) for value in values] for name, values in lists.items()},
         }
     )

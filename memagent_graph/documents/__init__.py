@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from memagent_graph.documents.shared_store import SharedDocumentStore, open_store, store_of
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
-from memagent_graph.documents.store import DocumentStore
+from memagent_graph.documents.store import DocumentStore, open_store, store_of
 
-__all__ = [
-    "Document", "DocumentRef", "DocumentStore", "SharedDocumentStore", "SourceMark", "open_store",
-    "store_of",
-]  # fmt: skip
+__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark", "open_store", "store_of"]

@@ -179,28 +179,23 @@ class Chunker:
         ]
         self._current: _Piece | None = None
 
-    async def next_chunk(self, cursor: Cursor) -> Chunk | None:
-        """Return the chunk at `cursor`; None at the document's end.
-
-        Raises:
-            DocumentError: the text is no longer in the store.
-        """
-        await self._store.fetch_async(self._ref)
-        return self._cut_chunk(cursor)
-
     def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
         """All chunks from `cursor` on.
 
         Raises:
             DocumentError: as `next_chunk`.
         """
-        chunk = self._cut_chunk(cursor if cursor is not None else start_cursor())
+        chunk = self.next_chunk(cursor if cursor is not None else start_cursor())
         while chunk is not None:
             yield chunk
-            chunk = None if chunk.last else self._cut_chunk(chunk.next)
+            chunk = None if chunk.last else self.next_chunk(chunk.next)
 
-    def _cut_chunk(self, cursor: Cursor) -> Chunk | None:
-        """Cut the chunk at `cursor`; None at the document's end."""
+    def next_chunk(self, cursor: Cursor) -> Chunk | None:
+        """Return the chunk at `cursor`; None at the document's end.
+
+        Raises:
+            DocumentError: the text is no longer in the store.
+        """
         piece_char, first = cursor["piece_char"], cursor["piece_tokens"]
         piece = self._piece(cursor["piece_byte"])
         at_char = cursor["char"] - piece_char

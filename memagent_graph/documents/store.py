@@ -37,11 +37,12 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.paths import default_store
 from memagent_graph.storage.private_files import private_folder, write_whole
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
-ABANDONED_SECONDS: Final = 86_400
-"""After so long, a file that is being written has been given up."""
+_ABANDONED_SECONDS: Final = 86_400
+"""The age at which an unfinished file is deleted: whoever wrote it was killed."""
 
 
 class DocumentStore:
@@ -91,7 +92,11 @@ class DocumentStore:
             omissions: list[Omission] = []
             with opening as (kind, parts), self._new_file() as (file, temporary):
                 key, size, sections, titles = _write(parts, file, document.name, omissions, replace=replace)
-                publish(file, temporary, self._texts / f"{key}.txt")
+                final = self._texts / f"{key}.txt"
+                if not final.exists():
+                    file.flush()  # raises if the disk is full; a write itself may store only a part
+                    os.fsync(file.fileno())
+                    temporary.replace(final)
             ref = DocumentRef(key=f"sha256:{key}", name=document.name, size=size, media_type=kind)
             if sections:
                 ref["sections"] = self._add_marks(sections)
@@ -127,7 +132,12 @@ class DocumentStore:
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
         """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
-        path = self._path(ref)
+        path = self._text_path(ref)
+        if not path.exists():
+            raise DocumentError(
+                f"the text of {ref['name']} is not in the document store {self.root}",
+                hint="It was removed, or stored elsewhere: pass the document again.",
+            )
         with self._translate_disk_errors("read"), path.open("rb", buffering=0) as file:
             file.seek(start_byte)
             return file.read(max(0, end_byte - start_byte))
@@ -141,12 +151,6 @@ class DocumentStore:
                 f"bytes {start_byte} to {end_byte} of {ref['name']} split a character",
                 hint="Use the spans of chunks.",
             ) from error
-
-    async def fetch_async(self, ref: DocumentRef) -> None:
-        """Bring a text to this machine before it is read; in this store it is there, or nowhere."""
-
-    def _fetch(self, remote: str, path: Path, sha256: str) -> None:
-        """Bring a file to this machine, if it is elsewhere."""
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Where the document's pages or sources begin, in order; empty if it has none."""
@@ -182,16 +186,13 @@ class DocumentStore:
             raise DocumentError(
                 f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
             )
-        path = self._sections / f"{name}.json"
-        if not path.exists():
-            self._fetch(f"sections/{name}.json", path, name)
         try:
-            return [SourceMark(start_char, label) for start_char, label in json_file(path)]
+            return [SourceMark(start_char, label) for start_char, label in json_file(self._sections / f"{name}.json")]
         except FileNotFoundError:
             return []
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
-        return self._sections / f"{digest_of(ref)}-{kind}.json"
+        return self._sections / f"{_digest_of(ref)}-{kind}.json"
 
     def _decode(self, ref: DocumentRef) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
@@ -228,7 +229,7 @@ class DocumentStore:
                 private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
 
     @contextlib.contextmanager
@@ -247,28 +248,11 @@ class DocumentStore:
         write_whole(self._sections / f"{name}.json", data)
         return name
 
-    @property
-    def place(self) -> str:
-        """Where the texts are, for messages."""
-        return str(self.root)
-
     def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{digest_of(ref)}.txt"
-
-    def _path(self, ref: DocumentRef) -> Path:
-        """Return the path of a text that is on this machine, or has been fetched."""
-        path = self._text_path(ref)
-        if not path.exists():
-            self._fetch(f"texts/{path.name}", path, digest_of(ref))
-        if not path.exists():
-            raise DocumentError(
-                f"the text of {ref['name']} is not in the document store {self.place}",
-                hint="It was removed, or stored elsewhere: pass the document again.",
-            )
-        return path
+        return self._texts / f"{_digest_of(ref)}.txt"
 
 
-def digest_of(ref: DocumentRef) -> str:
+def _digest_of(ref: DocumentRef) -> str:
     """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
@@ -335,10 +319,25 @@ def _write(
     return digest.hexdigest(), size, sections, titles
 
 
-def publish(file: IO[bytes], temporary: Path, final: Path) -> None:
-    """Rename a finished file. It is on disk before anyone can see it."""
-    if final.exists():
-        return
-    file.flush()  # raises if the disk is full; a write itself may store only a part
-    os.fsync(file.fileno())
-    temporary.replace(final)
+def open_store(folder: Path | str | None) -> DocumentStore:
+    """Return the store in a folder; the user's own if no folder is named.
+
+    Raises:
+        DocumentStoreError: an address is named.
+    """
+    if isinstance(folder, str) and "://" in folder:
+        raise DocumentStoreError(
+            f"the document store {folder.split('://')[0]}://... is an address",
+            hint="Name a folder with --store. Machines share a store in a folder that all of them mount.",
+        )
+    return DocumentStore(folder or default_store())
+
+
+def store_of(document: DocumentRef, log: Path) -> DocumentStore:
+    """Return the store with a logged run's document: one next to the log (of an evaluation), otherwise the user's."""
+    beside = DocumentStore(log.with_name(default_store().name))
+    try:
+        beside.read_bytes(document, 0, 1)
+    except (DocumentError, OSError):
+        return DocumentStore(default_store())
+    return beside

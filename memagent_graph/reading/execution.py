@@ -1,4 +1,4 @@
-"""One call of a reader's graph: what it has used, what its steps need again, and what is running.
+"""One call of a reader's graph: its consumption, the data that its steps share, and its running parts.
 
 The graph's nodes find an `Execution` as LangGraph's runtime context. Strategies see none of it.
 """
@@ -20,10 +20,10 @@ from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, zero_counters
 from memagent_graph.run_log.recording import Recording
 
-_WIDTH: Final = 8
-"""How many reads run at once. With one, the loop would be idle while a checkpoint is written."""
+_MAX_TURNS: Final = 8
+"""The most reads that run at once. With one, the loop would be idle while a checkpoint is written."""
 _MAX_TURN_SECONDS: Final = 0.05
-"""After this time a turn ends by itself: the read may be waiting for something, such as its caller."""
+"""A turn ends by itself after this time, because the read may be waiting for something, such as its caller."""
 
 
 class Turn:
@@ -34,7 +34,7 @@ class Turn:
     again, while the server is idle. So a read whose completion has arrived waits for its turn, then runs until its next
     request is sent. With 128 documents at once, this gives about a sixth more chunks per second.
 
-    It is taken again and again. Ending a turn that is not held does nothing.
+    A read takes its turn again and again. Ending a turn that it does not hold does nothing.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Turn:
         self._held = self._alarm = None
 
 
-_slots: Final = PerLoop(lambda: asyncio.Semaphore(_WIDTH))
+_slots: Final = PerLoop(lambda: asyncio.Semaphore(_MAX_TURNS))
 
 
 class Branches:
@@ -68,14 +68,14 @@ class Branches:
     """
 
     def __init__(self) -> None:
-        self._at_work = 0
+        self._running = 0
         self._slots: asyncio.Semaphore | None = None
         self._idle = asyncio.Event()
         self._failure: Exception | None = None
 
     @asynccontextmanager
     async def one(self, concurrency: int) -> AsyncIterator[None]:
-        """One branch's work, which begins when fewer than `concurrency` others are running.
+        """Run one branch as soon as fewer than `concurrency` others are running.
 
         Raises:
             Exception: what it raised, or what another branch raised before this one began.
@@ -83,7 +83,7 @@ class Branches:
         self._slots = self._slots or asyncio.Semaphore(concurrency)
         async with self._slots:
             if self._failure is None:
-                self._at_work += 1
+                self._running += 1
                 self._idle.clear()
                 try:
                     yield
@@ -91,8 +91,8 @@ class Branches:
                 except Exception as error:  # noqa: BLE001  any error waits for the others
                     self._failure = self._failure or error
                 finally:
-                    self._at_work -= 1
-                    if not self._at_work:
+                    self._running -= 1
+                    if not self._running:
                         self._idle.set()
         await self._idle.wait()
         raise self._failure
@@ -100,7 +100,7 @@ class Branches:
 
 @dataclass(slots=True)
 class Consumption:
-    """What a call of the graph has used so far, for `Limits`."""
+    """The time, chunks and tokens that a call of the graph has used so far, for `Limits`."""
 
     began: float = field(default_factory=time.monotonic)
     chunks: int = 0
@@ -119,7 +119,7 @@ class Consumption:
 
 @dataclass(slots=True)
 class ReadCache:
-    """What the steps of a call of the graph need again."""
+    """Data that later steps of the same call of the graph need again."""
 
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict)
     """By document and chunk size."""
@@ -137,13 +137,13 @@ class ReadCache:
 
     def text(self, span: Span) -> str | None:
         """Return the text of a chunk that was chosen, once; None if it was chosen before this call of the graph."""
-        chosen = self.texts.pop(span.index, None)
-        return chosen[1] if chosen is not None and chosen[0] == span else None
+        entry = self.texts.pop(span.index, None)
+        return entry[1] if entry is not None and entry[0] == span else None
 
 
 @dataclass(slots=True)
 class Running:
-    """What is running in a call of the graph."""
+    """The running parts of a call of the graph."""
 
     recording: Recording | None = None
     """The run's recording, if runs are logged."""
@@ -178,7 +178,7 @@ class Execution:
 
 @dataclass(slots=True)
 class StepAccounts:
-    """What one execution of a step did, for the node around it."""
+    """The accounts of one execution of a step, for the node around it."""
 
     node: str
     turn: Turn = field(default_factory=Turn, repr=False)
@@ -187,7 +187,7 @@ class StepAccounts:
     calls: list[Call] = field(default_factory=list)
     cost: Counters = field(default_factory=zero_counters)
     chunks: int = 0
-    """How many chunks it read."""
+    """The number of chunks that it read."""
     tips: dict[str, str] = field(default_factory=dict)
     """The newest call of each branch."""
     chunk: int | None = None

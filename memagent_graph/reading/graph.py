@@ -21,11 +21,11 @@ from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
     config_entry,
-    exits_of_graphs_around,
+    enclosing_exit_stacks,
     state_keys,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
-from memagent_graph.reading.strategy import Strategy, wired
+from memagent_graph.reading.strategy import Strategy, wire_strategy
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.roles import excess_tokens, prompts_for, require_room
 
@@ -77,15 +77,15 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> Iterator[Any]:
         """As in LangGraph; see the class for what is different."""
-        own = self._execution(context, config)
+        execution = self._execution(context, config)
         # Breaking off this stream, or an enclosing graph's, does not wait for pending calls.
-        cancellation = own.running.cancellation
-        for around in exits_of_graphs_around(ensure_config(config)):
-            around.callback(cancellation.cancel)
+        cancellation = execution.running.cancellation
+        for stack in enclosing_exit_stacks(ensure_config(config)):
+            stack.callback(cancellation.cancel)
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            _unbound(config),
-            context=own,
+            _without_recursion_limit(config),
+            context=execution,
             durability=self._durability(config, durability),
             **options,
         )
@@ -110,16 +110,18 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         value = input if is_ready else await self._with_reference(input)
         if is_ready:
             require_whole(input["document"], self.reader_context.on_incomplete)
-        own = self._execution(context, config)
-        await own.running.turn.begin()
+        execution = self._execution(context, config)
+        await execution.running.turn.begin()
         try:
             durability = self._durability(config, durability)
-            parts: Any = super().astream(value, _unbound(config), context=own, durability=durability, **options)
+            parts: Any = super().astream(
+                value, _without_recursion_limit(config), context=execution, durability=durability, **options
+            )
             async with aclosing(parts):
                 async for part in parts:
                     yield part
         finally:
-            own.running.turn.end()
+            execution.running.turn.end()
 
     async def _with_reference(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -138,18 +140,18 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
     def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:
-        own = context if isinstance(context, ReaderContext) else self.reader_context
+        reader_context = context if isinstance(context, ReaderContext) else self.reader_context
         if _RESULTS.isdisjoint(state_keys(config, self, _RESULTS)):
             raise MemAgentError(
                 "the state of the graph around has no place for the answer",
                 hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
             )
-        return Execution.of(own, checkpointed=bool(self.checkpointer or config_entry(config, CHECKPOINTER)))
+        return Execution.of(reader_context, checkpointed=bool(self.checkpointer or config_entry(config, CHECKPOINTER)))
 
     def _durability(self, config: RunnableConfig | None, durability: Durability | None) -> Durability | None:
         """Return "sync" with checkpoints, or the caller's choice: with async a kill may lose hundreds of chunks."""
-        checkpointed = self.checkpointer or config_entry(config, CHECKPOINTER)
-        return durability or ("sync" if checkpointed and not config_entry(config, DURABILITY) else None)
+        has_checkpoints = self.checkpointer or config_entry(config, CHECKPOINTER)
+        return durability or ("sync" if has_checkpoints and not config_entry(config, DURABILITY) else None)
 
 
 def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Checkpointer = None) -> ReaderGraph:
@@ -165,7 +167,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         PromptError: a role's template lacks a field, or has one that is not allowed.
         BudgetError: a role's prompt does not fit the window.
     """
-    graph, identity = wired(strategy)
+    graph, identity = wire_strategy(strategy)
     prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
     budget = context.budget
     if context.may_shrink and (excess := excess_tokens(strategy.roles, prompts, budget, context.tokenizer.count)) > 0:
@@ -185,5 +187,5 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 
 
-def _unbound(config: RunnableConfig | None) -> RunnableConfig:
+def _without_recursion_limit(config: RunnableConfig | None) -> RunnableConfig:
     return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}

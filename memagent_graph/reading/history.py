@@ -107,12 +107,12 @@ async def edit_memory(
     lineage = await _lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
-        for place, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
+        for index, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
             events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))
             edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
-            steps = [*state["steps"][:place], stored_call(edited), *state["steps"][place + 1 :]]
+            steps = [*state["steps"][:index], stored_call(edited), *state["steps"][index + 1 :]]
             change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
             await graph.aupdate_state(snapshot.config, change, as_node=call.node)
             return call

@@ -1,4 +1,4 @@
-"""What a read is given: questions and options, which are checked, and a document, which is stored."""
+"""The input of a read: questions and options, which are checked, and a document, which is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """What may be chosen for one call."""
+    """The options of one call."""
 
     response_format: ResponseFormatSource | None
     """The form of the answer: a Pydantic model, or a JSON schema as a dict. The result's `value` is then an instance of
@@ -53,8 +53,8 @@ def check_question(question: str, context: ReaderContext) -> None:
     if not question.strip():
         raise MemAgentError("the question is empty", hint="Ask something.")
     budget = context.budget.question_tokens
-    shown = context.prompts.neutralise(context.question_shown(question))
-    if len(shown.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(shown)) > budget:
+    text = context.prompts.neutralise(context.question_shown(question))
+    if len(text.encode("utf-8", "replace")) > budget and (tokens := context.tokenizer.count(text)) > budget:
         fields = " with the answer's fields" if context.question_shown(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",
@@ -72,12 +72,12 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
     if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
         what = f"the question is of type {type(questions).__name__}, not a text or a list of texts"
         raise MemAgentError(what, hint="Pass a text, or several in a list.")
-    several = [questions] if isinstance(questions, str) else list(questions)
-    if not several:
+    texts = [questions] if isinstance(questions, str) else list(questions)
+    if not texts:
         raise MemAgentError("there is no question", hint="Give at least one.")
-    for question in several:
+    for question in texts:
         check_question(question, context)
-    return several
+    return texts
 
 
 async def store_document(

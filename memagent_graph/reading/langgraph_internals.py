@@ -25,7 +25,7 @@ def config_entry(config: RunnableConfig | None, name: str) -> Any:
     return (config or {}).get("configurable", {}).get(name)
 
 
-def exits_of_graphs_around(config: RunnableConfig | None) -> Iterator[ExitStack]:
+def enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
     """Yield what is left when the stream of an enclosing graph ends, or its caller breaks it off; the innermost first.
 
     A graph's stream waits for its nodes' threads only after what was added to its stack last was called.

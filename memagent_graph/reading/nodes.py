@@ -84,7 +84,7 @@ class StepNode(Runnable[Any, Change]):
                 recording.stop()
                 await recording.settle()
             if isinstance(error, MemAgentError):
-                _place(error, state, accounts.chunk)
+                _locate_error(error, state, accounts.chunk)
             raise
         seconds = asyncio.get_running_loop().time() - begin
         if recording is not None:
@@ -93,10 +93,10 @@ class StepNode(Runnable[Any, Change]):
             await recording.settle()
             if recording.failure is not None and accounts.calls and not recording.reported:
                 recording.reported = True
-                accounts.calls[-1] = _with_event(accounts.calls[-1], EventKind.LOGGING_STOPPED, recording.failure)
+                accounts.calls[-1] = _add_event(accounts.calls[-1], EventKind.LOGGING_STOPPED, recording.failure)
         if accounts.chunks and "span" in self.channels:
             change = {"span": None, **change}
-        change = _with_accounts(change, accounts, seconds)
+        change = _add_accounts(change, accounts, seconds)
         if context.looks_back:
             execution.cache.calls += calls_of(change.get("steps", ()), change)
         execution.consumption.chunks += accounts.chunks
@@ -161,7 +161,7 @@ class LoopNode(StepNode):
                 state[key] = value if before is None or reducer is None else reducer(before, value)
 
 
-def _with_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Change:
+def _add_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Change:
     """Return the change with the step's calls and their cost."""
     if accounts.cost["turns"] or accounts.cost["document_tokens"]:
         change = {**change, "usage": {**accounts.cost, "seconds": seconds}}
@@ -175,12 +175,12 @@ def _with_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Ch
     }
 
 
-def _with_event(call: Call, kind: EventKind, detail: str) -> Call:
+def _add_event(call: Call, kind: EventKind, detail: str) -> Call:
     chunk = call.reads[0].index if call.reads else None
     return replace(call, events=(*call.events, ReadEvent(kind, chunk, detail)))
 
 
-def _place(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) -> None:
+def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) -> None:
     """Add to an error where in the read it happened."""
     error.run_id = error.run_id or state.get("run_id")
     if error.chunk_index is None:
@@ -198,7 +198,7 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
             {
                 "type": f"memagent.{REPORT_TYPES[call.writes]}",
                 "run_id": run_id,
-                "step": {**record, **_place_and_cost(call, state["document"]["size"])},
+                "step": {**record, **_stream_values(call, state["document"]["size"])},
                 "memory": memory if answers else call.text,
                 "answer": change.get("answer") if answers else None,
             }
@@ -207,7 +207,7 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
         write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
 
 
-def _place_and_cost(call: Call, document_bytes: int | None) -> dict[str, Any]:
+def _stream_values(call: Call, document_bytes: int | None) -> dict[str, Any]:
     """Return the place of what a call read, and its cost, for streams."""
     first, last = (call.reads[0], max(call.reads, key=lambda span: span.end_byte)) if call.reads else (None, None)
     progress = None

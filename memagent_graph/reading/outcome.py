@@ -1,4 +1,4 @@
-"""What a read comes to: its updates as they arrive, and its result from the last state."""
+"""The outcome of a read: its updates as they arrive, and its result from the last state."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Progress:
         for step in self.steps[self._replayed_steps :]:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
-        places = dict.fromkeys(
+        indices = dict.fromkeys(
             self._replayed.place(step.id)
             for step in self.steps[steps:]
             if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )
-        return [self._replayed.updates[place] for place in places]
+        return [self._replayed.updates[index] for index in indices]
 
     @property
     def trace(self) -> Trace:

@@ -13,9 +13,9 @@ from memagent_graph.calls import Span
 from memagent_graph.policy import Messages
 from memagent_graph.tokenizers import Tokenizer
 
-_FLOOR: Final = 200
+_MIN_TOKENS: Final = 200
 """Prompts of fewer tokens are not cut by any server that could be used."""
-_SHARE: Final = 0.9
+_MIN_SHARE: Final = 0.9
 """A server that counts less than this share of what it should count cut the prompt."""
 _CHARS_PER_TOKEN: Final = 6
 """More than any tokenizer reaches in prose, for a lower bound without counting."""
@@ -24,7 +24,7 @@ _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
 
 
 class PromptCounts:
-    """What is known of how a server counts.
+    """A server's way of counting tokens, learned from its replies.
 
     Args:
         tokenizer: counts on our side.
@@ -36,40 +36,40 @@ class PromptCounts:
         self._window = 0
 
     async def missing_tokens(
-        self, messages: Messages, reads: Iterable[Span], counted: int, ask: Callable[[str], Awaitable[int]]
+        self, messages: Messages, reads: Iterable[Span], server_count: int, ask: Callable[[str], Awaitable[int]]
     ) -> int:
         """Return how many tokens of a prompt did not reach the model; 0 if it was whole, as far as counts show.
 
         Args:
             messages: the prompt.
             reads: the chunks in it, whose tokens are known.
-            counted: the server's count of its tokens.
+            server_count: the server's count of its tokens.
             ask: sends a text by itself, and returns the server's count; 0 if it gives none.
         """
         chars = sum(len(message["content"]) for message in messages)
-        known = [(span.tokens, span.end_char - span.start_char) for span in reads]
-        tokens, covered = sum(tokens for tokens, _ in known), min(chars, sum(length for _, length in known))
-        if tokens + (chars - covered) / _CHARS_PER_TOKEN < _FLOOR or counted == 0:
+        chunks = [(span.tokens, span.end_char - span.start_char) for span in reads]
+        tokens, covered = sum(tokens for tokens, _ in chunks), min(chars, sum(length for _, length in chunks))
+        if tokens + (chars - covered) / _CHARS_PER_TOKEN < _MIN_TOKENS or server_count == 0:
             return 0
-        if counted >= _SHARE * self._ratio * (tokens + (chars - covered) / _CHARS_PER_TOKEN):
+        if server_count >= _MIN_SHARE * self._ratio * (tokens + (chars - covered) / _CHARS_PER_TOKEN):
             return 0
-        own = sum(self._tokenizer.count(message["content"]) for message in messages)
-        if counted >= _SHARE * self._ratio * own:
+        count = sum(self._tokenizer.count(message["content"]) for message in messages)
+        if server_count >= _MIN_SHARE * self._ratio * count:
             return 0
-        if counted > self._window:
+        if server_count > self._window:
             longest = max((message["content"] for message in messages), key=len)
             ratio = await self._measured_ratio(longest, ask)
-            if counted >= _SHARE * ratio * own:
+            if server_count >= _MIN_SHARE * ratio * count:
                 self._ratio = min(self._ratio, ratio)
                 return 0
-            self._window = counted
-        return round(self._ratio * own) - counted
+            self._window = server_count
+        return round(self._ratio * count) - server_count
 
     async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
         """Return the server's count of the middle of a text over our own; 0 if it does not count what it is sent."""
         counts = []
-        for share, most in _SAMPLES:
-            length = min(most, int(share * len(text)))
+        for share, max_chars in _SAMPLES:
+            length = min(max_chars, int(share * len(text)))
             start = (len(text) - length) // 2
             sample = text[start : start + length]
             counts.append((await ask(sample), self._tokenizer.count(sample)))

@@ -1,4 +1,4 @@
-"""What a strategy's steps may call, and the steps that strategies have in common.
+"""The functions that a strategy's steps may call, and the steps that several strategies use.
 
 A step is a coroutine from the state to a change of it. Its `StepContext` has the question, the next chunk of the
 document and the policy; the node around the step (`nodes`) counts cost and chunks and logs what happened.
@@ -26,7 +26,7 @@ from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 from memagent_graph.run_log.recording import new_step
 
 Change: TypeAlias = dict[str, Any]
-"""What a step changes in the state."""
+"""A change of the state, returned by a step."""
 State: TypeAlias = Any
 """A strategy's state, a TypedDict, or the values that a branch was sent."""
 Step: TypeAlias = Callable[[State, "StepContext"], Awaitable[Change]]
@@ -36,7 +36,7 @@ Route: TypeAlias = Callable[[State], "str | Sequence[str | Send]"]
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step may call. There is one for each execution of a step."""
+    """The data and functions for one execution of a step."""
 
     state: State
     context: ReaderContext
@@ -47,7 +47,7 @@ class StepContext:
     """The accounting of this step; not for strategies."""
 
     @classmethod
-    def outside_a_run(cls, state: State, context: ReaderContext) -> StepContext:
+    def detached(cls, state: State, context: ReaderContext) -> StepContext:
         """Return the context of a step that belongs to no run: nothing is logged, and no state changes."""
         context = replace(context, run_log=None)
         return cls(state, context, Execution.of(context, checkpointed=False), StepAccounts(node=""))
@@ -78,10 +78,10 @@ class StepContext:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chunk = await self._chunk(cursor, self.context.budget.chunk_tokens)
+        chunk = self._chunk(cursor, self.context.budget.chunk_tokens)
         if chunk is None:
             return None
-        fitting = await self._fitting(chunk, cursor)
+        fitting = self._fitting(chunk, cursor)
         span = Span.of(fitting, shortened=fitting is not chunk)
         if to_read and self.context.pace is not None:
             self.accounts.turn.end()
@@ -114,17 +114,17 @@ class StepContext:
         """Count tokens of the document that the step processed, whether or not the policy was shown them."""
         self.accounts.count_document(tokens)
 
-    async def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
+    def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
         chunker = self.execution.cache.chunker(self.context, self.state["document"], tokens)
-        return await chunker.next_chunk(cursor)
+        return chunker.next_chunk(cursor)
 
-    async def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
+    def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
         """Return the chunk, or a shorter one if escaping made it longer than its budget."""
         context = self.context
-        while (guarded := context.prompts.neutralise(chunk.text)) != chunk.text:
-            if context.tokenizer.count(guarded) <= context.budget.chunk_tokens or chunk.tokens <= 1:
+        while (escaped := context.prompts.neutralise(chunk.text)) != chunk.text:
+            if context.tokenizer.count(escaped) <= context.budget.chunk_tokens or chunk.tokens <= 1:
                 break
-            shorter = await self._chunk(cursor, max(1, chunk.tokens // 2))
+            shorter = self._chunk(cursor, max(1, chunk.tokens // 2))
             if shorter is None:
                 break
             chunk = shorter
@@ -233,10 +233,10 @@ class StepContext:
                 "reply": context.beginning(reply.value or "", context.budget.answer_tokens),
                 "error": context.beginning(reply.invalid or "", ERROR_TOKENS),
             }
-            place = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
-            call = Call(new_step(), *place, parents=(reply.step,))
-            repaired = await self._reply(REPAIR, call, repair, "", question, continues=True)
-            reply = repaired if repaired.text else replace(reply, call=repaired.call)
+            identity = self.accounts.node, self.branch, REPAIR.name, slot * tries + number, REPAIR.writes
+            call = Call(new_step(), *identity, parents=(reply.step,))
+            attempt = await self._reply(REPAIR, call, repair, "", question, continues=True)
+            reply = attempt if attempt.text else replace(reply, call=attempt.call)
             if not reply.invalid:
                 break
         return reply
@@ -250,13 +250,13 @@ class StepContext:
             RunLogError: the log cannot be read.
         """
         context, calls, recording = self.context, self.execution.cache.calls, self.execution.running.recording
-        before = context.previous_steps
-        if before is None and context.run_log is not None and recording is not None:
+        earlier = context.previous_steps
+        if earlier is None and context.run_log is not None and recording is not None:
             await recording.settle()
             if recording.failure is None:
-                before = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
-        known = {call.id for call in calls}
-        return [*(call for call in (before.steps if before else ()) if call.id not in known), *calls]
+                earlier = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
+        ids = {call.id for call in calls}
+        return [*(call for call in (earlier.steps if earlier else ()) if call.id not in ids), *calls]
 
     # Where a read stops
 
@@ -265,10 +265,10 @@ class StepContext:
         reason = self.execution.consumption.limit_reached(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
 
-    def chunks_left(self, most: int) -> int:
+    def chunks_left(self, limit: int) -> int:
         """Return how many chunks may be read before the limit, at most `most`."""
         bound = self.context.limits.max_chunks
-        return most if bound is None else max(0, min(most, bound - self.execution.consumption.chunks))
+        return limit if bound is None else max(0, min(limit, bound - self.execution.consumption.chunks))
 
     def log_failure(self, reason: str) -> None:
         """Log that the run ends with the error that the step raises, because resuming it would change nothing."""
@@ -300,13 +300,13 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
     """
     tips = state.get("tips", {})
     shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
-    own = {tip: tips[tip] for tip in ("", name) if tip in tips}
-    return Send(node, {**shared, "tips": own, "branch": name, **values})
+    branch_tips = {tip: tips[tip] for tip in ("", name) if tip in tips}
+    return Send(node, {**shared, "tips": branch_tips, "branch": name, **values})
 
 
 async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
     """Call the policy in a role outside a run: nothing is logged, and no state changes."""
-    step = StepContext.outside_a_run(state, context)
+    step = StepContext.detached(state, context)
     try:
         return await step.ask(role, parents=(), **fields)
     finally:
@@ -325,8 +325,8 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
         step.require_progress(chosen_chunk(state))
         return {"span": state["span"]}
     cursor = state.get("cursor") or start_cursor()
-    span, following = await step.next_chunk(cursor) or (None, cursor)
-    return {"span": None if span is None else span.stored, "cursor": following}
+    span, next_cursor = await step.next_chunk(cursor) or (None, cursor)
+    return {"span": None if span is None else span.stored, "cursor": next_cursor}
 
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
@@ -381,16 +381,16 @@ def chosen_chunk(state: Mapping[str, Any]) -> Span:
     return Span(**span)
 
 
-def unless_enough(read_on: str, then: str = "answer") -> Route:
+def route_when_enough(read_on: str, then: str = "answer") -> Route:
     """Return the route after a step that may find that there is enough to answer from."""
 
-    def unless_enough(state: ReaderState) -> str:
+    def route_when_enough(state: ReaderState) -> str:
         return then if state.get("enough") else read_on
 
-    return unless_enough
+    return route_when_enough
 
 
-def after_read_chunk(
+def route_after_read_chunk(
     read_on: str,
     then: Callable[[Any], str] = lambda state: "answer",
     before: Callable[[Any], str | None] = lambda state: None,
@@ -403,9 +403,9 @@ def after_read_chunk(
         before: a function of the state that names a node to run first, if any; not at a limit.
     """
 
-    def after_read_chunk(state: LineState) -> str:
+    def route_after_read_chunk(state: LineState) -> str:
         if state.get("stop_reason"):
             return END
         return before(state) or (then(state) if state.get("span") is None else read_on)
 
-    return after_read_chunk
+    return route_after_read_chunk

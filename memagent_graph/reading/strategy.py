@@ -40,7 +40,7 @@ from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The node that every graph begins with: it resets what an earlier run on the same thread may have left."""
-_GIVEN = frozenset({"question", "document"})
+_INPUT = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
@@ -61,26 +61,28 @@ class Strategy(ABC):
     """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
-    chooses: ClassVar[str] = "read_chunk"
+    choosing_node: ClassVar[str] = "read_chunk"
     """The node that chooses what to read next. A rule for stopping early is checked before it."""
-    concludes: ClassVar[str] = "answer"
+    concluding_node: ClassVar[str] = "answer"
     """The node that follows when nothing more is to be read."""
 
-    def require_at_least(self, least: int, *options: str, instead: str = "") -> None:
-        """Refuse an option that is a number below `least`.
+    def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
+        """Refuse an option that is a number below `minimum`.
 
         Args:
-            least: the smallest allowed number.
+            minimum: the smallest allowed number.
             options: the options' names.
-            instead: what to do if none is wanted, for the error.
+            alternative: what to do to get none, for the error.
 
         Raises:
             StrategyError: it is below that number.
         """
         for option in options:
-            if (value := getattr(self, option)) < least:
-                remedy = f"{self.name}:{option} must be at least {least}"
-                raise StrategyError(f"{option} is {value}", hint=f"{remedy}; {instead}." if instead else f"{remedy}.")
+            if (value := getattr(self, option)) < minimum:
+                remedy = f"{self.name}:{option} must be at least {minimum}"
+                raise StrategyError(
+                    f"{option} is {value}", hint=f"{remedy}; {alternative}." if alternative else f"{remedy}."
+                )
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
@@ -91,7 +93,7 @@ class Strategy(ABC):
         """The node after which a run continues that was stopped at a limit."""
         return OPEN
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the memory that an answer would be based on now, and the calls that wrote it; None: the newest one."""
         del context
         return state.get("memory") or "", None
@@ -142,7 +144,7 @@ class StrategyGraph:
 
     def add_edge(self, start: str | list[str], end: str) -> None:
         """Add an edge from a node to another, or from several nodes once all of them are done."""
-        self.builder.add_edge(start, self._end(start, end))
+        self.builder.add_edge(start, self._target(start, end))
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
         """Add edges from a node to the node or branches that `choose` returns.
@@ -153,19 +155,19 @@ class StrategyGraph:
             targets: all nodes that it may return.
         """
         name = getattr(choose, "__name__", start)
-        if any(self._end(start, target) != target for target in targets):
+        if any(self._target(start, target) != target for target in targets):
             direct = choose
 
             def choose(state: Any) -> str | Sequence[str | Send]:
                 target = direct(state)
-                return self._end(start, target) if isinstance(target, str) else target
+                return self._target(start, target) if isinstance(target, str) else target
 
         self.routes[start] = choose
         self.builder.add_conditional_edges(
-            start, RouteNode(choose, name), [self._end(start, target) for target in targets]
+            start, RouteNode(choose, name), [self._target(start, target) for target in targets]
         )
 
-    def lead_through(self, node: str, to: str) -> None:
+    def insert_before(self, node: str, to: str) -> None:
         """Make every edge to a node lead to another node first, except those from `OPEN` and from that node.
 
         Args:
@@ -174,7 +176,7 @@ class StrategyGraph:
         """
         self._through[to] = node
 
-    def _end(self, start: str | list[str], end: str) -> str:
+    def _target(self, start: str | list[str], end: str) -> str:
         through = self._through.get(end, end)
         return end if start in (OPEN, through) else through
 
@@ -184,8 +186,8 @@ class StrategyGraph:
         if recording := step.execution.running.recording:
             trace = step.accounts.trace
             recording.begin(run_id, state["question"], state["document"], step.context.prompts, trace, afresh=True)
-        blank = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _GIVEN}
-        return {**blank, "memory": "", "run_id": run_id, "settings": step.context.settings}
+        empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}
+        return {**empty, "memory": "", "run_id": run_id, "settings": step.context.settings}
 
     def run_as_loop(self, loop: tuple[str, str]) -> None:
         """Let the second of two nodes run both in turn if nothing observes the read."""
@@ -211,11 +213,11 @@ class StrategyGraph:
     def fingerprint(self, strategy: Strategy) -> str:
         """Return a hash of the strategy's identity: name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
-        waiting = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
+        joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         branches = sorted(
             f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, named in self.builder.branches.items()
-            for branch in named.values()
+            for start, branches_of_node in self.builder.branches.items()
+            for branch in branches_of_node.values()
         )
         channels = sorted(self.builder.channels)
         parts = [
@@ -224,14 +226,14 @@ class StrategyGraph:
             *(role.signature for role in strategy.roles),
             *(sorted(self.builder.nodes)),
             *edges,
-            *waiting,
+            *joins,
             *branches,
             *channels,
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def wired(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
+def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
     """Return a strategy's graph, and its identity.
 
     Raises:

@@ -41,7 +41,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     """
     if source is None:
         return context
-    form = _form_of(source)
+    form = _response_format(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.own_words_only:
@@ -69,20 +69,22 @@ def format_for_resume(
     """
     settings: str | None = state.get("settings")
     mark = settings.rpartition(":")[2] if settings else ""
-    began_with = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
-    form = None if source is None else _form_of(source)
-    if settings and form is not None and form.fingerprint != began_with:
-        then = f"the schema {began_with}" if began_with else "none"
+    fingerprint = mark.removeprefix(SCHEMA_MARK) if mark.startswith(SCHEMA_MARK) else None
+    form = None if source is None else _response_format(source)
+    if settings and form is not None and form.fingerprint != fingerprint:
+        then = f"the schema {fingerprint}" if fingerprint else "none"
         raise RunMismatchError(
             f"the run began with another response_format ({then}; now the schema {form.fingerprint})",
             hint="Leave it out to continue with the run's own, or read the document again with this one.",
             run_id=run_id,
         )
-    if form is not None or began_with is None:
+    if form is not None or fingerprint is None:
         return form
-    known = logged.get(_LOG_KEY)
-    form = _form_of({"type": "json_schema", "json_schema": known}) if isinstance(known, dict) else None
-    if form is None or form.fingerprint != began_with:
+    logged_form = logged.get(_LOG_KEY)
+    form = (
+        _response_format({"type": "json_schema", "json_schema": logged_form}) if isinstance(logged_form, dict) else None
+    )
+    if form is None or form.fingerprint != fingerprint:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
             hint="Pass the same response_format again.",
@@ -91,7 +93,7 @@ def format_for_resume(
     return form
 
 
-def _form_of(source: ResponseFormatSource) -> ResponseFormat:
+def _response_format(source: ResponseFormatSource) -> ResponseFormat:
     from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415  only structured reads need it
 
     return ResponseFormat.of(source)
@@ -106,12 +108,15 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
     answer = before.answer
     if answer.text in packaged:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
-    others = {name: answer if each == before.answer else _asks_for_json(each) for name, each in before.others.items()}
+    others = {
+        name: answer if template == before.answer else _with_schema_ending(template)
+        for name, template in before.others.items()
+    }
     repair = prompts_for((REPAIR,), before).others
     return replace(prompts, answer=answer, others={**others, **repair})
 
 
-def _asks_for_json(template: PromptTemplate) -> PromptTemplate:
+def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
     """Replace the packaged answer instructions at the end of a template by the schema, if it has them."""
     for form in map(answer_form, AnswerFormat):
         if template.text.endswith(form):

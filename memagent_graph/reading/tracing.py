@@ -1,4 +1,4 @@
-"""What external tracers and counters see of a read: the trace of a step, and the cost of each completion.
+"""Tracing for external tools: the ids of the trace around a step, and a model run for each completion.
 
 LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see the graph, its nodes and its state, and
 one model run per completion, for every kind of policy. Token counts in it are those of `ReadResult.usage`. Of the
@@ -132,14 +132,17 @@ class ObservedPolicy:
 
     def _token_usage(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
         count = self.tokenizer.count
-        asked = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
-        return TokenUsage(asked, count(completion.text))
+        prompt_tokens = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
+        return TokenUsage(prompt_tokens, count(completion.text))
 
 
 def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:
     """Return the prompt for handlers."""
     messages: Any = prompt  # a reader's prompts are never token ids
     return convert_to_messages(
-        (each["role"], each["content"] if texts else f"({len(each['content']):,} characters, kept out of traces)")
-        for each in messages
+        (
+            message["role"],
+            message["content"] if texts else f"({len(message['content']):,} characters, kept out of traces)",
+        )
+        for message in messages
     )

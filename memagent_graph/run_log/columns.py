@@ -19,11 +19,11 @@ from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, u
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
 Record = TypeVar("Record")
-LARGEST_RUN: Final = 1 << 26
+MAX_RUN_SIZE: Final = 1 << 26
 """Characters of long texts, token ids and log-probs of one run: a document of about 40 million tokens."""
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -38,10 +38,10 @@ class Column:
     sql: str
     arrow: str
     """Arrow's alias of a type, or one that `exchange.parquet` knows: ids, logprobs, names, spans, rewards."""
-    pack: Callable[[Any], Any] = _unchanged
-    unpack: Callable[[Any], Any] = _unchanged
-    export: Callable[[Any], Any] = _unchanged
-    restore: Callable[[Any], Any] = _unchanged
+    pack: Callable[[Any], Any] = _identity
+    unpack: Callable[[Any], Any] = _identity
+    export: Callable[[Any], Any] = _identity
+    restore: Callable[[Any], Any] = _identity
 
     @property
     def is_numbers(self) -> bool:
@@ -128,15 +128,15 @@ def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
     A small file can hold much that is compressed, and what reads it keeps a whole run.
 
     Raises:
-        RunLogError: their long texts, token ids and log-probs together have more than `LARGEST_RUN`.
+        RunLogError: their long texts, token ids and log-probs together have more than `MAX_RUN_SIZE`.
     """
     size = 0
     for record in records:
         stored = columns_of(type(record)).items()
         size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
-        if size > LARGEST_RUN:
+        if size > MAX_RUN_SIZE:
             raise RunLogError(
-                f"{run} has more than {LARGEST_RUN:,} characters, token ids and log-probs",
+                f"{run} has more than {MAX_RUN_SIZE:,} characters, token ids and log-probs",
                 hint="It cannot be used. If it is not from somebody else, read its document in parts.",
             )
         yield record

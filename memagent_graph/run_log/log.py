@@ -81,14 +81,14 @@ class RunLog:
         `rows.withdraw_rewards`.
         """
         logged = document.copy()
-        logged["name"] = self._redacted(TextKind.DOCUMENT_NAME, document["name"]) or ""
-        if "path" in document and self._redacted(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
+        logged["name"] = self._redact_text(TextKind.DOCUMENT_NAME, document["name"]) or ""
+        if "path" in document and self._redact_text(TextKind.DOCUMENT_NAME, document["path"]) != document["path"]:
             del logged["path"]
         run = RunRecord(
             run_id=run_id,
             began=time.time(),
             ended=None,
-            question=_storable(self._redacted(TextKind.QUESTION, question)) or "",
+            question=_storable(self._redact_text(TextKind.QUESTION, question)) or "",
             document=logged,
             settings=dict(settings),
             stop_reason=None,
@@ -111,7 +111,7 @@ class RunLog:
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log how a run ended."""
-        values = time.time(), stop_reason, _storable(self._redacted(TextKind.ANSWER, answer)), run_id
+        values = time.time(), stop_reason, _storable(self._redact_text(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
@@ -145,7 +145,7 @@ class RunLog:
         position: int,
         memory: str,
         *,
-        step: str | None = None,
+        step: str,
         author: str | None = None,
         remaining: Collection[str] | None = None,
     ) -> Future[None]:
@@ -155,22 +155,21 @@ class RunLog:
             run_id: the run.
             position: the chunk's number.
             memory: the new memory.
-            step: the step's id; the trunk's newest at that chunk if left out.
+            step: the step's id.
             author: who did it, if known.
             remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
                 superseded.
         """
-        text = self._redacted(TextKind.MEMORY, memory)
+        text = self._redact_text(TextKind.MEMORY, memory)
 
         def job(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone() is None:
                 raise RunNotFoundError(f"there is no run {run_id!r} in {self.path}", hint="Begin it first.")
-            edited = step if step is not None else rows.step_at(connection, run_id, position)
-            rows.supersede(connection, run_id, [edited] if edited else [], include_steps=False)
+            rows.supersede(connection, run_id, [step], include_steps=False)
             if remaining is not None:
                 rows.supersede_except(connection, run_id, remaining)
             event = LoggedEvent(time.time(), "memory_edited", editor_detail(author), position)
-            rows.insert_event(connection, run_id, replace(event, text=text, step=edited))
+            rows.insert_event(connection, run_id, replace(event, text=text, step=step))
             rows.withdraw_rewards(connection, run_id, event.time)
             end = "ended = NULL, stop_reason = NULL, answer = NULL"
             connection.execute(f"UPDATE runs SET {end} WHERE run_id = ?", (run_id,))  # noqa: S608  our own words
@@ -242,12 +241,15 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            row_of = {one.id: rows.NewConversation(one, supersede=False)(connection) for one in conversations}
+            row_of = {
+                conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
+                for conversation in conversations
+            }
             for event in events:
                 rows.insert_event(connection, run.run_id, event)
             for reward in rewards:
-                here = None if reward.conversation is None else row_of[reward.conversation]
-                rows.insert_reward(connection, replace(reward, conversation=here))
+                row = None if reward.conversation is None else row_of[reward.conversation]
+                rows.insert_reward(connection, replace(reward, conversation=row))
 
         try:
             self.wait(self._writer.submit(job))
@@ -286,7 +288,7 @@ class RunLog:
             RunLogError: the entry could not be written.
         """
         self._writer.hurry()
-        with self._translated():
+        with self._translate_errors():
             return future.result()
 
     def close(self) -> None:
@@ -302,29 +304,29 @@ class RunLog:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def counts(self) -> tuple[int, int]:
-        """How many runs and how many conversations there are."""
+        """Return the number of runs and of conversations."""
         with self._connection() as connection:
             query = "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM conversations)"
             runs, conversations = connection.execute(query).fetchone()
         return runs, conversations
 
     def get(self, run_id: str) -> RunRecord:
-        """One run.
+        """Return one run.
 
         Raises:
             RunNotFoundError: there is none with this id; the message names the newest ids.
         """
         for record in self.runs(RunFilter(run_ids=[run_id])):
             return record
-        known = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
+        newest = ", ".join(record.run_id for record in self.runs(RunFilter(newest=3)))
         raise RunNotFoundError(
             f"there is no run {run_id!r} in {self.path}",
-            hint=f"The newest are {known}." if known else "There are no runs in it yet.",
+            hint=f"The newest are {newest}." if newest else "There are no runs in it yet.",
         )
 
-    def runs(self, chosen: RunFilter | None = None) -> Iterator[RunRecord]:
+    def runs(self, selection: RunFilter | None = None) -> Iterator[RunRecord]:
         """Yield the runs, newest first."""
-        condition, values = (chosen or RunFilter()).sql()
+        condition, values = (selection or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
                 yield record_of(RunRecord, row)
@@ -338,13 +340,13 @@ class RunLog:
             with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
 
         Raises:
-            RunLogError: the run is larger than `columns.LARGEST_RUN`, or the log cannot be read.
+            RunLogError: the run is larger than `columns.MAX_RUN_SIZE`, or the log cannot be read.
         """
         columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
-            stored = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((record_of(Conversation, row) for row in stored), f"run {run_id} in {self.path}")
+            records = connection.execute(query, (run_id, int(superseded)))
+            yield from bound_records((record_of(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -353,17 +355,17 @@ class RunLog:
             RunNotFoundError: there is no such run in the log.
         """
         size = self.get(run_id).document["size"]
-        with self._translated():
+        with self._translate_errors():
             return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
-        """Events of a run that belong to no conversation: memories that a person edited."""
+        """Return a run's events that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
             return list(bound_records((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
-        """All rewards of a run and its conversations, oldest first."""
+        """Return all rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
             rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
             return [record_of(Reward, row) for row in rewards]
@@ -376,22 +378,22 @@ class RunLog:
         """Return the totals of runs, by id; conversations that no longer count are left out."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
-        chosen = json.dumps(ids)
+        id_list = json.dumps(ids)
         with self._connection() as connection:
             for row in connection.execute(
                 "SELECT run_id, name, value FROM rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
-                (chosen,),
+                (id_list,),
             ):
                 rewards[row["run_id"]][row["name"]] = row["value"]
-            totals = {run_id: RunTotals(rewards=given_to) for run_id, given_to in rewards.items()}
+            totals = {run_id: RunTotals(rewards=values) for run_id, values in rewards.items()}
             sums = connection.execute(
                 "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
                 "sum(completion_tokens) completion_tokens, "
                 "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded = 0 "
                 "GROUP BY run_id",
-                (chosen,),
+                (id_list,),
             )
             for row in sums:
                 counts = dict(row)
@@ -410,25 +412,25 @@ class RunLog:
 
     # Within
 
-    def _redacted(self, kind: TextKind, text: str | None) -> str | None:
+    def _redact_text(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
 
     def _mask(self, conversation: Conversation, prompt_texts: Sequence[str]) -> Conversation:
-        text = self._redacted(TextKind.COMPLETION, conversation.text)
-        if any(self._redacted(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
+        text = self._redact_text(TextKind.COMPLETION, conversation.text)
+        if any(self._redact_text(TextKind.PROMPT, prompt) != prompt for prompt in prompt_texts):
             conversation = replace(conversation, prompt_token_ids=None)
         if text != conversation.text:
             conversation = replace(conversation, token_ids=None, logprobs=None)
-        return replace(conversation, text=text, memory=self._redacted(TextKind.MEMORY, conversation.memory))
+        return replace(conversation, text=text, memory=self._redact_text(TextKind.MEMORY, conversation.memory))
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection of the call's own, for reading."""
-        with self._translated(), closing(connect(self.path, to_read=True)) as connection:
+        with self._translate_errors(), closing(connect(self.path, to_read=True)) as connection:
             yield connection
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -442,25 +444,27 @@ def _storable(text: str | None) -> str | None:
 
 def log_error(path: Path, error: BaseException) -> RunLogError:
     """Return a database error as an error of this package."""
-    words = str(error)
+    reason = str(error)
     if isinstance(error, _NOT_STORABLE):
         return RunLogError(
-            f"{path} cannot store a value: {words}",
+            f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if isinstance(error, OtherTablesError):
         hint = "Name another file with --log, or move this one away, and a new one is created."
-    elif "locked" in words or "busy" in words:
+    elif "locked" in reason or "busy" in reason:
         hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
-    elif "full" in words:
+    elif "full" in reason:
         hint = (
             "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
             "with --log."
         )
     elif (
-        isinstance(error, ValueError | TypeError | RecursionError) or "not a database" in words or "malformed" in words
+        isinstance(error, ValueError | TypeError | RecursionError)
+        or "not a database" in reason
+        or "malformed" in reason
     ):
         hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
     else:
         hint = "Name another file with --log, or read without a log (--no-log)."
-    return RunLogError(f"{path} cannot be used as a run log: {words}", hint=hint)
+    return RunLogError(f"{path} cannot be used as a run log: {reason}", hint=hint)

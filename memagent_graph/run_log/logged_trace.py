@@ -22,9 +22,9 @@ def trace_of(
         edits: what a person changed, from `RunLog.events`.
         document_bytes: the document's length, for progress.
     """
-    counted = (conversation for conversation in conversations if not conversation.superseded)
+    valid = (conversation for conversation in conversations if not conversation.superseded)
     attempts: dict[str, list[Conversation]] = {}
-    for conversation in sorted(counted, key=lambda conversation: conversation.seq or 0):
+    for conversation in sorted(valid, key=lambda conversation: conversation.seq or 0):
         attempts.setdefault(conversation.step, []).append(conversation)
     edits_of = _by_step(edits)
     steps: list[Call] = []
@@ -60,7 +60,7 @@ def _step(tries: Sequence[Conversation]) -> Call:
         role=last.role,
         slot=last.slot,
         writes=last.writes,
-        text=last.text if last.writes is Writes.ANSWER else last.written,
+        text=last.text if last.writes is Writes.ANSWER else last.result,
         reads=last.reads,
         parents=last.parents,
         completion=Completion("", FinishReason(last.finish_reason), last.policy, **last.origin),

@@ -28,10 +28,10 @@ _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
 """Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
-LARGEST_TEXT_BYTES: Final = 1 << 24
-"""Of UTF-8. A completion of a million tokens has about 4 MB."""
-LARGEST_LIST: Final = 1 << 22
-"""Of ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
+MAX_TEXT_BYTES: Final = 1 << 24
+"""UTF-8 bytes of one text. A completion of a million tokens has about 4 MB."""
+MAX_LIST: Final = 1 << 22
+"""Ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4
@@ -41,7 +41,7 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
     """Pack token ids, 0 to 2^32 - 1.
 
     Raises:
-        ValueError: there are more than `LARGEST_LIST`.
+        ValueError: there are more than `MAX_LIST`.
     """
     if ids is None:
         return None
@@ -52,7 +52,7 @@ def unpack_ids(blob: bytes | None) -> list[int] | None:
     """Unpack what `pack_ids` packed.
 
     Raises:
-        ValueError: it is damaged, or has more than `LARGEST_LIST` numbers.
+        ValueError: it is damaged, or has more than `MAX_LIST` numbers.
     """
     return None if blob is None else _unpack("I", blob)
 
@@ -66,7 +66,7 @@ def unpack_logprobs(blob: bytes | None) -> list[float] | None:
     """Unpack what `pack_logprobs` packed.
 
     Raises:
-        ValueError: it is damaged, or has more than `LARGEST_LIST` numbers.
+        ValueError: it is damaged, or has more than `MAX_LIST` numbers.
     """
     return None if blob is None else _unpack("f", blob)
 
@@ -75,13 +75,13 @@ def pack_text(text: str | None) -> bytes | None:
     """Pack a text, lone surrogates included.
 
     Raises:
-        ValueError: it has more than `LARGEST_TEXT_BYTES`.
+        ValueError: it has more than `MAX_TEXT_BYTES`.
     """
     if text is None:
         return None
     data = text.encode("utf-8", "surrogatepass")
-    if len(data) > LARGEST_TEXT_BYTES:
-        raise ValueError(f"a text has more than {LARGEST_TEXT_BYTES:,} bytes")
+    if len(data) > MAX_TEXT_BYTES:
+        raise ValueError(f"a text has more than {MAX_TEXT_BYTES:,} bytes")
     return _deflate(data, _TEXT_LEVEL)
 
 
@@ -89,9 +89,9 @@ def unpack_text(blob: bytes | None) -> str | None:
     """Unpack what `pack_text` packed.
 
     Raises:
-        ValueError: it is damaged, or has more than `LARGEST_TEXT_BYTES`.
+        ValueError: it is damaged, or has more than `MAX_TEXT_BYTES`.
     """
-    return None if blob is None else _inflate(blob, LARGEST_TEXT_BYTES).decode("utf-8", "surrogatepass")
+    return None if blob is None else _inflate(blob, MAX_TEXT_BYTES).decode("utf-8", "surrogatepass")
 
 
 def _deflate(data: bytes, level: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
@@ -99,14 +99,14 @@ def _deflate(data: bytes, level: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -
     return stream.compress(data) + stream.flush()
 
 
-def _inflate(data: bytes, most: int) -> bytes:
+def _inflate(data: bytes, limit: int) -> bytes:
     stream = zlib.decompressobj(_WINDOW_BITS)
     try:
-        inflated = stream.decompress(data, most + 1)
+        inflated = stream.decompress(data, limit + 1)
     except zlib.error as error:
         raise ValueError(f"a text or list of numbers is damaged: {error}") from error
-    if len(inflated) > most:
-        raise ValueError(f"a text has more than {most:,} bytes")
+    if len(inflated) > limit:
+        raise ValueError(f"a text has more than {limit:,} bytes")
     if not stream.eof:
         raise ValueError("a text or list of numbers is cut off")
     return inflated
@@ -142,5 +142,5 @@ def _unpack(kind: str, blob: bytes) -> list[Any]:
 
 
 def _require_list(count: int) -> None:
-    if count > LARGEST_LIST:
-        raise ValueError(f"a list has more than {LARGEST_LIST:,} numbers")
+    if count > MAX_LIST:
+        raise ValueError(f"a list has more than {MAX_LIST:,} numbers")

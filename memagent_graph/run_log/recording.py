@@ -22,7 +22,7 @@ from memagent_graph.run_log.records import Conversation, StrategyId
 
 @dataclass
 class Recording:
-    """What one call of the graph writes to a log."""
+    """The entries that one call of the graph writes to a log."""
 
     log: RunLog
     settings: Mapping[str, Any]
@@ -63,10 +63,10 @@ class Recording:
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only a call's first in its branch and role can replace one of an earlier execution."""
-        place = conversation.branch, conversation.role
-        is_first = place not in self._recorded
+        key = conversation.branch, conversation.role
+        is_first = key not in self._recorded
         self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
-        self._recorded.add(place)
+        self._recorded.add(key)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log how the run ended."""

@@ -150,7 +150,7 @@ class Conversation(Origin):
     attempt: int
     """Counted from 0. All but the last of a step are `DISCARDED`."""
     outcome: Outcome
-    """Whether its text was accepted."""
+    """What happened to the completion."""
     began: Time
     """Seconds since 1970."""
     seconds: Time
@@ -162,7 +162,7 @@ class Conversation(Origin):
     template: str
     """The prompts' fingerprint; `RunLog.template` has their wording."""
     sampling: Mapping[str, Any]
-    """Temperature, top_p, seed, most tokens and so on, as they were asked for."""
+    """The requested temperature, top_p, seed, maximum of tokens and so on."""
     prompt_tokens: int
     """As the server counts them, or else as the tokenizer does."""
     completion_tokens: int
@@ -201,7 +201,7 @@ class Conversation(Origin):
         return self.reads[0] if self.reads else None
 
     @property
-    def written(self) -> str | None:
+    def result(self) -> str | None:
         """Its result: the memory, decision or answer; None if it was redacted.
 
         It is not meaningful for a conversation whose outcome is `KEPT_PREVIOUS` or `DISCARDED`.

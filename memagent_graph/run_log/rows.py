@@ -21,7 +21,9 @@ def _table(name: str, record: type, **columns: str) -> str:
     """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
     types = {field: column.sql for field, column in columns_of(record).items()} | columns
     # SQLite reads a row from its first column on, so the large columns are last.
-    definitions = sorted((f"{field} {sql}" for field, sql in types.items()), key=lambda words: words.endswith("BLOB"))
+    definitions = sorted(
+        (f"{field} {sql}" for field, sql in types.items()), key=lambda definition: definition.endswith("BLOB")
+    )
     return f"CREATE TABLE {name} ({', '.join(definitions)}) STRICT"
 
 
@@ -166,34 +168,24 @@ def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any])
     supersede(connection, values["run_id"], [row[0] for row in connection.execute(query, values)], include_steps=True)
 
 
-def step_at(connection: sqlite3.Connection, run_id: str, position: int) -> str | None:
-    """Return the newest step of the trunk at a chunk that is not superseded; None if there is none."""
-    query = (
-        "SELECT step FROM conversations WHERE run_id = ? AND branch = '' AND position = ? AND superseded = 0 "
-        "AND writes <> 'answer' ORDER BY seq DESC LIMIT 1"
-    )
-    row = connection.execute(query, (run_id, position)).fetchone()
-    return None if row is None else str(row[0])
-
-
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
     """Supersede everything that depends on some steps; with `include_steps`, the steps too."""
     if not steps:
         return
     query = "SELECT id, step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
-    counted = connection.execute(query, (run_id,)).fetchall()
+    valid = connection.execute(query, (run_id,)).fetchall()
     dependents = set(steps)
-    for _, step, parents in counted:  # each after its parents
+    for _, step, parents in valid:  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):
             dependents.add(step)
-    marked = dependents if include_steps else dependents.difference(steps)
-    _mark(connection, [row for row, step, _ in counted if step in marked])
+    stale = dependents if include_steps else dependents.difference(steps)
+    _mark(connection, [row for row, step, _ in valid if step in stale])
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
     """Supersede everything but these steps."""
-    counted = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
-    _mark(connection, [row for row, step in counted.fetchall() if step not in steps])
+    valid = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
+    _mark(connection, [row for row, step in valid.fetchall() if step not in steps])
 
 
 def _mark(connection: sqlite3.Connection, rows: Sequence[int]) -> None:

@@ -65,7 +65,7 @@ def is_strategy(text: str) -> bool:
     return ":" in text or "+" in text or text in strategy_names()
 
 
-def reading_strategy(chosen: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
+def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
     """Return the strategy that was chosen, or the one that the policy's profile names, or the paper's.
 
     A profile is a file that may be somebody else's. It names no code, and no strategy that shows the policy only a part
@@ -75,8 +75,8 @@ def reading_strategy(chosen: Strategy | type[Strategy] | str | None, profile: Pr
         ProfileError: the profile names such a strategy, or none that exists.
         StrategyError: as for `load_strategy`.
     """
-    if chosen is not None or profile is None or not profile.strategy:
-        return load_strategy(chosen)
+    if choice is not None or profile is None or not profile.strategy:
+        return load_strategy(choice)
     try:
         strategy = load_strategy(profile.strategy, own_code=False)
     except StrategyError as error:
@@ -89,11 +89,11 @@ def reading_strategy(chosen: Strategy | type[Strategy] | str | None, profile: Pr
     return strategy
 
 
-def load_strategy(given: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
+def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
     """Return the strategy for a name, a class or an object.
 
     Args:
-        given: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
+        strategy: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
             class; None is the paper's.
         own_code: whether the name may be that of a user's own code. Not if it comes from a file.
 
@@ -101,11 +101,11 @@ def load_strategy(given: Strategy | type[Strategy] | str | None, *, own_code: bo
         StrategyError: there is none with that name, it cannot be loaded, is not a strategy, or has the name of another;
             an option does not exist or cannot have that value.
     """
-    if given is None:
+    if strategy is None:
         return Overwrite()
-    if isinstance(given, str):
-        return _with_stop_rule(given, own_code=own_code)
-    return _check(given, repr(given), {})
+    if isinstance(strategy, str):
+        return _with_stop_rule(strategy, own_code=own_code)
+    return _check(strategy, repr(strategy), {})
 
 
 def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
@@ -120,8 +120,8 @@ def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
     if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
         raise StrategyError(f"{text} has two rules for stopping early", hint="Give one.")
     kind = _load(_STOP_RULES[rule])
-    made: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
-    return made
+    combined: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
+    return combined
 
 
 def _named(text: str, *, own_code: bool) -> Strategy:
@@ -149,39 +149,39 @@ def _named(text: str, *, own_code: bool) -> Strategy:
     if name in _STOP_RULES:
         raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}.")
     names = strategy_names()
-    there = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
-    raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, there))
+    names_hint = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
+    raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
 
 
-def _load(place: str) -> Any:
-    module, _, kind = place.partition(".")
+def _load(path: str) -> Any:
+    module, _, kind = path.partition(".")
     return getattr(import_module(f"{__name__}.{module}"), kind)
 
 
-def _check(given: Any, name: str, options: Mapping[str, str]) -> Strategy:
+def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
     """Return the given strategy, or an instance of the given class with these options."""
-    kind = given if isinstance(given, type) else type(given)
+    kind = strategy if isinstance(strategy, type) else type(strategy)
     if not issubclass(kind, Strategy):
         raise StrategyError(
             f"{name} is not a strategy", hint="Name a subclass of memagent_graph.Strategy, or an instance of one."
         )
     values = typed_options(kind, name, options)
-    made: Strategy = given
-    if kind is given:
-        made = kind(**values)
+    instance: Strategy = strategy
+    if kind is strategy:
+        instance = kind(**values)
     elif values:
-        made = replace(given, **values)
-    if made.name in _SHIPPED and not kind.__module__.startswith(__name__):
+        instance = replace(strategy, **values)
+    if instance.name in _SHIPPED and not kind.__module__.startswith(__name__):
         raise StrategyError(
-            f"{name} has the name {made.name!r}, which is the name of a strategy of this package",
+            f"{name} has the name {instance.name!r}, which is the name of a strategy of this package",
             hint="Give it another name: logs and resumed runs identify strategies by name.",
         )
-    return made
+    return instance
 
 
-_WRITTEN: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
+_OPTIONS: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
 _SWITCH: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-_READ: Final[Mapping[type, Any]] = {bool: lambda text: _SWITCH[text.lower()], int: int, float: float, str: str}
+_PARSERS: Final[Mapping[type, Any]] = {bool: lambda text: _SWITCH[text.lower()], int: int, float: float, str: str}
 _FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -191,17 +191,17 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     Raises:
         StrategyError: an option is given twice.
     """
-    found = _WRITTEN.search(text)
-    written = found[0] if found else ""
-    pairs = [each.split("=", 1) for each in written.split(":")[1:]]
+    match = _OPTIONS.search(text)
+    suffix = match[0] if match else ""
+    pairs = [option.split("=", 1) for option in suffix.split(":")[1:]]
     options = dict(pairs)
     if len(options) < len(pairs):
         raise StrategyError(f"{text} has an option twice", hint="Give each once.")
-    return text[: len(text) - len(written)], options
+    return text[: len(text) - len(suffix)], options
 
 
 def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options as values of the types of a strategy's fields.
+    """Return options as values of the types of a strategy's fields.
 
     Args:
         kind: the strategy's class.
@@ -214,17 +214,17 @@ def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str
     if not options:
         return {}
     hints = get_type_hints(kind)
-    known = {each.name: hints[each.name] for each in fields(kind)} if is_dataclass(kind) else {}
-    known = {option: type_ for option, type_ in known.items() if type_ in _READ}
-    found = {}
+    kinds = {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else {}
+    kinds = {option: type_ for option, type_ in kinds.items() if type_ in _PARSERS}
+    values = {}
     for option, text in options.items():
-        if option not in known:
-            there = ", ".join(known) or "none; make its class a dataclass, and its fields are options"
-            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {there}.")
+        if option not in kinds:
+            names = ", ".join(kinds) or "none; make its class a dataclass, and its fields are options"
+            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {names}.")
         try:
-            found[option] = _READ[known[option]](text)
+            values[option] = _PARSERS[kinds[option]](text)
         except (KeyError, ValueError) as error:
             raise StrategyError(
-                f"{option}={text} is not valid", hint=f"{name} takes {_FORMS[known[option]]} for {option}."
+                f"{option}={text} is not valid", hint=f"{name} takes {_FORMS[kinds[option]]} for {option}."
             ) from error
-    return found
+    return values

@@ -20,7 +20,7 @@ from memagent_graph.policy import FinishReason
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.state import ReaderContext
-from memagent_graph.reading.steps import Change, StepContext, unless_enough
+from memagent_graph.reading.steps import Change, StepContext, route_when_enough
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role
 
@@ -51,7 +51,7 @@ class ConvergedState(TypedDict):
     enough: NotRequired[bool]
     """Whether there is enough to answer from."""
     probed_at: NotRequired[int]
-    """How many chunks had been read then."""
+    """The number of chunks that had been read at the newest probe."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Converged(Strategy):
     change: float = 0.05
     """The largest mean of 1 - token F1 of neighbouring drafts that is accepted."""
     drafts: int = 3
-    """How many drafts are compared, at least two."""
+    """The number of drafts to compare, at least two."""
     every: int = 1
     """Chunks between two probes."""
     name: ClassVar[str] = "converged"
@@ -92,8 +92,8 @@ class Converged(Strategy):
             "name": f"{inner.name}+converged",
             "roles": (*inner.roles, PROBE),
             "state": state,
-            "chooses": inner.chooses,
-            "concludes": inner.concludes,
+            "choosing_node": inner.choosing_node,
+            "concluding_node": inner.concluding_node,
             "looks_back": inner.looks_back,
             "reads_all": inner.reads_all,
         }.items():
@@ -102,25 +102,25 @@ class Converged(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the strategy's graph, with a probe before each choice of a chunk."""
         inner = self.strategy
+        before, after = inner.choosing_node, inner.concluding_node
         graph.add_node("probe", self._probe)
-        graph.lead_through("probe", to=inner.chooses)
+        graph.insert_before("probe", to=before)
         inner.wire(graph)
-        if missing := {inner.chooses, inner.concludes} - graph.builder.nodes.keys():
+        if missing := {before, after} - graph.builder.nodes.keys():
             raise StrategyError(
                 f"{inner.name} cannot stop early: it has no node {missing.pop()!r}",
-                hint="Set `chooses` and `concludes`: the nodes that choose what to read and follow the last chunk.",
+                hint="Set `choosing_node`, which chooses what to read, and `concluding_node`, after the last chunk.",
             )
-        route = unless_enough(inner.chooses, then=inner.concludes)
-        graph.add_conditional_edges("probe", route, [inner.chooses, inner.concludes])
+        graph.add_conditional_edges("probe", route_when_enough(before, then=after), [before, after])
 
     @property
     def continues_after(self) -> str:
         """As in the strategy."""
         return self.strategy.continues_after
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """As in the strategy."""
-        return self.strategy.so_far(state, context)
+        return self.strategy.current_memory(state, context)
 
     def is_at_end(self, state: Mapping[str, Any]) -> bool:
         """As in the strategy."""
@@ -134,7 +134,7 @@ class Converged(Strategy):
         chunks = state.get("chunks_read", 0)
         if chunks - (state.get("probed_at") or 0) < self.every:
             return {}
-        memory, parents = self.so_far(state, step.context)
+        memory, parents = self.current_memory(state, step.context)
         if not memory:
             return {"probed_at": chunks, "drafts": []}
         reply = await step.ask(PROBE, memory=memory, parents=parents, slot=chunks)

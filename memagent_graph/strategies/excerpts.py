@@ -81,7 +81,7 @@ class ExcerptWindow:
         """The maximum length of the reply."""
         self.separator = "\n\n[...]\n\n" if self.asks_once else "\n\n"
         self.room = self.window - self.needs("")
-        """How many tokens of text fit."""
+        """The tokens of text that fit."""
 
     def needs(self, text: str) -> int:
         """Return the tokens of a question about a text: those of the prompt and the maximum for the reply."""
@@ -102,8 +102,8 @@ class ExcerptWindow:
 
     def role_for(self, text: str) -> Role:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
-        left = self.window - self.needs(text) + self.reply_tokens
-        bound = min(self.reply_tokens, left)
+        room = self.window - self.needs(text) + self.reply_tokens
+        bound = min(self.reply_tokens, room)
         return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
@@ -185,12 +185,12 @@ class FullContext(Excerpt):
 
     def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         ends = DocumentEnds(window.chunker, 0)
-        may_give = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
+        spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed = window.window - window.room + ends.tokens
-        if ends.tokens <= window.room + may_give + BOUNDARY_TOKENS:
+        if ends.tokens <= window.room + spare_tokens + BOUNDARY_TOKENS:
             needed = window.needs(window.text([ends.whole()]))
-        if needed - may_give > window.window:
-            raise DoesNotFitError(needed - may_give, window.window, ends.tokens)
+        if needed - spare_tokens > window.window:
+            raise DoesNotFitError(needed - spare_tokens, window.window, ends.tokens)
         return [ends.whole()], ends.tokens
 
 
@@ -238,14 +238,14 @@ class DocumentEnds:
         self._chunker = chunker
         self.tokens = 0
         self._end = start_cursor()
-        late: deque[tuple[int, Cursor]] = deque()
+        recent: deque[tuple[int, Cursor]] = deque()
         for chunk in chunker(_STEP_TOKENS).chunks():
-            late.append((self.tokens, self._end))
+            recent.append((self.tokens, self._end))
             self._end = chunk.next
             self.tokens += chunk.tokens
-            while len(late) > 1 and late[1][0] <= self.tokens - max_tokens:
-                late.popleft()
-        self._late = late
+            while len(recent) > 1 and recent[1][0] <= self.tokens - max_tokens:
+                recent.popleft()
+        self._recent = recent
 
     def whole(self) -> Span:
         """Return the whole document."""
@@ -261,7 +261,7 @@ class DocumentEnds:
         if not tokens:
             return None
         start = max(0, self.tokens - tokens)
-        before, cursor = next((place for place in reversed(self._late) if place[0] <= start), self._late[0])
+        before, cursor = next((entry for entry in reversed(self._recent) if entry[0] <= start), self._recent[0])
         if skipped := start - before:
             chunk = next(iter(self._chunker(skipped).chunks(cursor)))
             if chunk.tokens <= skipped:  # a chunk has one character at least, of however many tokens
@@ -284,9 +284,9 @@ def fit_to_budget(build: Callable[[int], T], count_tokens: Callable[[T], int], b
     tokens = budget
     while tokens > 0:
         result = build(tokens)
-        if (used := count_tokens(result)) <= budget:
+        if (size := count_tokens(result)) <= budget:
             return result
-        tokens = min(tokens - 1, tokens * budget // used)
+        tokens = min(tokens - 1, tokens * budget // size)
     raise BudgetError(
         f"not one token of the document fits: there is room for {max(0, budget):,}",
         hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",

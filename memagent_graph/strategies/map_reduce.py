@@ -7,22 +7,24 @@ from typing import ClassVar
 
 from langgraph.graph import END
 
-from memagent_graph.reading import side_by_side as side
+from memagent_graph.reading import branching
 from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, read_template
 
-MAP = Role("map", fields=frozenset({"chunk"}), template=read_template("map"), parse=side.unless_none, stand_in="update")
+MAP = Role(
+    "map", fields=frozenset({"chunk"}), template=read_template("map"), parse=branching.parse_finding, stand_in="update"
+)
 
 
 @dataclass(frozen=True)
-class MapReduce(side.SideBySide):
+class MapReduce(branching.BranchingStrategy):
     """choose_chunks -> map_chunk, in parallel -> ... -> gather -> merge_findings, in parallel -> ... -> answer."""
 
     width: int = 64
     """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
     name: ClassVar[str] = "map_reduce"
-    roles: ClassVar[tuple[Role, ...]] = (MAP, side.MERGE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (MAP, branching.MERGE, ANSWER)
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "width")
@@ -33,13 +35,13 @@ class MapReduce(side.SideBySide):
         graph.add_node("map_chunk", _map_chunk)
         self.wire_merging(graph)
         graph.add_edge(OPEN, "choose_chunks")
-        chunks = side.each_chunk("map_chunk", then="gather")
+        chunks = branching.branch_per_chunk("map_chunk", then="gather")
         graph.add_conditional_edges("choose_chunks", chunks, ["map_chunk", "gather", END])
         graph.add_edge("map_chunk", "choose_chunks")
 
-    async def _choose_chunks(self, state: side.SideBySideState, step: StepContext) -> Change:
-        return await side.choose_chunks(state, step, self.width)
+    async def _choose_chunks(self, state: branching.BranchingState, step: StepContext) -> Change:
+        return await branching.choose_chunks(state, step, self.width)
 
 
-async def _map_chunk(state: side.Branch, step: StepContext) -> Change:
-    return side.with_finding(await step.read(MAP, chosen_chunk(state)), step)
+async def _map_chunk(state: branching.Branch, step: StepContext) -> Change:
+    return branching.add_finding(await step.read(MAP, chosen_chunk(state)), step)

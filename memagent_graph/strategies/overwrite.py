@@ -8,7 +8,7 @@ from typing import ClassVar
 from langgraph.graph import END
 
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Route, Step, after_read_chunk, answer, read_chunk, update_memory
+from memagent_graph.reading.steps import Route, Step, answer, read_chunk, route_after_read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
@@ -40,7 +40,7 @@ def wire_line(graph: StrategyGraph, node: str, read: Step, *, leave: Route | Non
     graph.add_node(node, read)
     graph.add_node("answer", answer)
     graph.add_edge(OPEN, "read_chunk")
-    graph.add_conditional_edges("read_chunk", after_read_chunk(node), [node, "answer", END])
+    graph.add_conditional_edges("read_chunk", route_after_read_chunk(node), [node, "answer", END])
     if leave is None:
         graph.add_edge(node, "read_chunk")
     else:

@@ -8,34 +8,34 @@ from typing import Any, ClassVar, NotRequired
 from langgraph.graph import END
 
 from memagent_graph.documents.chunking import start_cursor
-from memagent_graph.reading import side_by_side as side
+from memagent_graph.reading import branching
 from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, Role, read_template
 
-EXTRACT = Role("extract", template=read_template("extract"), parse=side.unless_none, stand_in="update")
+EXTRACT = Role("extract", template=read_template("extract"), parse=branching.parse_finding, stand_in="update")
 
 
-class ParallelState(side.SideBySideState):
+class ParallelState(branching.BranchingState):
     """The branches' findings, and the number of the pass."""
 
     number: NotRequired[int]
     """Which pass it is; None is the first, 1."""
-    known: NotRequired[str]
+    previous_memory: NotRequired[str]
     """The memory after the previous passes."""
-    known_from: NotRequired[list[str]]
+    previous_steps: NotRequired[list[str]]
     """The steps that wrote it."""
 
 
-class ParallelBranch(side.Branch):
+class ParallelBranch(branching.Branch):
     """The state of a branch that extracts."""
 
-    known: str
-    known_from: list[str]
+    previous_memory: str
+    previous_steps: list[str]
 
 
 @dataclass(frozen=True)
-class Parallel(side.SideBySide):
+class Parallel(branching.BranchingStrategy):
     """choose_chunks -> extract, in parallel -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
 
     After PI-Mem (arXiv 2608.03048), with two changes: findings are merged as a tree within the memory's budget, so no
@@ -47,7 +47,7 @@ class Parallel(side.SideBySide):
     width: int = 64
     """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
     name: ClassVar[str] = "parallel"
-    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, side.MERGE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, branching.MERGE, ANSWER)
     state: ClassVar[type] = ParallelState
 
     def __post_init__(self) -> None:
@@ -60,34 +60,40 @@ class Parallel(side.SideBySide):
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, then="end_pass")
         graph.add_edge(OPEN, "choose_chunks")
-        chunks = side.each_chunk("extract", then="gather", values=_known)
+        chunks = branching.branch_per_chunk("extract", then="gather", values=_previous_pass)
         graph.add_conditional_edges("choose_chunks", chunks, ["extract", "gather", END])
         graph.add_edge("extract", "choose_chunks")
         graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
 
     async def _choose_chunks(self, state: ParallelState, step: StepContext) -> Change:
-        return await side.choose_chunks(state, step, self.width)
+        return await branching.choose_chunks(state, step, self.width)
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
         """Begin the next pass, unless this one was the last one or found nothing."""
         number = state.get("number") or 1
-        findings = side.in_order(state.get("findings", {}))
+        findings = branching.in_order(state.get("findings", {}))
         steps = [finding["step"] for finding in findings.values()]
-        if number >= self.passes or steps == (state.get("known_from") or []) or bool(state.get("enough")):
+        if number >= self.passes or steps == (state.get("previous_steps") or []) or bool(state.get("enough")):
             return {"spans": None}
-        known = side.join_findings(findings.values(), step.context)
-        return {"spans": [], "cursor": start_cursor(), "number": number + 1, "known": known, "known_from": steps}
+        memory = branching.join_findings(findings.values(), step.context)
+        return {
+            "spans": [],
+            "cursor": start_cursor(),
+            "number": number + 1,
+            "previous_memory": memory,
+            "previous_steps": steps,
+        }
 
 
 async def _extract(state: ParallelBranch, step: StepContext) -> Change:
-    known = state["known"]
-    reply = await step.read(EXTRACT, chosen_chunk(state), memory=known, parents=state["known_from"])
-    return side.with_finding(reply, step, known=known)
+    memory = state["previous_memory"]
+    reply = await step.read(EXTRACT, chosen_chunk(state), memory=memory, parents=state["previous_steps"])
+    return branching.add_finding(reply, step, memory=memory)
 
 
-def _known(state: ParallelState) -> dict[str, Any]:
+def _previous_pass(state: ParallelState) -> dict[str, Any]:
     """Return the memory of the previous passes, for the branches of this one."""
-    return {"known": state.get("known") or "", "known_from": state.get("known_from") or []}
+    return {"previous_memory": state.get("previous_memory") or "", "previous_steps": state.get("previous_steps") or []}
 
 
 def _after_pass(state: ParallelState) -> str:

@@ -13,7 +13,7 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer, chosen_chunk, read_chunk
+from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
 from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
@@ -23,7 +23,7 @@ _NOTHING = "(nothing)"
 _CHARS_PER_TOKEN = 2
 """With this many characters of a passage for each token of the room, it nearly always has one, and mostly several."""
 _MAX_CANDIDATES = 64
-"""How many memories and passages are tried, best first."""
+"""The most memories and passages to try, best first."""
 
 
 def memory_and_query(text: str, prompts: Prompts) -> Parsed | ParseFailure:
@@ -84,7 +84,7 @@ class Recall(Strategy):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "lookups", "passage_chars", instead="use overwrite to read without look-ups")
+        self.require_at_least(1, "lookups", "passage_chars", alternative="use overwrite to read without look-ups")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""
@@ -96,7 +96,7 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
+            route_after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
@@ -128,7 +128,7 @@ class Recall(Strategy):
         memories = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         memories.pop(state.get("memory") or "", None)
         chunks = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
-        earlier, places = list(memories), list[Span]()
+        earlier, passage_spans = list(memories), list[Span]()
         recalled, room = Recalled(spans=[], memories=[], steps=[]), step.context.budget.memory_tokens
 
         def texts() -> Iterator[str]:
@@ -136,19 +136,19 @@ class Recall(Strategy):
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
-                    places.append(_part(span, text, start, end))
+                    passage_spans.append(_part(span, text, start, end))
                     yield text[start:end]
 
         ranking = await ranked(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MAX_CANDIDATES]:
-            place = places[number - len(earlier)] if number >= len(earlier) else None
-            text = _text_of(place, step) if place else earlier[number]
+            passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
+            text = _text_of(passage, step) if passage else earlier[number]
             tokens = step.context.shown_tokens(text) + 2
             if tokens > room:
                 continue
             room -= tokens
-            if place:
-                recalled["spans"].append({**place.stored, "tokens": tokens})
+            if passage:
+                recalled["spans"].append({**passage.stored, "tokens": tokens})
             else:
                 recalled["memories"].append(text)
                 recalled["steps"].append(memories[text])

@@ -13,14 +13,21 @@ from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import Change, StepContext, after_read_chunk, answer_from, chosen_chunk, read_chunk
+from memagent_graph.reading.steps import (
+    Change,
+    StepContext,
+    answer_from,
+    chosen_chunk,
+    read_chunk,
+    route_after_read_chunk,
+)
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Parsed, ParseFailure, Role, read_template
 
 
 def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | ParseFailure]:
     """Return a parser of ANSWER, or of ASK above a question; one of `questions` is refused."""
-    known = {_plain(question) for question in questions}
+    normalised = {_plain(question) for question in questions}
 
     def parse(text: str, prompts: Prompts) -> Parsed | ParseFailure:
         del prompts
@@ -30,7 +37,7 @@ def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed |
             return Parsed(text)
         if word != "ASK" or not question:
             return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER or ASK and a question")
-        if _plain(question) in known:
+        if _plain(question) in normalised:
             return ParseFailure(EventKind.REPEATED, f"{question[:60]!r} was asked before")
         return Parsed(text, question)
 
@@ -58,13 +65,13 @@ class RereadState(LineState):
 
     branch: NotRequired[str]
     """The branch that reads now: "" for the first read, then "1", "2", ..."""
-    asked: NotRequired[list[str]]
+    subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
-    asked_in: NotRequired[str]
+    question_step: NotRequired[str]
     """The step that asked it."""
-    kept: NotRequired[str]
+    trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
-    found: NotRequired[str]
+    finding: NotRequired[str]
     """The memory of the newest reread, after its end."""
 
 
@@ -81,10 +88,10 @@ class Reread(Strategy):
     name: ClassVar[str] = "reread"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, DECOMPOSE, INTEGRATE, ANSWER)
     state: ClassVar[type] = RereadState
-    chooses: ClassVar[str] = "next_chunk"
+    choosing_node: ClassVar[str] = "next_chunk"
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "rounds", instead="use overwrite to read once")
+        self.require_at_least(1, "rounds", alternative="use overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""
@@ -99,37 +106,43 @@ class Reread(Strategy):
         for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
             graph.add_edge(start, end)
         ends = ["update_memory", "decompose", "integrate", END]
-        graph.add_conditional_edges("next_chunk", after_read_chunk("update_memory", then=_after_read), ends)
+        graph.add_conditional_edges("next_chunk", route_after_read_chunk("update_memory", then=_after_read), ends)
         graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
         graph.add_edge("answer", END)
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return what was kept of the previous reads, while the document is read again."""
-        kept = state.get("kept") if state.get("branch") else state.get("memory")
-        return kept or "", [tip] if (tip := state.get("tips", {}).get("")) else None
+        memory = state.get("trunk_memory") if state.get("branch") else state.get("memory")
+        return memory or "", [tip] if (tip := state.get("tips", {}).get("")) else None
 
     async def _answer(self, state: RereadState, step: StepContext) -> Change:
-        memory, parents = self.so_far(state, step.context)
+        memory, parents = self.current_memory(state, step.context)
         return await answer_from(memory, step, parents)
 
     async def _decompose(self, state: RereadState, step: StepContext) -> Change:
-        asked, memory = state.get("asked") or [], state.get("memory") or ""
-        if len(asked) >= self.rounds:
+        subquestions, memory = state.get("subquestions") or [], state.get("memory") or ""
+        if len(subquestions) >= self.rounds:
             return {"branch": ""}
-        role = replace(DECOMPOSE, parse=next_question((state["question"], *asked)))
-        reply = await step.ask(role, memory=memory, slot=len(asked))
+        role = replace(DECOMPOSE, parse=next_question((state["question"], *subquestions)))
+        reply = await step.ask(role, memory=memory, slot=len(subquestions))
         if reply.value is None:
             return {"branch": ""}
-        begin = {"cursor": start_cursor(), "span": None, "memory": "", "found": None}
-        line = str(len(asked) + 1)
-        return {**begin, "kept": memory, "asked": [*asked, reply.value], "asked_in": reply.step, "branch": line}
+        begin = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
+        line = str(len(subquestions) + 1)
+        return {
+            **begin,
+            "trunk_memory": memory,
+            "subquestions": [*subquestions, reply.value],
+            "question_step": reply.step,
+            "branch": line,
+        }
 
 
 async def _next_chunk(state: RereadState, step: StepContext) -> Change:
     change = await read_chunk(state, step)
     if state.get("branch") and "span" in change and change["span"] is None:
         # The reread has ended: its memory is the finding, and the trunk's memory is restored.
-        return {**change, "branch": "", "found": state.get("memory"), "memory": state.get("kept")}
+        return {**change, "branch": "", "finding": state.get("memory"), "memory": state.get("trunk_memory")}
     return change
 
 
@@ -138,7 +151,10 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
     question, parents = None, None
     if line:
         tip = state.get("tips", {}).get(line)
-        question, parents = (state.get("asked") or [""])[-1], [*([tip] if tip else ()), state.get("asked_in") or ""]
+        question, parents = (
+            (state.get("subquestions") or [""])[-1],
+            [*([tip] if tip else ()), state.get("question_step") or ""],
+        )
     reply = await step.read(
         UPDATE, chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
     )
@@ -146,21 +162,21 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
 
 
 async def _integrate(state: RereadState, step: StepContext) -> Change:
-    asked, memory, tips = state.get("asked") or [], state.get("memory") or "", state.get("tips", {})
+    subquestions, memory, tips = state.get("subquestions") or [], state.get("memory") or "", state.get("tips", {})
     reply = await step.ask(
         INTEGRATE,
         memory=memory,
-        chunk=state.get("found") or "",
-        subquestion=asked[-1],
+        chunk=state.get("finding") or "",
+        subquestion=subquestions[-1],
         previous=memory,
-        slot=len(asked),
-        parents=[tips[line] for line in ("", str(len(asked))) if line in tips],
+        slot=len(subquestions),
+        parents=[tips[line] for line in ("", str(len(subquestions))) if line in tips],
     )
     return {"memory": reply.text}
 
 
 def _after_read(state: RereadState) -> str:
-    return "decompose" if state.get("found") is None else "integrate"
+    return "decompose" if state.get("finding") is None else "integrate"
 
 
 def _after_decompose(state: RereadState) -> str:

@@ -34,9 +34,9 @@ class Retrieval(Excerpt):
     """
 
     chunks: int = 0
-    """How many are shown; 0 means as many as fit."""
+    """The number of chunks to show; 0 means as many as fit."""
     chunk_tokens: int = 0
-    """How long they are; 0 means 256, or an eighth of the room in the window if that is less."""
+    """The length of a chunk; 0 means 256, or an eighth of the room in the window if that is less."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
     """Ranks chunks; BM25 by default."""
 
@@ -70,9 +70,9 @@ class Retrieval(Excerpt):
 def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
     """Return the best chunks with that many tokens in total, in the document's order."""
     totals = accumulate(span.tokens for span in best)
-    shown = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
-    if shown:
-        return sorted(shown, key=lambda span: span.start_byte)
+    fitting = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
+    if fitting:
+        return sorted(fitting, key=lambda span: span.start_byte)
     text = window.context.first_tokens(window.text(best[:1]), tokens)
     first = best[0]
     end_char, end_byte = first.start_char + len(text), first.start_byte + len(text.encode())

@@ -11,17 +11,17 @@ from langgraph.types import Send
 
 from memagent_graph.documents.chunking import Cursor
 from memagent_graph.errors import StrategyError
-from memagent_graph.reading import side_by_side as side
+from memagent_graph.reading import branching
 from memagent_graph.reading.state import merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
-class SegmentsState(side.SideBySideState):
+class SegmentsState(branching.BranchingState):
     """The segments' memories, and where each continues."""
 
-    segments: NotRequired[list[side.Segment]]
+    segments: NotRequired[list[branching.Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
     """By segment, named after its first chunk: where its next chunk begins."""
     wave: NotRequired[list[str]]
@@ -29,18 +29,18 @@ class SegmentsState(side.SideBySideState):
 
 
 @dataclass(frozen=True)
-class Segments(side.SideBySide):
+class Segments(branching.BranchingStrategy):
     """cut_segments -> next_chunks -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
     The paper's loop, `count` times in parallel: as many calls in sequence as a segment has chunks.
     """
 
     count: int = 8
-    """How many segments; fewer if the document has fewer chunks."""
+    """The number of segments; fewer if the document has fewer chunks."""
     name: ClassVar[str] = "segments"
-    roles: ClassVar[tuple[Role, ...]] = (UPDATE, side.MERGE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE, branching.MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
-    chooses: ClassVar[str] = "next_chunks"
+    choosing_node: ClassVar[str] = "next_chunks"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "count")
@@ -53,7 +53,7 @@ class Segments(side.SideBySide):
         self.wire_merging(graph)
         graph.add_edge(OPEN, "cut_segments")
         graph.add_edge("cut_segments", "next_chunks")
-        graph.add_conditional_edges("next_chunks", _each_segment, ["read_segment", "gather", END])
+        graph.add_conditional_edges("next_chunks", _branch_per_segment, ["read_segment", "gather", END])
         graph.add_edge("read_segment", "next_chunks")
 
     @property
@@ -66,7 +66,7 @@ class Segments(side.SideBySide):
         return not _open_segments(state)
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
-        return {"segments": await side.cut_segments(step, self.count)}
+        return {"segments": await branching.cut_segments(step, self.count)}
 
 
 async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
@@ -76,7 +76,7 @@ async def _next_chunks(state: SegmentsState, step: StepContext) -> Change:
     return {"wave": still_open[: step.chunks_left(len(still_open))]}
 
 
-def _each_segment(state: SegmentsState) -> str | Sequence[Send]:
+def _branch_per_segment(state: SegmentsState) -> str | Sequence[Send]:
     if state.get("stop_reason"):
         return END
     findings, cursors = state.get("findings", {}), _open_segments(state)
@@ -106,4 +106,4 @@ async def _read_segment(state: Any, step: StepContext) -> Change:
         )
     span, cursor = choice
     reply = await step.read(UPDATE, span, memory=state["memory"], previous=state["memory"])
-    return {**side.with_finding(reply, step), "cursors": {step.branch: cursor}}
+    return {**branching.add_finding(reply, step), "cursors": {step.branch: cursor}}

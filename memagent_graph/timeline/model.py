@@ -59,7 +59,7 @@ class Step:
 
     @property
     def notable(self) -> bool:
-        """Whether it changed memory, something happened at it, or branches met in it."""
+        """Whether it changed memory, has events, or merged branches."""
         return self.changed or bool(self.update.events) or self.update.chunk_index is None
 
 
@@ -68,7 +68,7 @@ class Totals:
     """The totals of a run. Tokens and seconds are those of all steps that count, including answers and decisions."""
 
     chunks: int
-    """How many chunks were read; one that was read again counts again."""
+    """Chunks read; a chunk that was read twice counts twice."""
     changes: int
     prompt_tokens: int
     completion_tokens: int
@@ -106,7 +106,7 @@ class Timeline:
         return max(progress, default=1.0) if self.view.answer is None else 1.0
 
     @property
-    def unquoted(self) -> str:
+    def no_quote_reason(self) -> str:
         """Why an answer from an excerpt has no quotes."""
         step = self.view.trace.excerpt
         if step is not None and all(self.view.span_text(span) is None for span in step.reads):
@@ -127,21 +127,21 @@ class Timeline:
         """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
         return self.steps[self.places[update]]
 
-    def stretches(self) -> Iterator[tuple[bool, list[Step]]]:
+    def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
         """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
-        for (notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
-            if notable:
+        for (is_notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
+            if is_notable:
                 yield from ((True, [step]) for step in steps)
             else:
                 yield False, list(steps)
 
-    def longest_held(self, most: int) -> list[LostLine]:
+    def longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the lost lines that were in memory for the most steps, in the order in which they were lost."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
-        return [lost[index] for index in sorted(held[:most])]
+        return [lost[index] for index in sorted(held[:count])]
 
-    def held(self, lost: LostLine) -> str:
+    def lost_range(self, lost: LostLine) -> str:
         """From where to where a lost line was in memory, in words."""
         first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
         if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
@@ -152,7 +152,7 @@ class Timeline:
         """Return the quotes of one line of the final memory, longest first."""
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
-    def supported(self, line_index: int) -> list[tuple[str, bool]]:
+    def split_by_support(self, line_index: int) -> list[tuple[str, bool]]:
         """Return a line of the final memory in pieces, and whether the answer repeats each."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
@@ -165,20 +165,20 @@ class Timeline:
         return [piece for piece in pieces if piece[0]]
 
 
-def dull_words(steps: Sequence[Step]) -> str:
-    """Return the words for steps that did not change the memory: unchanged, or kept by a decision."""
+def unchanged_label(steps: Sequence[Step]) -> str:
+    """Return the label of steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
-def list_names(names: Sequence[object], most: int = _MAX_NAMES) -> str:
-    """Names in a sentence; if there are many, the last ones are left out."""
-    shown = ", ".join(map(str, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
+    """Return names as a phrase; if there are many, only the first ones and the number of the others."""
+    text = ", ".join(map(str, names[:count]))
+    return text if len(names) <= count else f"{text} and {len(names) - count} more"
 
 
 def build_timeline(view: RunView) -> Timeline:
-    """Everything that the renderers draw.
+    """Return a run's timeline: everything that the renderers draw.
 
     For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds if every chunk
     rewrites the whole memory.
@@ -186,9 +186,9 @@ def build_timeline(view: RunView) -> Timeline:
     trace = view.trace
     order = _order(trace)
     places = [0] * len(order)
-    for place, number in enumerate(order):
-        places[number] = place
-    asked = _calls_by_update(trace)
+    for position, number in enumerate(order):
+        places[number] = position
+    calls = _calls_by_update(trace)
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
     for number in order:
@@ -211,7 +211,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
-                kept=all(step.writes is Writes.DECISION for step in asked[number]),
+                kept=all(step.writes is Writes.DECISION for step in calls[number]),
                 sources=tuple(places[source] for source in sources),
                 previous=previous,
                 diff=change,
@@ -242,35 +242,35 @@ def _order(trace: Trace) -> list[int]:
     sources = [trace.sources(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
-    done: set[int] = set()
+    visited: set[int] = set()
     for end in sorted(ends):
-        waiting = [end]
-        while waiting:
-            place = waiting[-1]
-            missing = [source for source in sources[place] if source not in done]
+        stack = [end]
+        while stack:
+            index = stack[-1]
+            missing = [source for source in sources[index] if source not in visited]
             if missing:
-                waiting += reversed(missing)
+                stack += reversed(missing)
                 continue
-            waiting.pop()
-            if place not in done:
-                done.add(place)
-                order.append(place)
+            stack.pop()
+            if index not in visited:
+                visited.add(index)
+                order.append(index)
     return order
 
 
 def _calls_by_update(trace: Trace) -> list[list[Call]]:
     """Return the steps of each update."""
-    asked: list[list[Call]] = [[] for _ in trace.updates]
+    calls: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            asked[trace.place(step.id)].append(step)
-    return asked
+            calls[trace.place(step.id)].append(step)
+    return calls
 
 
 def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     """Return the name of an update; `branches` are those of the updates it comes from."""
-    named = list(dict.fromkeys(branch or "trunk" for branch in branches))
-    own = f", branch {update.branch}" if update.branch else ""
+    names = list(dict.fromkeys(branch or "trunk" for branch in branches))
+    suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        return f"merge of branches {list_names(named)}{own}" if len(named) > 1 else f"memory rewritten{own}"
-    return f"chunk {update.chunk_number}{own}{' (read again)' if again else ''}"
+        return f"merge of branches {list_names(names)}{suffix}" if len(names) > 1 else f"memory rewritten{suffix}"
+    return f"chunk {update.chunk_number}{suffix}{' (read again)' if again else ''}"

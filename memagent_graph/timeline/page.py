@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote as quoted
+from urllib.parse import quote as quote_url
 
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
@@ -141,7 +141,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "steps": _steps(timeline.steps),
         "lines": [
             {
-                "parts": timeline.supported(index),
+                "parts": timeline.split_by_support(index),
                 "at": timeline.places[line.update],
                 "reworded": [timeline.places[update] for update in line.reworded_updates],
                 "edited": line.edited,
@@ -151,11 +151,11 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             for index, line in enumerate(timeline.provenance.lines)
         ],
         "excerpt": None if timeline.excerpt is None else [_quote(timeline, quote) for quote in timeline.excerpt],
-        "unquoted": timeline.unquoted,
+        "unquoted": timeline.no_quote_reason,
         "shown": view.trace.tokens_shown,
         "lost": [
             {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
-            for line in timeline.longest_held(_MAX_LOST_LINES)
+            for line in timeline.longest_lost_lines(_MAX_LOST_LINES)
         ],
         "lostTotal": len(timeline.provenance.lost),
     }
@@ -182,7 +182,7 @@ def _anchors(steps: Sequence[Step]) -> list[str]:
     times: Counter[str] = Counter()
     for step in steps:
         what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
-        branch = f"-{quoted(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
+        branch = f"-{quote_url(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
         anchor = first = what + branch
         times[first] += 1
         while anchor in anchors or (anchor == first and times[first] > 1):

@@ -17,7 +17,7 @@ from memagent_graph.events import ReadEvent
 from memagent_graph.plain_text import plain, quantity
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import Step, Timeline, dull_words, list_names
+from memagent_graph.timeline.model import Step, Timeline, list_names, unchanged_label
 from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
@@ -44,10 +44,10 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
         _header(timeline),
         Text(),
         _answer(timeline),
-        *_add_title("Where memory changed", _steps(timeline)),
-        *_add_title("What supports the answer", _excerpt(timeline)),
-        *_add_title("Final memory, and where it comes from", _memory_lines(timeline)),
-        *_add_title("Lost on the way", _lost(timeline)),
+        *_section("Where memory changed", _steps(timeline)),
+        *_section("What supports the answer", _excerpt(timeline)),
+        *_section("Final memory, and where it comes from", _memory_lines(timeline)),
+        *_section("Lost on the way", _lost(timeline)),
     )
 
 
@@ -63,14 +63,14 @@ class DiffText:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         colored = console.color_system is not None and not console.no_color
-        text = Text()
+        line = Text()
         for index, change in enumerate(self._diff):
-            words = plain(change.text)
+            text = plain(change.text)
             if change.op is DiffOp.EQUAL and self._around is not None:
-                words = _shorten(words, self._around, before=index > 0, after=index < len(self._diff) - 1)
+                text = _shorten(text, self._around, before=index > 0, after=index < len(self._diff) - 1)
             begin, end = ("", "") if colored else _BRACKETS[change.op]
-            text.append(f"{begin}{words}{end}", _STYLES[change.op])
-        yield text
+            line.append(f"{begin}{text}{end}", _STYLES[change.op])
+        yield line
 
 
 def _header(timeline: Timeline) -> RenderableType:
@@ -80,16 +80,18 @@ def _header(timeline: Timeline) -> RenderableType:
     table.add_column(overflow="fold")
     excerpt = view.trace.excerpt
     branches = len([branch for branch in timeline.branches if branch])
-    on = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
-    read = quantity(totals.chunks, "chunk") + ("" if timeline.share == 1 else f", {timeline.share:.0%} of the document")
+    branch_note = f", on {branches:,} branch{'es' if branches > 1 else ''}" if branches else ""
+    chunks = quantity(totals.chunks, "chunk") + (
+        "" if timeline.share == 1 else f", {timeline.share:.0%} of the document"
+    )
     rows = [
-        ("run", view.run_id + _period(view.began)),
+        ("run", view.run_id + _start_time(view.began)),
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
-        ("read", f"{read}, {totals.changes:,} changed the memory{on}" if excerpt is None else ""),
-        ("shown", "" if excerpt is None else _format(view.trace)),
+        ("read", f"{chunks}, {totals.changes:,} changed the memory{branch_note}" if excerpt is None else ""),
+        ("shown", "" if excerpt is None else _excerpt_size(view.trace)),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -111,26 +113,26 @@ def _answer(timeline: Timeline) -> RenderableType:
     else:
         parts.append(Text("no answer", style="yellow"))
     parts += _events((*view.document_events, *view.answer_events))
-    repeated: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for part in timeline.support:
-        repeated[part.line_index] = repeated.get(part.line_index, 0) + part.end - part.start
-    if repeated:
-        most = sorted(repeated, key=lambda index: -repeated[index])[:_MAX_SUPPORTING_LINES]
+        lengths[part.line_index] = lengths.get(part.line_index, 0) + part.end - part.start
+    if lengths:
+        indices = sorted(lengths, key=lambda index: -lengths[index])[:_MAX_SUPPORTING_LINES]
         parts.append(Text("In memory:", style="dim"))
-        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in most]
+        parts += [Padding(_supported(timeline, index), (0, 0, 0, 2)) for index in indices]
     return Panel(Group(*parts), box=box.ROUNDED, border_style="dim")
 
 
 def _supported(timeline: Timeline, line_index: int) -> Text:
     text = Text()
-    for piece, repeated in timeline.supported(line_index):
+    for piece, repeated in timeline.split_by_support(line_index):
         text.append(plain(piece), "bold green" if repeated else "")
     return text
 
 
 def _steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for notable, steps in timeline.stretches():
+    for notable, steps in timeline.group_steps():
         if notable:
             parts += _step(steps[0])
         else:
@@ -138,7 +140,7 @@ def _steps(timeline: Timeline) -> list[RenderableType]:
             if len(steps) > 1:
                 branch = f", branch {steps[0].update.branch}" if steps[0].update.branch else ""
                 name = f"chunks {steps[0].update.chunk_number}-{steps[-1].update.chunk_number}{branch}"
-            parts.append(Text(f"{plain(name)}: {dull_words(steps)}", style="dim"))
+            parts.append(Text(f"{plain(name)}: {unchanged_label(steps)}", style="dim"))
     return parts
 
 
@@ -158,7 +160,7 @@ def _step_title(step: Step) -> Text:
         title.append(f" -{step.deleted_words}", "red")
         title.append(" words", "dim")
     else:
-        title.append(f"  {dull_words([step])}", "dim")
+        title.append(f"  {unchanged_label([step])}", "dim")
     section = "" if step.section is None else f", {plain(step.section)}"
     title.append(
         f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
@@ -183,7 +185,7 @@ def _excerpt(timeline: Timeline) -> list[RenderableType]:
     if timeline.excerpt is None:
         return []
     quotes = [_quote(timeline, evidence) for evidence in timeline.excerpt]
-    return [Padding(quote, (0, 0, 0, 2)) for quote in quotes] or [Text(timeline.unquoted, style="dim")]
+    return [Padding(quote, (0, 0, 0, 2)) for quote in quotes] or [Text(timeline.no_quote_reason, style="dim")]
 
 
 def _memory_lines(timeline: Timeline) -> list[RenderableType]:
@@ -218,45 +220,45 @@ def _quote(timeline: Timeline, quote: Evidence) -> Text:
 
 def _lost(timeline: Timeline) -> list[RenderableType]:
     lost = timeline.provenance.lost
-    shown = timeline.longest_held(_MAX_LOST_LINES)
+    lines = timeline.longest_lost_lines(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
-    for line in shown:
+    for line in lines:
         text = Text(f"“{plain(line.line)}”", style="strike dim")
-        text.append(f"  {plain(timeline.held(line))}", "not strike dim")
+        text.append(f"  {plain(timeline.lost_range(line))}", "not strike dim")
         parts.append(text)
-    if len(lost) > len(shown):
-        parts.append(Text(f"and {len(lost) - len(shown):,} that were there for fewer chunks", style="dim"))
+    if len(lost) > len(lines):
+        parts.append(Text(f"and {len(lost) - len(lines):,} that were there for fewer chunks", style="dim"))
     return parts
 
 
 def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
-    found = [step for step in timeline.steps if step.update.chunk_number == chunk]
-    if not found:
+    steps = [step for step in timeline.steps if step.update.chunk_number == chunk]
+    if not steps:
         numbers = [step.update.chunk_number for step in timeline.steps if step.update.chunk_number is not None]
         have = f"chunks {min(numbers)} to {max(numbers)}" if numbers else "none yet"
         raise ValueError(f"the run has not read chunk {chunk}; it has read {have}")
-    parts = [part for step in found for part in (*_update(timeline, step), Text())]
-    text = timeline.view.chunk_text(found[0].update)
-    shown = Text("its text is no longer stored" if text is None else plain(text))
-    return Group(*parts[:-1], *_add_title("Chunk", [shown]))
+    parts = [part for step in steps for part in (*_update(timeline, step), Text())]
+    text = timeline.view.chunk_text(steps[0].update)
+    chunk_text = Text("its text is no longer stored" if text is None else plain(text))
+    return Group(*parts[:-1], *_section("Chunk", [chunk_text]))
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
     """Return what a step did to the memory, in full."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
-    difference = [DiffText(step.diff)] if step.changed else [Text(dull_words([step]), style="dim")]
+    difference = [DiffText(step.diff)] if step.changed else [Text(unchanged_label([step]), style="dim")]
     return [
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),
         *_events(update.events),
-        *_add_title("Memory before", [Text(plain(step.previous) or "(empty)")]),
-        *_add_title("Difference", difference),
-        *_add_title("Memory after", [Text(plain(update.memory) or "(empty)")]),
+        *_section("Memory before", [Text(plain(step.previous) or "(empty)")]),
+        *_section("Difference", difference),
+        *_section("Memory after", [Text(plain(update.memory) or "(empty)")]),
     ]
 
 
-def _add_title(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
+def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
     return [Text(), Text(title, style="bold underline"), *parts] if parts else []
 
 
@@ -276,12 +278,12 @@ def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
     return f"{head}…{tail}"
 
 
-def _format(trace: Trace) -> str:
+def _excerpt_size(trace: Trace) -> str:
     passages = {span for step in trace.steps for span in step.reads}
     return f"{quantity(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
 
 
-def _period(began: float | None) -> str:
+def _start_time(began: float | None) -> str:
     return "" if began is None else f", {datetime.fromtimestamp(began).astimezone():%Y-%m-%d %H:%M}"
 
 

@@ -60,7 +60,7 @@ class RunView:
 
     @property
     def places(self) -> Places:
-        """What the places in the document are called."""
+        """The names of the document's places."""
         return Places(self.sections, self.headings, link_to(self.document))
 
     @property
@@ -70,12 +70,12 @@ class RunView:
 
     @property
     def document_events(self) -> tuple[ReadEvent, ...]:
-        """What of the document is not in its text."""
+        """Events about parts of the document that are not in its text."""
         return document_events(self.document)
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
-        """What happened at the answer."""
+        """The events of the answer."""
         return self.trace.answers[-1].events if self.trace.answers else ()
 
     @cached_property
@@ -161,8 +161,8 @@ def texts_of(store: DocumentStore | None, document: DocumentRef, trace: Trace) -
         return {}
     nowhere: list[SourceMark] = []
     return {
-        "sections": _unless_lost(lambda: store.sections(document), nowhere),
-        "headings": _unless_lost(lambda: store.headings(document), nowhere),
+        "sections": _default_if_lost(lambda: store.sections(document), nowhere),
+        "headings": _default_if_lost(lambda: store.headings(document), nowhere),
         "chunk_text": chunk_reader(store, document, trace),
         "span_text": _span_reader(store, document),
     }
@@ -188,10 +188,10 @@ def chunk_reader(store: DocumentStore, document: DocumentRef, trace: Trace) -> C
 
 def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
     """Return a function that returns the text of a part of the document; None if the store has lost it."""
-    return lambda part: _unless_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
+    return lambda part: _default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _unless_lost(read: Callable[[], Value], otherwise: Default) -> Value | Default:
+def _default_if_lost(read: Callable[[], Value], otherwise: Default) -> Value | Default:
     try:
         return read()
     except (DocumentError, OSError):

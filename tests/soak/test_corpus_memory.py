@@ -25,7 +25,7 @@ def peak(documents: int) -> float:
 def test_memory_is_flat_with_the_number_of_documents(
     size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    few, many = peak(size(50, 200)), peak(size(200, 100_000))
+    few, many = peak(size(5, 200)), peak(size(30, 100_000))
     record_property("MB at the fewest", round(few))
     record_property("MB at the most", round(many))
     assert many - few <= 60

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from support.serving import SMALL, served
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
+from memagent_graph.documents import store_of
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.documents.shared_store import store_of
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.replies import BrokenOffError, MalformedReplyError, decode_completion
 from memagent_graph.policy import SamplingParams

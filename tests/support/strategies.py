@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired
 from langgraph.graph import END
 
 from memagent_graph import ANSWER, UPDATE, Role, Strategy, StrategyGraph, branch
-from memagent_graph.reading.side_by_side import Segment, cut_segments
+from memagent_graph.reading.branching import Segment, cut_segments
 from memagent_graph.reading.state import ReaderState, merge_entries
 from memagent_graph.reading.steps import answer_from
 from support.scripts import part, perfect_reader
@@ -19,7 +19,6 @@ EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_strategy.py'}:OwnGate
 SEGMENTS = f"{__file__}:Segments"
 EVERY = (
     "overwrite",
-    "gated",
     "gated:stop=yes",
     "refine",
     "map_reduce",
@@ -28,7 +27,6 @@ EVERY = (
     "reread",
     "recall",
     "overwrite+converged:every=3",
-    "recall+converged:every=2",
     "segments:count=3+converged:every=9",
     EXAMPLE,
     SEGMENTS,

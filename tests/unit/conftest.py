@@ -13,7 +13,7 @@ from support.scripts import perfect_reader
 from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
-settings.register_profile("untimed", deadline=None, max_examples=40)
+settings.register_profile("untimed", deadline=None, max_examples=25)
 settings.load_profile("untimed")
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)

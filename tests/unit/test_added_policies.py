@@ -125,7 +125,7 @@ def wheels(gguf) -> tuple[WheelPart, ...]:
 
 @pytest.fixture(scope="module")
 def base(gguf, wheels) -> Base:
-    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, composes=True)
+    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
 
 
 @pytest.fixture

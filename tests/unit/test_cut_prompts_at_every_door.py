@@ -23,7 +23,7 @@ from memagent_serve.chat_replies import read_details
 from memagent_serve.live.page_values import update_value
 
 QUESTION = "What is the key of harbor?"
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1200)
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=500)
 COUNT = load_tokenizer("embedded").count
 WINDOW = 250
 BUDGET = {"chunk_tokens": 400, "memory_tokens": 60, "question_tokens": 40, "answer_tokens": 40}

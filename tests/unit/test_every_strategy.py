@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import signal
@@ -38,7 +39,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.errors import RunMismatchError
+from memagent_graph.errors import PolicyError, PolicyUnreachableError, RunMismatchError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.strategies.map_reduce import MapReduce
@@ -68,6 +69,16 @@ def exactly(prompt: str) -> Completion:
         logprobs=[-0.25] * len(ids),
         policy_version="v7",
     )
+
+
+KILLED = ("overwrite", "parallel", "segments:count=3+converged:every=9", "reread", "recall")
+"""What a process is killed in at the small size: one strategy of each shape. All are broken off within the process."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "killed" in metafunc.fixturenames:
+        strategies = KILLED if metafunc.config.getoption("--soak") is None else EVERY
+        metafunc.parametrize("killed", strategies, ids=short)
 
 
 @pytest.fixture(scope="module", params=EVERY, ids=short)
@@ -166,6 +177,33 @@ def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log) -> None:
     assert [each.role for each in asked if each.role != "probe"] == [
         each.role for each in log.conversations("whole") if each.role != "probe"
     ]
+
+
+def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path, strategy, log) -> None:
+    calls, breaks, branches = itertools.count(1), {4, 7, 12}, 4
+
+    def gone_now_and_then(prompt: str) -> Completion | PolicyError:
+        return PolicyUnreachableError("gone") if next(calls) in breaks else exactly(prompt)
+
+    policy = ScriptedPolicy(gone_now_and_then)
+    reader = make_reader(
+        policy, strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite", branches=branches
+    )
+    result, broken_off = None, 0
+    while result is None:
+        try:
+            result = reader.resume("r") if broken_off else reader.read(TEXT, QUESTION, run_id="r")
+        except PolicyUnreachableError:
+            broken_off += 1
+    assert broken_off >= 2
+    assert result.answer == log.get("r").answer == "4711"
+    sections = [prompt for prompt in policy.prompts if "<section>" in prompt]
+    assert len(sections) - len(set(sections)) <= broken_off * 2 * branches
+    places = Counter((each.branch, each.role, each.slot, each.attempt) for each in log.conversations("r"))
+    assert max(places.values()) == 1
+    assert {span.index for each in log.conversations("r") for span in each.reads} == {
+        each.chunk_index for each in result.updates if each.chunk_index is not None
+    }
 
 
 def test_an_edited_memory_is_read_on_from(agent, log) -> None:
@@ -299,7 +337,7 @@ CHUNKS, AT_ONCE = 60, 4
 
 
 def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
-    tmp_path: Path, strategy, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+    tmp_path: Path, killed: str, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
     tokenizer = load_tokenizer("embedded")
     text = document_with(
@@ -308,11 +346,11 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), size(CHUNKS, 10 * CHUNKS) * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
-    moments, wanted = random.Random(f"{strategy[-9:]}"), size(1, 12)
+    moments, wanted = random.Random(f"{killed[-9:]}"), size(1, 12)
     finished = False
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.03) as server:
-        command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, strategy]
+        command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, killed]
         places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         while kills < wanted and not finished:

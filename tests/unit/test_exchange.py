@@ -100,7 +100,7 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
     discarded = conversation(1, step="again", outcome=Outcome.DISCARDED, text="", events=events[:1])
     log.record(discarded)
     log.record(conversation(1, step="again", attempt=1, outcome=Outcome.KEPT_PREVIOUS, memory="before", events=events))
-    log.wait(log.edit("r", 1, "a better memory"))
+    log.wait(log.edit("r", 1, "a better memory", step="again"))
     last = log.wait(log.record(conversation(2, answers=True, finish_reason="length", trace={"x": "1"})))
     log.wait(log.end("r", "answered", None))
     log.reward("r", 1.0, name="exact")
@@ -295,7 +295,7 @@ def test_large_exports_are_written_in_parts_and_read_in_parts(tmp_path, log, oth
 def test_only_the_chosen_runs_are_exported_oldest_first(tmp_path, log, other) -> None:
     for run_id in ("a", "b", "c"):
         write_run(log, run_id, 1)
-    assert export_runs(log, tmp_path / "runs.parquet", chosen=RunFilter(newest=2)).runs == 2
+    assert export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(newest=2)).runs == 2
     import_runs(other, tmp_path / "runs.parquet")
     assert [run.run_id for run in other.runs()] == ["c", "b"]
     assert pq.read_table(tmp_path / "runs.parquet")["run_id"].to_pylist() == ["b", "c"]
@@ -316,7 +316,7 @@ def test_runs_without_ids_are_refused_for_training_by_name(tmp_path, log) -> Non
         export_runs(log, path, for_training=True)
     assert "logprobs" in str(error.value)
     assert not path.exists()
-    assert export_runs(log, path, chosen=RunFilter(run_ids=["good"]), for_training=True).conversations == 2
+    assert export_runs(log, path, selection=RunFilter(run_ids=["good"]), for_training=True).conversations == 2
 
 
 def test_what_is_superseded_needs_no_ids_for_training(tmp_path, log) -> None:
@@ -444,7 +444,7 @@ def test_an_export_of_another_version_is_refused(tmp_path, log) -> None:
 def test_an_export_whose_texts_are_too_large_is_refused(tmp_path, log, other, monkeypatch) -> None:
     write_run(log)
     export_runs(log, tmp_path / "runs.parquet")
-    monkeypatch.setattr(parquet, "LARGEST_TEXT_BYTES", 7)
+    monkeypatch.setattr(parquet, "MAX_TEXT_BYTES", 7)
     with pytest.raises(RunLogError, match="a text has more than 7 bytes"):
         import_runs(other, tmp_path / "runs.parquet")
     monkeypatch.setattr(parquet_rows, "_MAX_GROUP_BYTES", 100)

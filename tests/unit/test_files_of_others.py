@@ -33,21 +33,20 @@ from support.evaluation import row
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
-from memagent_corpus.corpus_run import exclusive
-from memagent_evaluation import result_table
+from memagent_corpus.corpus_run import lock_table
 from memagent_evaluation.data_files import qa_records
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
-from memagent_evaluation.result_table import TABLE, EvaluationPlan, read_table, write_table
+from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MemAgentError
-from memagent_graph.policies.lora import load_adapter
+from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.packing import LARGEST_LIST, pack_text
+from memagent_graph.run_log.packing import MAX_LIST, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
@@ -202,7 +201,7 @@ def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[
         with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
             connection.execute(f"UPDATE conversations SET {column} = ?", (blob,))
         with closing(RunLog(folder / "runs.sqlite")) as log, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "LARGEST_RUN", most or columns.LARGEST_RUN)
+            patch.setattr(columns, "MAX_RUN_SIZE", most or columns.MAX_RUN_SIZE)
             export_runs(log, folder / "runs.parquet")
             return shown(log, folder)
 
@@ -210,7 +209,7 @@ def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[
 
 
 def many_ids() -> bytes:
-    count = LARGEST_LIST + 1
+    count = MAX_LIST + 1
     high = zlib.compressobj(1, zlib.DEFLATED, -12)
     return b"\1" + count.to_bytes(4, "little") + bytes(count) + high.compress(bytes(3 * count)) + high.flush()
 
@@ -341,7 +340,6 @@ def results_of_others(folder: Path) -> Path:
     with open_results(folder / "results", {"model": "m"}) as journal:
         journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
         journal.add(row())
-        write_table(journal.results, folder / "results" / TABLE)
     return folder / "results"
 
 
@@ -416,7 +414,6 @@ KINDS = (
     Kind("reads.sqlite", lambda folder: Ledger(folder / "reads.sqlite").close() or folder,
          lambda folder: Ledger(folder / "reads.sqlite").close(), ("half", "foreign")),
     Kind(JOURNAL, results_of_others, load_results, ("foreign", "deep")),
-    Kind(TABLE, results_of_others, lambda folder: read_table(folder / TABLE), ("half", "foreign")),
     Kind("memagent.json", policy_of_others, read_with_policy),
     Kind("templates/update.txt", policy_of_others, read_with_policy),
     Kind("tokenizer.json", policy_of_others, load_tokenizer),
@@ -467,7 +464,7 @@ def work_elsewhere(place: str) -> Callable[[Path], str]:
         link = folder / "table" / place
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder.parent)
-        with exclusive(table):
+        with lock_table(table):
             return str(list(folder.parent.iterdir()))
 
     return write
@@ -499,18 +496,6 @@ def rows_with(*bound: Any, **columns: Any) -> Callable[[Path], str]:
             return str(qa_records.records_of([folder / "rows.parquet"], "squad"))
 
     return read
-
-
-def results_bomb(folder: Path) -> str:
-    results = results_of_others(folder)
-    table = pq.read_table(results / TABLE)
-    answers = pa.array(["a" * 2**16] * 64)
-    many = pa.concat_tables([table] * 64)
-    column = many.schema.get_field_index("answer")
-    pq.write_table(many.set_column(column, many.schema.field("answer"), answers), results / TABLE, compression="zstd")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result_table, "_MAX_BYTES", 2**20)
-        return str(read_table(results / TABLE).missing)
 
 
 def results_without_parts(folder: Path) -> str:
@@ -647,7 +632,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
         pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
                                answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
-        pytest.param(results_bomb, "more than", id="results: size"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),
         pytest.param(preset("a: 2021-99-99"), "rl.yaml", id="preset: date"),

@@ -25,7 +25,7 @@ def test_a_node_finds_what_is_left_when_the_streams_around_it_end() -> None:
     exits: list[int] = []
 
     def look(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
-        exits.append(len({*map(id, ours.exits_of_graphs_around(config))}))
+        exits.append(len({*map(id, ours.enclosing_exit_stacks(config))}))
         return state
 
     graph: Any = look
@@ -36,7 +36,7 @@ def test_a_node_finds_what_is_left_when_the_streams_around_it_end() -> None:
         graph = builder.compile()
     graph.invoke({})
     assert exits == [3]
-    assert not list(ours.exits_of_graphs_around({}))
+    assert not list(ours.enclosing_exit_stacks({}))
 
 
 def test_no_other_module_names_them() -> None:

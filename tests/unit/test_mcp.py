@@ -41,7 +41,7 @@ from memagent_mcp.client_roots import local_path
 from memagent_mcp.tools import shield_work
 from memagent_mcp.transports import allow_names, url_of
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
@@ -282,7 +282,7 @@ async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
     heard = Heard()
     async with in_process(script=reads_perfectly, strategy="map_reduce") as session:
-        given = {"text": document_with(lines, words=1500), "questions": QUESTION}
+        given = {"text": document_with(lines, words=600), "questions": QUESTION}
         read = await session.call_tool("read_document", given, progress_callback=heard)
     assert not read.isError, said(read)
     shares = [share for share, _, _ in heard.told]

@@ -24,7 +24,7 @@ from support.scripts import document_with, part, perfect_reader
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy, load_prompts
 from memagent_mcp import make_server
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
 QUESTION = "What is the key of harbor?"
 ASK: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
 SMALL_BUDGET = Budget(context_window=900, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)

@@ -20,7 +20,7 @@ from memagent_graph.run_log.exchange import export_runs, is_log, merge_logs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 
-TEXT = document_with({0.2: "The key of harbor is 4711."}, words=2000)
+TEXT = document_with({0.2: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 

@@ -35,7 +35,7 @@ from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
 MakeReader = Callable[..., MemAgent]
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=3000)
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
 
 
@@ -226,14 +226,14 @@ class TestToolResults:
             )
 
         saver = InMemorySaver()
-        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=2000)
+        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=1800)
         model = in_turn(calls(("fetch", {"name": "long"})), "later, then")
         agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
         told = tool_message(await run(agent, ASK))
         assert "no connection" in told.content
         assert "Start the server." in told.content
         assert LONG[:500] in told.content
-        assert load_tokenizer("embedded").count(told.content) <= 2000
+        assert load_tokenizer("embedded").count(told.content) <= 1800
         down[0] = False
         ask = calls(("ask_tool_result", {"run_id": found_in(told)["run_id"], "questions": ASK["messages"][0].content}))
         agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
@@ -253,7 +253,7 @@ class TestToolResults:
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", full)
         model = in_turn(calls(("fetch", {"name": "long"}), ("hand_over", {})), "done")
-        middleware = [MemAgentMiddleware(reader, result_tokens=2000)]
+        middleware = [MemAgentMiddleware(reader, result_tokens=1800)]
         messages = await run(create_agent(model, [fetch, hand_over], middleware=middleware), ASK)
         for index in (0, 1):
             told = tool_message(messages, index)

@@ -14,11 +14,11 @@ from support.other_user import as_other_user
 from memagent_evaluation.result_journal import JOURNAL, open_results
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
 from memagent_graph import Document, DocumentStore, MemAgent
-from memagent_graph.cli.run_choice import open_existing
+from memagent_graph.cli.run_choice import open_log
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
-from memagent_graph.run_log.exchange.logged_run import stored_run
+from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
 from memagent_graph.storage.private_files import private_file, private_folder
@@ -104,8 +104,8 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
         set_modes(home, 0o555, 0o444)
         assert as_other_user(lambda: answers(default_run_log())) == expected
     assert not default_run_log().with_name("runs.sqlite-wal").exists()
-    assert as_other_user(lambda: answers(open_existing(None).path)) == expected
-    assert as_other_user(lambda: len(list(stored_run(open_existing(None), "r").conversations))) == len(expected) - 1
+    assert as_other_user(lambda: answers(open_log(None).path)) == expected
+    assert as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
     with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*run_log"):
         as_other_user(lambda: RunLog(default_run_log()).reward("r", 1.0))
 
@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
 @pytest.mark.parametrize(
     ("use", "error"),
     [
-        (lambda: open_existing(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log"),
+        (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log"),
         (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
         (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
          "CheckpointError.*keep checkpoints elsewhere"),

@@ -13,10 +13,10 @@ from support.fake_server import FakeServer
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
-from memagent_graph.errors import ProfileError, PromptError, TokenizerError
+from memagent_graph.errors import PolicyError, ProfileError, PromptError, TokenizerError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder, require_profile, save_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, profile_folder, require_profile, save_profile
 from memagent_graph.prompts import load_prompts
 from memagent_graph.strategies import load_strategy
 
@@ -104,6 +104,17 @@ async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> No
         await reader.aclose()
 
 
+async def test_the_profile_of_english_comes_with_the_package(policy, tmp_path: Path) -> None:
+    options = {"profile": "english", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
+    with MemAgent(policy, **options) as reader:
+        context = await reader.aprepare()
+    assert reader.strategy == load_strategy("gated")
+    assert (context.budget.context_window, context.budget.chunk_tokens, context.boundary) == (2048, 512, "sentence")
+    assert {"update", "answer", "gated_update"} <= context.prompts.wording.keys()
+    with pytest.raises(PolicyError, match="memagent policy add english"):
+        MemAgent(policy="local", model="english", store=tmp_path, run_log=False)
+
+
 def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"nowhere has no memagent\.json\. Name a folder that has one"):
         MemAgent(model="embedded", profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
@@ -135,7 +146,7 @@ async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wordi
     options = {"profile": "rl-memoryagent", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
     with pytest.raises(PromptError, match=r"authors'.*Save in (\S+), .*update\.txt.*empty_memory\.txt"):
         MemAgent(policy, **options)
-    folder = policy_folder("rl-memoryagent")
+    folder = profile_folder("rl-memoryagent")
     folder.mkdir(parents=True)
     (folder / "update.txt").write_text("<q>{prompt}</q> <notes>{memory}</notes> <part>{chunk}</part> Write.")
     (folder / "answer.txt").write_text("<notes>{memory}</notes> <q>{prompt}</q> Answer in \\boxed{}.")

@@ -15,7 +15,7 @@ from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
 from memagent_graph.concurrency.pace import Pace, Reach, in_passes
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
 HARBOR, CASTLE, TOWER = (f"What is the key of {name}?" for name in ("harbor", "castle", "tower"))
 
 

@@ -42,7 +42,7 @@ from memagent_graph.errors import (
 )
 from memagent_graph.storage.checkpoints import open_saver
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."})
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1000)
 QUESTION = "What is the key of harbor?"
 
 
@@ -318,10 +318,10 @@ def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_rea
     reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
     cut = Chunker.next_chunk
 
-    async def failing(self, cursor):
+    def failing(self, cursor):
         if cursor["index"] == 3:
             raise DocumentError("the disk is gone", hint="Find it.")
-        return await cut(self, cursor)
+        return cut(self, cursor)
 
     with monkeypatch.context() as patched, pytest.raises(DocumentError, match="the disk is gone"):
         patched.setattr(Chunker, "next_chunk", failing)

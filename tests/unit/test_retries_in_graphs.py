@@ -34,7 +34,7 @@ from memagent_graph.errors import (
 from memagent_graph.storage.paths import default_checkpoints
 
 MakeReader = Callable[..., MemAgent]
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)
 QUESTION = "What is the key of harbor?"
 RETRY = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=4)
 
@@ -89,9 +89,10 @@ def calls_of_a_whole_read(make_reader: MakeReader, text: str = TEXT) -> int:
     return len(policy.prompts)
 
 
-@pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("question", [QUESTION, [QUESTION]])
+@pytest.mark.parametrize(
+    ("sync", "kept", "question"),
+    [(True, True, QUESTION), (False, False, QUESTION), (True, False, [QUESTION]), (False, True, [QUESTION])],
+)
 async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sync, kept, question) -> None:
     script = Failing()
     node = memagent_node(make_reader(ScriptedPolicy(script)))
@@ -101,8 +102,7 @@ async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sy
     assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
 
 
-@pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("sync", "kept"), [(True, True), (False, False)])
 async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader, sync, kept) -> None:
     """A node calls a tool twice; the second read fails."""
     script = Failing("2222")
@@ -128,8 +128,7 @@ async def test_a_loop_reads_anew_at_every_turn(make_reader) -> None:
     assert len(policy.prompts) == 2 * calls_of_a_whole_read(make_reader)
 
 
-@pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("sync", "kept"), [(True, True), (False, False)])
 async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_reader, sync, kept) -> None:
     script = Failing()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")

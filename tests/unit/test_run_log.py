@@ -39,7 +39,7 @@ from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.storage import database
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 REF = {"key": "sha256:" + "0" * 64, "name": "a.txt", "size": 10, "media_type": "text/plain"}
 

@@ -32,7 +32,7 @@ from memagent_graph.policy import Message
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=900)
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=400)
 QUESTION = "What is the key of harbor?"
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip

@@ -25,7 +25,7 @@ from memagent_graph import (
     build_graph,
 )  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, RunMismatchError, StrategyError
-from memagent_graph.reading.steps import after_read_chunk, answer, chosen_chunk, read_chunk, update_memory
+from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 from memagent_graph.strategies import load_strategy, strategy_names
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
@@ -44,7 +44,7 @@ class Line(Strategy):
             graph.add_node(step.__name__, step)
         graph.add_edge("open_document", "read_chunk")
         graph.add_conditional_edges(
-            "read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
+            "read_chunk", route_after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
         )
         graph.add_edge("update_memory", "read_chunk")
         graph.add_edge("answer", "__end__")
@@ -228,7 +228,7 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
             graph.add_node("answer", answer)
             graph.add_edge("open_document", "read_chunk")
             graph.add_conditional_edges(
-                "read_chunk", after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
+                "read_chunk", route_after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
             )
             graph.add_edge("update_memory", "read_chunk")
             graph.add_edge("answer", "__end__")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import draw_structure
 import pytest
-from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, modules, rooms
+from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, modules, rooms, syntax_tree
 
 LAYERS = (
     {"memagent_graph"},
@@ -77,7 +77,7 @@ def _lines(paths: Iterable[Path]) -> int:
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(set)
     for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].add(module)
     assert {name: sorted(at) for name, at in places.items() if len(at) > 1} == {}

@@ -41,7 +41,7 @@ from memagent_graph.errors import (
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.settings import ReadSettings
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."})
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
 QUESTION = "What is the key of harbor?"
 ROOMY = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 OTHER = {"type": "object", "properties": {"castle": {"type": "integer"}}}
@@ -329,7 +329,7 @@ def test_a_question_on_an_excerpt_shows_the_schema_instead_of_the_box(structured
 
 def test_an_excerpt_leaves_room_for_the_schema(structured_reader) -> None:
     reader = structured_reader(GOOD, strategy="middle_truncation")
-    reader.read(document_with({}, words=5000), QUESTION, response_format=Key)
+    reader.read(document_with({}, words=2000), QUESTION, response_format=Key)
     (prompt,) = reader.policy.prompts
     tokens = load_tokenizer("embedded").count(prompt) + CHAT_TEMPLATE_TOKENS + ROOMY.answer_tokens
     assert ROOMY.context_window - 100 < tokens <= ROOMY.context_window

@@ -15,7 +15,7 @@ from support.scripts import document_with, perfect_reader
 from memagent_graph import Limits, MemAgent, ReadResult, RunLog, ScriptedPolicy, StopReason, UpdateRule, UpdateRules
 from memagent_graph.errors import PolicyError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=600)
 QUESTION = "What is the key of harbor?"
 
 

@@ -111,5 +111,15 @@ def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tm
     assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
     assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
     assert seen == ["x", "x"]
-    export_runs(log, tmp_path / "runs.parquet", chosen=RunFilter(run_ids=("r",)))
+    export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(run_ids=("r",)))
     assert parquet.read_table(tmp_path / "runs.parquet").column("request_id").to_pylist() == ["x", "x"]
+
+
+def test_a_decision_takes_a_turn_though_no_prompt_holds_it() -> None:
+    probe = step("probe", "?", "0", role="probe", writes=Writes.DECISION)
+    assert Trace((step("0", "m", reads=FIRST), probe, step("1", "m", "0", reads=SECOND))).turns == 3
+    assert line(["m"] * 4, ["a ", "b ", "c ", "d "], answer=answered("3")).turns == 5
+    assert fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "]).turns == 5, (
+        "three chunks, the merge, the answer"
+    )
+    assert Trace().turns == 0

@@ -25,7 +25,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.tracing import TRACE_TEXTS, observe
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=3000)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 FILLER = "and then word"

@@ -27,7 +27,8 @@ from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.recall import Recall
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
+LONGER = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=2000)
 QUESTION = "What is the key of harbor?"
 
 
@@ -260,9 +261,9 @@ def test_any_strategy_can_be_stopped(make_reader, strategy) -> None:
         return "\\boxed{4711}" if "4711" in held else "\\boxed{unknown}"
 
     policy = Recording(reads, logprob=0.0)
-    result = make_reader(policy, strategy=f"{strategy}+converged").read(TEXT, QUESTION)
+    result = make_reader(policy, strategy=f"{strategy}+converged").read(LONGER, QUESTION)
     assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
-    assert result.usage.document_tokens < load_tokenizer("embedded").count(TEXT)
+    assert result.usage.document_tokens < load_tokenizer("embedded").count(LONGER)
 
 
 def test_a_strategy_without_the_nodes_cannot_be_stopped(make_reader) -> None:
@@ -293,7 +294,7 @@ def test_a_merge_that_never_shrinks_ends_and_never_fills_the_window(make_reader,
 
 
 def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing_new(make_reader) -> None:
-    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+    text = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 
     def reads(prompt: str) -> str:
         section, known = part(prompt, "section"), part(prompt, "memory")
@@ -329,7 +330,7 @@ def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
 # reread and recall: a second fact that only makes sense after the first
 
 
-HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=2000)
+HOPS = document_with({0.2: "The chest stands at the pier.", 0.8: "Anna owns a chest."}, words=800)
 HOPS_QUESTION = "Where does Anna keep what she owns?"
 
 
@@ -582,9 +583,9 @@ def test_one_call_with_all_is_estimated_for_the_document_once_and_whole(make_rea
         async def describe(self) -> ModelInfo:
             return ModelInfo(shape=ModelShape(parameters=10**6, layers=4, width=64))
 
-    count = load_tokenizer("embedded").count(TEXT)
-    once = make_reader(Sized(reads), strategy="overwrite").read(TEXT, QUESTION).usage
-    other = make_reader(Sized(reads), strategy=strategy).read(TEXT, QUESTION).usage
+    count = load_tokenizer("embedded").count(LONGER)
+    once = make_reader(Sized(reads), strategy="overwrite").read(LONGER, QUESTION).usage
+    other = make_reader(Sized(reads), strategy=strategy).read(LONGER, QUESTION).usage
     assert once.document_tokens == pytest.approx(count, rel=0.01)
     assert (other.document_tokens == once.document_tokens) is (strategy == "map_reduce")
     assert other.full_context_flops == pytest.approx(once.full_context_flops, rel=0.05)

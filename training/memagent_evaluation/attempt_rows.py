@@ -1,26 +1,21 @@
-"""Makes the row of one attempt at a question: scores, costs, the read compared with the evidence, where facts were
-lost.
-"""
+"""Makes the row of one attempt at a question: scores, costs, where facts were lost."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from memagent_evaluation.failures import analyse, read_logged_run
 from memagent_evaluation.result_table import Key, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import Prepared
+from memagent_evaluation.sample_documents import StoredSample
 from memagent_evaluation.samples import Needle, Sample
-from memagent_evaluation.scorers import contains, rouge_l, score
+from memagent_evaluation.scorers import contains, score
 from memagent_evaluation.systems import Attempt
-from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import RunError
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
-from memagent_graph.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +25,12 @@ class OpenQuestion:
     system: str
     repeat: int
     """Which of several samples of its answer this is, from 0."""
-    prepared: Prepared
+    stored: StoredSample
 
     @property
     def key(self) -> Key:
         """The key of its row."""
-        sample = self.prepared.sample
+        sample = self.stored.sample
         return self.system, sample.task.name, sample.length, sample.index, self.repeat
 
 
@@ -66,11 +61,8 @@ def row_of(
         scripted: whether a script answered.
         error: the error, if it failed.
     """
-    prepared, usage = question.prepared, attempt.usage
-    sample, answered = prepared.sample, attempt.outcome is QuestionOutcome.ANSWERED
-    stop = None
-    if attempt.chunks and attempt.outcome in {QuestionOutcome.ANSWERED, QuestionOutcome.NO_ANSWER}:
-        stop = stop_of(attempt.trace, sample.evidence, prepared.characters)
+    stored, usage = question.stored, attempt.usage
+    sample, answered = stored.sample, attempt.outcome is QuestionOutcome.ANSWERED
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
         system=question.system,
@@ -89,7 +81,6 @@ def row_of(
         error=error,
         detail=attempt.detail,
         **asdict(scores),
-        rouge_l=rouge_l(attempt.answer or "", sample.gold) if answered else 0.0,
         run_id=attempt.run_id,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -99,18 +90,16 @@ def row_of(
         flops=usage.flops,
         full_context_flops=usage.full_context_flops,
         chunks=attempt.chunks,
-        document_bytes=prepared.document["size"] or 0,
+        document_bytes=stored.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
         needles_found=tuple(answered and _is_found(needle, sample, attempt.answer or "") for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
         seed=seed,
-        document=prepared.document["key"],
+        document=stored.document["key"],
         scripted=scripted,
         turns=attempt.trace.turns or None,
-        read_tokens=tokens_read(attempt.trace) if attempt.trace.steps else None,
-        **(asdict(stop) if stop is not None else {}),
     )
 
 
@@ -142,74 +131,3 @@ def _is_found(needle: Needle, sample: Sample, answer: str) -> bool:
     string.
     """
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyStop:
-    """One read compared with an oracle's.
-
-    The oracle knows the evidence: it reads each chunk once, in order, and stops after the one with the last evidence.
-    Parallel and repeated reading counts by what was read.
-    """
-
-    premature: bool
-    """Whether some of the evidence was not read."""
-    over_read_tokens: int
-    """Document tokens in prompts beyond one reading up to the last evidence: after it, and repeated ones."""
-    saved: float
-    """The share of the document's characters that was never read."""
-    could_save: float
-    """The share after the last evidence's chunk."""
-
-
-def stop_of(trace: Trace, evidence: Sequence[Needle], characters: int) -> EarlyStop | None:
-    """Compare a read's stop with the oracle's; None if no evidence is known.
-
-    Args:
-        trace: the read's.
-        evidence: what the answer is based on (`Sample.evidence`).
-        characters: the document's.
-    """
-    if not evidence:
-        return None
-    read = _read_once(_reads(trace))
-    places = [needle.place(characters) for needle in evidence]
-    last = max(end for _, end in places)
-    needed = [span for span in read if span.start_char < last]
-    end = min((span.end_char for span in needed if span.end_char >= last), default=last)
-    stretches = _stretches(read)
-    return EarlyStop(
-        premature=not all(any(a <= start and stop <= b for a, b in stretches) for start, stop in places),
-        over_read_tokens=tokens_read(trace) - sum(span.tokens for span in needed),
-        saved=max(0.0, 1 - sum(b - a for a, b in stretches) / characters),
-        could_save=max(0.0, 1 - end / characters),
-    )
-
-
-def tokens_read(trace: Trace) -> int:
-    """Document tokens in prompts, each counted as often as it was there."""
-    return sum(span.tokens for span in _reads(trace))
-
-
-def _reads(trace: Trace) -> Iterable[Span]:
-    return (span for step in trace.steps for span in step.reads)
-
-
-def _read_once(spans: Iterable[Span]) -> list[Span]:
-    """In order, without those inside others: a passage looked up in a chunk that was read is read twice."""
-    outer: list[Span] = []
-    for span in sorted(set(spans), key=lambda span: (span.start_char, -span.end_char)):
-        if not outer or span.end_char > outer[-1].end_char:
-            outer.append(span)
-    return outer
-
-
-def _stretches(spans: Iterable[Span]) -> list[tuple[int, int]]:
-    """Return the ranges that spans, in order, cover without gaps."""
-    stretches: list[tuple[int, int]] = []
-    for span in spans:
-        if stretches and span.start_char <= stretches[-1][1]:
-            stretches[-1] = stretches[-1][0], max(stretches[-1][1], span.end_char)
-        else:
-            stretches.append((span.start_char, span.end_char))
-    return stretches

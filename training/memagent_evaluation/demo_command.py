@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_graph.events import UpdateRule
@@ -95,7 +95,7 @@ class Demo:
                 else:
                     _print(document, results, seconds, console, nothing=context.prompts.empty_memory)
 
-        with failures_told(console), TemporaryDirectory() as folder:
+        with report_failures(console), TemporaryDirectory() as folder:
             settings = ReadSettings(
                 policy=self.policy,
                 model=self.model,

@@ -41,7 +41,7 @@ _FRAMES: Final = (
     "{text}, if the newspaper is to be believed.",
 )
 """Sentences that a statement may be part of; the last two are held out."""
-_SMALL: Final = frozenset(
+_LOWER_INSIDE: Final = frozenset(
     {"The", "A", "It", "In", "For", "At", "By", "On", "Because", "Every", "Many", "Nothing", "You", "Someone"}
 )
 
@@ -150,16 +150,16 @@ def _split_list(text: str) -> tuple[str, ...]:
 
 
 def sentence(text: str) -> str:
-    """With a capital letter at its beginning."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def clear_of(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
-    """Return whether a fact answers no question about these: it has no relation and subject or value in common with
-    them.
+    """Return a predicate: whether a fact answers no question about these facts, since it shares no subject or value of
+    the same relation with them.
     """
-    known = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
-    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & known
+    used = {(fact.relation.name, side) for fact in facts for side in (fact.subject, fact.value)}
+    return lambda fact: not {(fact.relation.name, fact.subject), (fact.relation.name, fact.value)} & used
 
 
 class EnglishFacts:
@@ -330,7 +330,7 @@ class EnglishFacts:
 def _inside(text: str) -> str:
     """Return a sentence, adapted for use inside a longer one."""
     first = text.split(" ", 1)[0]
-    return text[:1].lower() + text[1:] if first in _SMALL else text
+    return text[:1].lower() + text[1:] if first in _LOWER_INSIDE else text
 
 
 def _fill(text: str, subject: str, value: str) -> str:

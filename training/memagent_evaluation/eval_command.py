@@ -15,7 +15,7 @@ import typer
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.eval_report_command import print_results
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode, failures_told
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import without_password
@@ -42,18 +42,18 @@ class Eval(EvalOptions):
 
         from memagent_evaluation.harness import EvaluationEnd  # noqa: PLC0415
         from memagent_evaluation.report import write_outputs  # noqa: PLC0415
-        from memagent_evaluation.request import carry_out  # noqa: PLC0415
+        from memagent_evaluation.request import run_evaluation  # noqa: PLC0415
         from memagent_evaluation.result_journal import RUNS, require_no_results  # noqa: PLC0415
         from memagent_evaluation.result_table import QuestionOutcome  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
         out, log = self.out, self.log or self.out / RUNS
-        with failures_told(as_json=self.as_json):
+        with report_failures(as_json=self.as_json):
             prices = prices_of(self.price_in, self.price_out)
             if not self.resume:
                 require_no_results(out)
             try:
-                ended = asyncio.run(carry_out(self, log, _typed_command(self.context)))
+                ended = asyncio.run(run_evaluation(self, log, _command_line(self.context)))
             except ValueError as error:
                 raise EvaluationError(str(error)) from error
             except PolicyError:
@@ -80,7 +80,7 @@ def _print_names(*, as_json: bool) -> None:
         print_json({"tasks": task_names(), "suites": SUITES, "systems": system_names()})
         return
     tasks = ["".join([name, *(f"[:{option}=...]" for option in task_options(name))]) for name in task_names()]
-    suites = [f"{name}: {', '.join(own)}" for name, own in SUITES.items()]
+    suites = [f"{name}: {', '.join(suite)}" for name, suite in SUITES.items()]
     for kind, names in (("tasks", tasks), ("suites", suites), ("systems", system_names())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 
@@ -97,8 +97,8 @@ def _how_to_continue(folder: Path) -> str:
     return f"nothing in {folder} is lost; continue with the same command and --resume"
 
 
-def _typed_command(context: typer.Context) -> str:
-    """Return what was typed, without keys."""
+def _command_line(context: typer.Context) -> str:
+    """Return the command as it was typed, without keys."""
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import failures_told
+from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, PriceIn, PriceOut
 from memagent_graph.cli.output import print_json
 
@@ -39,12 +39,12 @@ class EvalReport:
         """Run the command."""
         from memagent_evaluation.report import render_comparison, write_outputs  # noqa: PLC0415
         from memagent_evaluation.result_journal import RUNS, load_results  # noqa: PLC0415
-        from memagent_evaluation.standings import evaluations_compared  # noqa: PLC0415
+        from memagent_evaluation.standings import compare_evaluations  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
         from memagent_graph.prices import prices_of  # noqa: PLC0415
 
         folder, other = self.folder, self.other
-        with failures_told(as_json=self.as_json):
+        with report_failures(as_json=self.as_json):
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
                 prices = prices_of(self.price_in, self.price_out)
@@ -57,8 +57,8 @@ class EvalReport:
                 first, second = load_results(folder), load_results(other)
             names = (str(folder), str(other))
             if self.as_json:
-                compared = evaluations_compared(first, second, names)
-                standings = {system: [line.to_dict() for line in lines] for system, lines in compared.items()}
+                by_system = compare_evaluations(first, second, names)
+                standings = {system: [line.to_dict() for line in lines] for system, lines in by_system.items()}
                 print_json({"first": names[0], "second": names[1], "standings": standings})
             else:
                 sys.stdout.write(render_comparison(first, second, names))

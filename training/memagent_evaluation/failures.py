@@ -22,7 +22,7 @@ from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
 _MIN_REFORMATTED: Final = 4
-"""Shorter values would be found in other forms by chance."""
+"""Shorter values would match by chance."""
 
 
 class Loss(StrEnum):
@@ -98,11 +98,11 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
 
 def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
-    in_memory = _held(needle.gold, trace)
+    in_memory = _memories_with(needle.gold, trace)
     if contains(reply, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED)
     if not any(in_memory.values()):
-        return _never_held(needle, run, completions)
+        return _explain_never_written(needle, run, completions)
     if _holds(trace.final_memory, needle.gold):
         other_form = [
             update for update in trace.final_path if in_memory[update.step] and not contains(update.memory, needle.gold)
@@ -114,14 +114,14 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
     losing = [
         update
         for update in trace.final_path
-        if not in_memory[update.step] and any(in_memory[trace.updates[place].step] for place in trace.sources(update))
+        if not in_memory[update.step] and any(in_memory[trace.updates[source].step] for source in trace.sources(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing[-1]) else Loss.OVERWRITTEN
     return NeedleLoss(needle, loss, losing[-1].chunk_index)
 
 
-def _held(gold: str, trace: Trace) -> dict[str, bool]:
-    """For each memory on the path to the answer, by its update's step, whether it has the gold string in any form."""
+def _memories_with(gold: str, trace: Trace) -> dict[str, bool]:
+    """Return whether each memory on the path to the answer has the gold string in any form, by its update's step."""
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
         sources = trace.sources(update)
@@ -154,17 +154,16 @@ def _any_form(gold: str) -> re.Pattern[str] | None:
     return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
 
 
-def _never_held(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
+def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:
     """Return why no memory had a fact, from what the policy wrote and from the fact's chunk."""
     path = run.trace.final_path
     written = [update for update in path if _holds(completions.get(update.step, ""), needle.gold)]
     if written:
         is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in written[0].events)
         return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, written[0].chunk_index)
-    place = next(_places(needle, run), None)
-    if place is not None:
-        update, whole = place
-        if not whole:
+    if (reading := next(_find_chunks(needle, run), None)) is not None:
+        update, is_whole = reading
+        if not is_whole:
             return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
         if any(_was_cut(other) for other in path if other.chunk_index == update.chunk_index):
             return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
@@ -177,38 +176,38 @@ def _was_cut(update: MemoryUpdate) -> bool:
     return any(event.kind in _CUT for event in update.events)
 
 
-def _places(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
-    """Yield the chunks that a fact begins in, and whether they contain all of it; those near the needle's place first.
+def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
+    """Yield the chunks in which a fact begins, the nearest to the needle first, and whether each has all of it.
 
-    If the text is not available, for example because the document was deleted, the place determines it.
+    If the text is not available, for example because the document was deleted, the needle's position decides.
     """
     fact = _sentence(needle)
     reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
     chunks = sorted(reads.values(), key=lambda update: update.start_char)
     characters = max((chunk.end_char for chunk in chunks), default=0)
-    at = needle.depth * characters
+    position = needle.depth * characters
     following = {chunk.start_char: chunk for chunk in chunks}
     if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(chunk) is None for chunk in chunks):
         start = needle.place(characters)[0] + needle.text.index(fact)
-        here = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
-        if here is not None and start + len(fact) <= characters:
-            yield here, start + len(fact) <= here.end_char
+        first = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
+        if first is not None and start + len(fact) <= characters:
+            yield first, start + len(fact) <= first.end_char
         return
 
-    def away(chunk: MemoryUpdate) -> float:
-        return max(chunk.start_char - at, at - chunk.end_char, 0.0)
+    def distance(chunk: MemoryUpdate) -> float:
+        return max(chunk.start_char - position, position - chunk.end_char, 0.0)
 
-    for chunk in sorted(chunks, key=away):
+    for chunk in sorted(chunks, key=distance):
         text = run.chunk_text(chunk) or ""
         if fact in text:
             yield chunk, True
-        elif (other := following.get(chunk.end_char)) is not None:
+        elif (next_chunk := following.get(chunk.end_char)) is not None:
             part = len(fact) - 1
-            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(other) or "")[:part]:
+            if fact in text[max(0, len(text) - part) :] + (run.chunk_text(next_chunk) or "")[:part]:
                 yield chunk, False
 
 
 def _sentence(needle: Needle) -> str:
     """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
-    holding = [line for line in memory_lines(needle.text) if contains(line, needle.gold)]
-    return min(holding, key=len, default=needle.text)
+    sentences = [line for line in memory_lines(needle.text) if contains(line, needle.gold)]
+    return min(sentences, key=len, default=needle.text)

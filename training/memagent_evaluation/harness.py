@@ -24,8 +24,8 @@ from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, wi
 from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import OpenDocuments, Prepared, SampleError, SampleMaker
-from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
+from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
@@ -41,9 +41,9 @@ from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
 """How often a question is asked before it counts as failed; as often again at the end, if the server may be down."""
-_SERVER_GONE: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
-_FAILURES_IN_A_ROW: Final = 16
-"""This many failures without a success mean that the server is down: asking more is useless."""
+_SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
+_MAX_CONSECUTIVE_FAILURES: Final = 16
+"""So many failures without a success mean that the server is down."""
 
 
 class EvaluationEnd(StrEnum):
@@ -71,21 +71,17 @@ class EvaluationWatcher(Protocol):
     """Sees the progress of an evaluation."""
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """Take note that the evaluation begins, or continues with existing rows."""
-        ...
-
-    def on_question(self, sample: Sample) -> None:
-        """Take note that a system is asked a question."""
+        """Note that the evaluation begins, or continues with existing rows."""
         ...
 
     def on_row(self, row: ResultRow) -> None:
-        """There is a new row."""
+        """Note a new row."""
         ...
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The configuration of a run."""
+    """What is evaluated, and how."""
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
@@ -127,7 +123,7 @@ async def evaluate(
     journal.plan(evaluation.plan)
     if watcher is not None:
         watcher.on_begin(evaluation.plan, journal.rows)
-    return await _EvaluationCall(evaluation, journal, watcher).to_end()
+    return await _EvaluationCall(evaluation, journal, watcher).run()
 
 
 class _EvaluationCall:
@@ -137,40 +133,41 @@ class _EvaluationCall:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
-        self._maker = SampleMaker(evaluation.tasks, evaluation.store, evaluation.seed)
-        self._documents = OpenDocuments(evaluation.store, self._maker, keep=evaluation.keep_documents)
-        self._ended = EvaluationEnd.DONE
+        self._documents = OpenDocuments(
+            evaluation.tasks, evaluation.store, evaluation.seed, keep=evaluation.keep_documents
+        )
+        self._end = EvaluationEnd.DONE
         self._attempts: Counter[Key] = Counter()
         """How often each question has been asked."""
         self._tokens = 0
-        self._doubtful: list[tuple[ResultRow, Exception]] = []
-        """Failures that may be the server's; recorded when another question succeeds."""
-        self._unmade: list[SampleError] = []
+        self._unsure_failures: list[tuple[ResultRow, Exception]] = []
+        """Failures that the server may have caused; recorded when another question succeeds."""
+        self._sample_errors: list[SampleError] = []
 
-    async def to_end(self) -> EvaluationEnd:
+    async def run(self) -> EvaluationEnd:
         try:
-            await self._within_time()
+            await self._ask_within_time()
         except* MemAgentError as errors:
-            raise _first(errors) from None
+            raise _first_error(errors) from None
         finally:
             await self._documents.close()
-        if self._ended is EvaluationEnd.DONE:
-            for row, _ in self._doubtful:
-                await self._enter(row)
-            if self._unmade:
-                raise self._left_out_error()
-        return self._ended
+        if self._end is EvaluationEnd.DONE:
+            for row, _ in self._unsure_failures:
+                await self._record(row)
+            if self._sample_errors:
+                raise self._missing_samples_error()
+        return self._end
 
-    async def _within_time(self) -> None:
+    async def _ask_within_time(self) -> None:
         try:
             async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit:
                 await self._ask_all(self._open_keys())
-                if self._doubtful and self._ended is EvaluationEnd.DONE:
-                    await self._retry([row.key for row, _ in self._doubtful])
+                if self._unsure_failures and self._end is EvaluationEnd.DONE:
+                    await self._retry([row.key for row, _ in self._unsure_failures])
         except TimeoutError:
             if not time_limit.expired():
                 raise
-            self._ended = EvaluationEnd.MAX_SECONDS
+            self._end = EvaluationEnd.MAX_SECONDS
 
     async def _retry(self, keys: Collection[Key]) -> None:
         """Ask the last failed questions again, because no later success showed that the server was still running.
@@ -178,16 +175,16 @@ class _EvaluationCall:
         Raises:
             PolicyError: all of them fail again; except a single question, which may fail although the server works.
         """
-        self._doubtful = []
+        self._unsure_failures = []
         await self._ask_all(key for key in self._evaluation.plan.keys() if key in keys)  # noqa: SIM118  not a mapping
-        if len(self._doubtful) == len(keys):
-            _, error = self._doubtful[-1]
+        if len(self._unsure_failures) == len(keys):
+            _, error = self._unsure_failures[-1]
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
 
-    def _left_out_error(self) -> EvaluationError:
-        first, *others = self._unmade
-        count = "a sample" if not others else f"{len(self._unmade)} samples"
+    def _missing_samples_error(self) -> EvaluationError:
+        first, *others = self._sample_errors
+        count = "a sample" if not others else f"{len(self._sample_errors)} samples"
         return EvaluationError(
             f"all is done but {count} that cannot be made: {first.message}",
             hint=f"{first.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
@@ -196,41 +193,41 @@ class _EvaluationCall:
     async def _ask_all(self, keys: Iterable[Key]) -> None:
         ready: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._fill(ready, keys))
+            group.create_task(self._queue_questions(ready, keys))
             for _ in range(self._evaluation.concurrency):
-                group.create_task(self._work(ready))
+                group.create_task(self._ask_queued(ready))
 
-    async def _fill(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[Key]) -> None:
-        """Hand out questions in their order, each with its document in the store."""
+    async def _queue_questions(self, ready: asyncio.Queue[OpenQuestion | None], keys: Iterable[Key]) -> None:
+        """Queue the questions in their order, each with its document in the store; then None for each worker."""
         async with aclosing(self._prepare(keys)) as documents:
-            async for prepared, systems in documents:
+            async for stored, systems in documents:
                 for system, repeat in systems:
-                    await ready.put(OpenQuestion(system, repeat, prepared))
+                    await ready.put(OpenQuestion(system, repeat, stored))
         for _ in range(self._evaluation.concurrency):
             await ready.put(None)
 
-    async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[Prepared, list[tuple[str, int]]], None]:
+    async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
         """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
-        under_way: deque[tuple[asyncio.Task[Prepared], list[tuple[str, int]]]] = deque()
+        in_progress: deque[tuple[asyncio.Task[StoredSample], list[tuple[str, int]]]] = deque()
         samples = _by_sample(keys)
         try:
-            while self._ended is EvaluationEnd.DONE:
-                while len(under_way) < self._maker.workers:
-                    if (following := next(samples, None)) is None:
+            while self._end is EvaluationEnd.DONE:
+                while len(in_progress) < self._documents.workers:
+                    if (next_sample := next(samples, None)) is None:
                         break
-                    sample, systems = following
-                    under_way.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
-                if not under_way:
+                    sample, systems = next_sample
+                    in_progress.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
+                if not in_progress:
                     return
                 try:
-                    prepared = await under_way[0][0]
+                    stored = await in_progress[0][0]
                 except SampleError as error:
-                    self._unmade.append(error)
+                    self._sample_errors.append(error)
                 else:
-                    yield prepared, under_way[0][1]
-                under_way.popleft()
+                    yield stored, in_progress[0][1]
+                in_progress.popleft()
         finally:
-            for task, _ in under_way:
+            for task, _ in in_progress:
                 task.cancel()
 
     def _open_keys(self) -> Iterator[Key]:
@@ -240,39 +237,37 @@ class _EvaluationCall:
             if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
                 yield key
 
-    async def _work(self, ready: asyncio.Queue[OpenQuestion | None]) -> None:
+    async def _ask_queued(self, ready: asyncio.Queue[OpenQuestion | None]) -> None:
         while (question := await ready.get()) is not None:
             if self._begin(question):
                 row, error = await self._ask(question)
-                await self._judge(row, error)
-            self._documents.done_with(question.prepared)
+                await self._settle(row, error)
+            self._documents.release(question.stored)
 
     def _begin(self, question: OpenQuestion) -> bool:
-        """Begin a question, unless a limit is reached. One that was begun before counts once."""
+        """Count a question as asked, unless a limit is reached; return whether it may be asked."""
         if question.key in self._attempts:
             return True
         limits = self._evaluation.limits
         if limits.max_questions is not None and len(self._attempts) >= limits.max_questions:
-            self._ended = EvaluationEnd.MAX_QUESTIONS
+            self._end = EvaluationEnd.MAX_QUESTIONS
         elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
-            self._ended = EvaluationEnd.MAX_TOKENS
-        if self._ended is not EvaluationEnd.DONE:
+            self._end = EvaluationEnd.MAX_TOKENS
+        if self._end is not EvaluationEnd.DONE:
             return False
         self._attempts[question.key] = 0
-        if self._watcher is not None:
-            self._watcher.on_question(question.prepared.sample)
         return True
 
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, and again if it fails; return its row and the error."""
-        evaluation, sample = self._evaluation, question.prepared.sample
+        evaluation, sample = self._evaluation, question.stored.sample
         run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
             try:
                 attempt = await evaluation.systems[question.system].attempt(
-                    question.prepared.document,
+                    question.stored.document,
                     sample.question,
                     answer_tokens=completion_tokens(sample.task, evaluation.answer_tokens),
                     run_id=run_id,
@@ -294,26 +289,26 @@ class _EvaluationCall:
             question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
-        return await with_losses(row, question.prepared.sample, evaluation.run_log, evaluation.store)
+        return await with_losses(row, question.stored.sample, evaluation.run_log, evaluation.store)
 
-    async def _judge(self, row: ResultRow, error: Exception | None) -> None:
+    async def _settle(self, row: ResultRow, error: Exception | None) -> None:
         """Record a row, unless its failure may be because the server is down.
 
         Raises:
             PolicyError: the server is down. Questions that failed because of that have no row, and are asked again.
         """
-        if isinstance(error, _SERVER_GONE):
-            self._doubtful.append((row, error))
-            if len(self._doubtful) >= _FAILURES_IN_A_ROW:
+        if isinstance(error, _SERVER_ERRORS):
+            self._unsure_failures.append((row, error))
+            if len(self._unsure_failures) >= _MAX_CONSECUTIVE_FAILURES:
                 raise error
             return
         if error is None:
-            doubtful, self._doubtful = self._doubtful, []
-            for earlier, _ in doubtful:
-                await self._enter(earlier)
-        await self._enter(row)
+            failures, self._unsure_failures = self._unsure_failures, []
+            for earlier, _ in failures:
+                await self._record(earlier)
+        await self._record(row)
 
-    async def _enter(self, row: ResultRow) -> None:
+    async def _record(self, row: ResultRow) -> None:
         self._journal.add(row)
         self._tokens += row.prompt_tokens + row.completion_tokens
         if self._watcher is not None:
@@ -323,11 +318,11 @@ class _EvaluationCall:
 
 
 def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:
-    """Task, length and index of samples, each with its systems and the number of the repeat."""
-    for sample, same in groupby(keys, key=lambda key: key[1:4]):
-        yield sample, [(key[0], key[4]) for key in same]
+    """Yield the task, length and index of each sample, with the systems (and repeats) that have to answer it."""
+    for sample, group in groupby(keys, key=lambda key: key[1:4]):
+        yield sample, [(key[0], key[4]) for key in group]
 
 
-def _first(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
+def _first_error(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:
     error = errors.exceptions[0]
-    return error if isinstance(error, MemAgentError) else _first(error)
+    return error if isinstance(error, MemAgentError) else _first_error(error)

@@ -1,4 +1,4 @@
-"""Rows of results in groups, and tables of them in Markdown."""
+"""Groups rows of results, and formats them as Markdown tables."""
 
 from __future__ import annotations
 
@@ -17,21 +17,13 @@ SCORES: Final = {
     "token_f1": "token F1",
 }
 """Columns of scores, with their titles in tables."""
-_MORE_SCORES: Final = {"rouge_l": "ROUGE-L", "judged": "judge"}
-_WORDS_OF_PROSE: Final = 12
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
-def is_prose(rows: Iterable[ResultRow]) -> bool:
-    """Return whether some gold answer is a sentence or more, such as a summary."""
-    return any(len(answer.split()) > _WORDS_OF_PROSE for row in rows for answer in row.gold)
-
-
-def scores_shown(rows: Sequence[ResultRow]) -> dict[str, str]:
-    """`SCORES`; also ROUGE-L if gold answers are sentences, and a judge's grade if there is one."""
-    has = {"rouge_l": is_prose(rows), "judged": any(row.judge for row in rows)}
-    return SCORES | {name: title for name, title in _MORE_SCORES.items() if has[name]}
+def score_titles(rows: Iterable[ResultRow]) -> dict[str, str]:
+    """Return `SCORES`, and a judge's grade if there is one."""
+    return SCORES | ({"judged": "judge"} if any(row.judge for row in rows) else {})
 
 
 def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
@@ -48,7 +40,7 @@ def label_length(row: ResultRow) -> str:
 
 
 def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
-    """Items by key, with keys in the order of their first item."""
+    """Return the items of each key, with keys in the order of their first items."""
     groups: dict[_Key, list[_Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
@@ -63,8 +55,8 @@ def interval(value: Estimate) -> str:
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
-    right = [all(_is_figure(row[at]) for row in body) for at in range(len(head))]
-    rule = ["---:" if is_right else "---" for is_right in right]
+    are_figures = [all(_is_figure(row[column]) for row in body) for column in range(len(head))]
+    rule = ["---:" if is_right else "---" for is_right in are_figures]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 

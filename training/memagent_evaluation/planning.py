@@ -1,4 +1,4 @@
-"""Everything about an evaluation that is determined and checked before its first question."""
+"""Plans an evaluation, and checks everything that can be checked before the first question."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.PASSAGES: (50, 200, 800),
 }
 """Three lengths, each four times the previous one; 50 passages of RULER-HQA have about 7K tokens."""
-_CHECKED: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""About how many tokens of text are planned to check a task at a length before the first question; it takes at most a
-second."""
+_TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
+"""About how much text is planned to check a task at a length before the first question; it takes at most a second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -65,7 +64,7 @@ def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
 
 @runtime_checkable
 class OwnLengths(Protocol):
-    """A task whose data determines the lengths, and the number of samples of each."""
+    """A task whose data determines its lengths, and how many samples each has."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -109,9 +108,9 @@ def completion_tokens(task: Task, answer_tokens: int) -> int:
     """Return how many tokens a completion with an answer may have: the reader's budget for it, or the task's, if
     larger.
 
-    The bounds that RULER publishes (30 tokens for variable tracking) are for a model that continues a prompt in
-    which the answer has begun. A policy in a chat writes something before the box; cut off at such a limit, it would be
-    measured by how little it writes. So an answer gets the same maximum as in `read`.
+    RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So an answer has the
+    same maximum as in `read`.
 
     Args:
         task: the task of the answer.
@@ -154,8 +153,8 @@ def check_plan(
 
 def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
-    number = min(cell.count, max(1, _CHECKED[unit] // cell.length))
-    return [cell.count - 1 - place * cell.count // number for place in range(number)]
+    number = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
+    return [cell.count - 1 - step * cell.count // number for step in range(number)]
 
 
 def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:

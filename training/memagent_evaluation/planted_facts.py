@@ -116,25 +116,25 @@ class PlantedFacts:
         return self.express(attribute, entity, value)
 
     def express(self, attribute: str, entity: str, value: str) -> Fact:
-        """Put a fact into words, and its question."""
+        """Return a fact with a sentence that states it and a question."""
         return Fact(
             attribute, entity, value, self.statement(attribute, entity, value), self.question(attribute, entity)
         )
 
     def statement(self, attribute: str, entity: str, value: str) -> str:
-        """One sentence that states the fact."""
+        """Return a sentence that states the fact."""
         if attribute.startswith(MAGIC) and self.random.random() < 0.7:
             return MAGIC_STATEMENT.format(plural=attribute.removeprefix(MAGIC) + "s", entity=entity, value=value)
         pattern = self._choose_weighted(STATEMENTS)
-        return _capital(pattern.format(attribute=attribute, entity=entity, value=value))
+        return _capitalise(pattern.format(attribute=attribute, entity=entity, value=value))
 
     def question(self, attribute: str, entity: str) -> str:
-        """One question that asks for it."""
+        """Return a question that asks for the value."""
         if attribute.startswith(MAGIC):
             kind = attribute.removeprefix(MAGIC)
             return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, entity=entity)
         pattern = self._choose_weighted(QUESTIONS)
-        return _capital(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
+        return _capitalise(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
 
     def attribute(self, *, numeric: bool) -> str:
         """Return the name of an attribute with numeric or with textual values."""
@@ -152,11 +152,11 @@ class PlantedFacts:
 
     def similar_attribute(self, attribute: str) -> str:
         """Return another attribute of the same kind of value, sharing a word half of the time."""
-        numeric = attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word"
+        is_numeric = attribute not in WORD_ATTRIBUTES and attribute != MAGIC + "word"
         if attribute.startswith(MAGIC):
-            return self.random.choice(NUMBER_ATTRIBUTES if numeric else WORD_ATTRIBUTES)
+            return self.random.choice(NUMBER_ATTRIBUTES if is_numeric else WORD_ATTRIBUTES)
         last = attribute.rsplit(maxsplit=1)[-1]
-        pool = NUMBER_ATTRIBUTES if numeric else WORD_ATTRIBUTES
+        pool = NUMBER_ATTRIBUTES if is_numeric else WORD_ATTRIBUTES
         alike = [name for name in pool if name.split()[-1] == last and name != attribute]
         if alike and self.random.random() < 0.5:
             return self.random.choice(alike)
@@ -175,12 +175,11 @@ class PlantedFacts:
         """Return another entity that shares a word with this one, if it has several."""
         joint = "-" if "-" in entity and " " not in entity else " "
         words = entity.split(joint)
-        place = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2
-        old = words[place]
-        if old[0].isupper():
-            words[place] = self._name_word()
+        index = len(words) - 1 if self.random.random() < 0.5 else len(words) - 2
+        if words[index][0].isupper():
+            words[index] = self._name_word()
         else:
-            words[place] = self._noun() if place == len(words) - 1 else self._adjective()
+            words[index] = self._noun() if index == len(words) - 1 else self._adjective()
         return joint.join(words)
 
     def value(self, attribute: str) -> str:
@@ -228,5 +227,5 @@ def ask_again(facts: PlantedFacts, fact: Fact) -> Fact:
     return replace(fact, question=facts.question(fact.attribute, fact.entity))
 
 
-def _capital(sentence: str, *, keep: bool = False) -> str:
+def _capitalise(sentence: str, *, keep: bool = False) -> str:
     return sentence if keep else sentence[:1].upper() + sentence[1:]

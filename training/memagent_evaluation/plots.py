@@ -1,4 +1,4 @@
-"""Plots of an evaluation: accuracy against length, found facts by depth in the document, and cost against length.
+"""Plots of an evaluation: accuracy against length, and recall of facts by length and depth in the document.
 
 PNG and SVG, without a display. Equal results give equal SVG files, to the byte.
 """
@@ -49,8 +49,6 @@ STYLE: Final = {
     "figure.facecolor": "white",
 }
 _DEPTH_BINS: Final = 10
-_MAX_PANELS: Final = 4
-"""How many lengths, the longest ones, are in one plot of accuracy against cost."""
 _LABEL_SHARE: Final = 0.05
 """The share of a length axis that a label takes."""
 
@@ -78,24 +76,18 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
     units = list(dict.fromkeys(row.unit for row in results.rows))
     for unit in units:
-        rows = [row for row in results.rows if row.unit == unit]
+        rows = [row for row in results.rows if row.unit == unit and not row.scripted]
         ending = unit if len(units) > 1 else ""
-        groups = _together_and_by_task([row for row in rows if not row.scripted])
-        for name, shown in groups:
-            draw(file_stem("accuracy", name, ending), draw_accuracy, shown, unit)
-        for name, shown in groups if groups and groups[0][0] else groups[:1]:
-            if len({row.system for row in shown if row.has_costs}) > 1:
-                draw(file_stem("tradeoff", name, ending), draw_tradeoff, shown, unit)
-        if any(row.has_costs for row in rows):
-            draw(file_stem("cost", ending), draw_cost, rows, unit)
-        for system, own in group_items([row for row in rows if not row.scripted], lambda row: row.system):
-            if grid := depth_grid(own):
-                draw(file_stem("depth", system, ending), draw_depths, grid, system, unit, _tasks(own))
+        for task, group in _pooled_and_by_task(rows):
+            draw(file_stem("accuracy", task, ending), draw_accuracy, group, unit)
+        for system, group in group_items(rows, lambda row: row.system):
+            if grid := depth_grid(group):
+                draw(file_stem("depth", system, ending), draw_depths, grid, system, unit, _tasks(group))
     return paths
 
 
-def _together_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
-    """Return the groups with their own plots, by name: all tasks, if a mean over them is meaningful, and each task."""
+def _pooled_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
+    """Return the rows of each plot by its task; "" stands for all tasks, if a mean over them is meaningful."""
     by_task: list[tuple[str, Sequence[ResultRow]]] = list(group_items(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
         return by_task
@@ -103,68 +95,46 @@ def _together_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence
 
 
 def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
-    """Draw accuracy against length: for each system lenient accuracy with its band, and strict accuracy dotted.
+    """Draw accuracy against length: for each system lenient accuracy with its interval, and strict accuracy dotted.
 
-    There is no point at a length at which no document fits in a system's call.
+    A length at which no document fits in a system's context window has no point.
     """
     axes = figure.subplots()
-    for place, (system, own) in enumerate(group_items(rows, lambda row: row.system)):
-        fitting = {row.length for row in own if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
-        groups = sorted(
-            (length, group) for length, group in group_items(own, lambda row: row.length) if length in fitting
+    for number, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
+        fitting = {row.length for row in group if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
+        cells = sorted(
+            (length, cell) for length, cell in group_items(group, lambda row: row.length) if length in fitting
         )
-        lengths = [length for length, _ in groups]
-        lenient, strict = ([accuracy(group, score) for _, group in groups] for score in ("lenient", "strict"))
-        colour = CURVE_COLOURS[place % len(CURVE_COLOURS)]
+        lengths = [length for length, _ in cells]
+        lenient, strict = ([accuracy(cell, score) for _, cell in cells] for score in ("lenient", "strict"))
+        colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
         low, high = [100 * value.low for value in lenient], [100 * value.high for value in lenient]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict], linestyle=(0, (1, 1.5)), color=colour)
-        label = system if groups else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line(place))
+        label = system if cells else f"{system}\n(does not fit)"
+        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(number))
     _length_axis(axes, rows, unit)
-    _accuracy_axis(axes)
+    axes.set_ylim(-3, 103)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_ylabel("questions answered right, %")
     figure.suptitle("Accuracy against length", x=0.01, ha="left")
     axes.set_title(f"{_tasks(rows)}, {_per_point(rows)}; lenient with 95 % bands, strict dotted")
-    _legend_beside(figure, axes)
-
-
-def draw_tradeoff(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
-    """Draw accuracy against cost, a panel for each length."""
-    lengths = sorted({row.length for row in rows if row.has_costs})[-_MAX_PANELS:]
-    known = all(row.flops for row in rows if row.has_costs)
-    ticker = extra_module("matplotlib.ticker", "eval", "drawing results")
-    panels = figure.subplots(1, max(1, len(lengths)), sharey=True, squeeze=False)[0]
-    for axes, length in zip(panels, lengths, strict=False):
-        for place, (system, own) in enumerate(group_items(rows, lambda row: row.system)):
-            group = [row for row in own if row.length == length]
-            if costs := [cost for row in group if row.has_costs and (cost := _cost(row, known)) is not None]:
-                value = accuracy(group, "lenient")
-                mean, reach = 100 * value.mean, [[100 * (value.mean - value.low)], [100 * (value.high - value.mean)]]
-                look = {**_line(place), "linestyle": "none"}
-                axes.errorbar([fmean(costs)], [mean], yerr=reach, label=system, capsize=3, elinewidth=1.1, **look)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
-        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-        axes.set_title(f"{length_label(length, unit)} {unit}")
-        axes.set_xlabel("floating-point operations" if known else "tokens, in and out")
-    _accuracy_axis(panels[0])
-    figure.suptitle(f"Accuracy against cost: {_tasks(rows)}, {_per_point(rows)}", x=0.01, ha="left")
-    named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, handlelength=1.8, fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
 
 
 def depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
-    """Return, by length and tenth of the document, for each fact there, whether the answer has it."""
+    """Return whether the answers have each fact, by length and by tenth of the document."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
-            for depth, is_there in zip(row.needle_depths, row.needles_found, strict=True):
-                grid[row.length, min(int(depth * _DEPTH_BINS), _DEPTH_BINS - 1)].append(is_there)
+            for depth, is_found in zip(row.needle_depths, row.needles_found, strict=True):
+                grid[row.length, min(int(depth * _DEPTH_BINS), _DEPTH_BINS - 1)].append(is_found)
     return dict(grid)
 
 
 def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: str, unit: str, tasks: str) -> None:
-    """Draw a heat map: the share of facts in answers, by length and depth; cells without a fact stay empty."""
+    """Draw a heat map of the share of facts that answers have, by length and depth. Cells without facts stay empty."""
     axes = figure.subplots()
     lengths = sorted({length for length, _ in grid})
     tenths = range(_DEPTH_BINS)
@@ -184,51 +154,11 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
 
 
-def draw_cost(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
-    """Draw arithmetic per question against length, if the model's size is known; otherwise its tokens.
-
-    With arithmetic, the estimate for one call with the whole document is drawn too.
-    """
-    answered = [row for row in rows if row.has_costs]
-    known = any(row.flops for row in answered)
-    axes = figure.subplots()
-    for place, system in enumerate(dict.fromkeys(row.system for row in rows)):
-        costs = _mean_by_length([row for row in answered if row.system == system], lambda row: _cost(row, known))
-        if costs:
-            axes.plot(list(costs), list(costs.values()), label=system, **_line(place))
-    whole = _mean_by_length(answered, lambda row: row.full_context_flops)
-    if known and whole:
-        label = "one call with all\n(estimated, quadratic)"
-        axes.plot(list(whole), list(whole.values()), color="#555555", linestyle=(0, (4, 2)), label=label)
-    _length_axis(axes, rows, unit)
-    axes.set_yscale("log")
-    axes.set_ylabel("floating-point operations" if known else "tokens, in and out")
-    figure.suptitle("Cost of one question against length", x=0.01, ha="left")
-    axes.set_title(f"{_tasks(rows)}; {'arithmetic estimated from the tokens measured' if known else 'tokens measured'}")
-    _legend_beside(figure, axes)
-
-
-def _mean_by_length(rows: Sequence[ResultRow], cost: Callable[[ResultRow], float | None]) -> dict[int, float]:
-    """Return means of the costs that are known, lengths in ascending order."""
-    known = sorted((row.length, value) for row in rows if (value := cost(row)))
-    return {length: fmean(value for _, value in group) for length, group in group_items(known, lambda pair: pair[0])}
-
-
-def _cost(row: ResultRow, as_flops: bool) -> float | None:
-    return row.flops if as_flops else float(row.prompt_tokens + row.completion_tokens)
-
-
-def _line(place: int) -> dict[str, Any]:
-    """Return how the system at a place looks; the first is in front."""
-    marker, colour = MARKERS[place % len(MARKERS)], CURVE_COLOURS[place % len(CURVE_COLOURS)]
-    return {"color": colour, "zorder": 20 - place, "linewidth": 2.2, "marker": marker, "markersize": 6.5,
+def _line_style(number: int) -> dict[str, Any]:
+    """Return the look of the line of the n-th system; the first one is in front."""
+    marker, colour = MARKERS[number % len(MARKERS)], CURVE_COLOURS[number % len(CURVE_COLOURS)]
+    return {"color": colour, "zorder": 20 - number, "linewidth": 2.2, "marker": marker, "markersize": 6.5,
             "markeredgecolor": "white", "markeredgewidth": 0.8}  # fmt: skip
-
-
-def _accuracy_axis(axes: Any) -> None:
-    axes.set_ylim(-3, 103)
-    axes.set_yticks(range(0, 101, 20))
-    axes.set_ylabel("questions answered right, %")
 
 
 def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
@@ -242,7 +172,7 @@ def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
 
 
 def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
-    """Return a label for each length, empty if it would overlap the previous one."""
+    """Return a label for each length; it is empty if it would overlap the previous one."""
     labels: list[str] = []
     labelled = -math.inf
     for length in lengths:
@@ -250,11 +180,6 @@ def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
         labels.append(length_label(length, unit) if has_room else "")
         labelled = math.log2(length) if has_room else labelled
     return labels
-
-
-def _legend_beside(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
 
 
 def _tasks(rows: Sequence[ResultRow]) -> str:

@@ -20,11 +20,10 @@ from memagent_evaluation.markdown_tables import (
     SCORES,
     group_items,
     interval,
-    is_prose,
     label_length,
     length_label,
     markdown,
-    scores_shown,
+    score_titles,
 )
 from memagent_evaluation.plots import draw_all
 from memagent_evaluation.result_journal import REPORT, load_results
@@ -40,8 +39,7 @@ from memagent_evaluation.result_table import (
 from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
     accuracy,
-    as_csv,
-    evaluations_compared,
+    compare_evaluations,
     standings,
     standings_table,
 )
@@ -74,23 +72,23 @@ _MEANS: Final = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0,
 """Columns of costs, with the digits that tables show of their means."""
 _PERCENTILES: Final = (50, 95, 99)
 _REPEATED_SCORES: Final = ("strict", "lenient")
-_COUNTED_APART: Final = {
+_OUTCOME_TITLES: Final = {
     QuestionOutcome.NO_ANSWER: "no answer",
     QuestionOutcome.UNFINISHED: "unfinished",
     QuestionOutcome.FAILED: "failed",
     QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
-_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
+_RUN_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
 """The place in an error's message; see `MemAgentError`."""
-_SHOWN_FAILURES: Final = 12
-_SHOWN_CHARACTERS: Final = 60
+_MAX_FAILURES: Final = 12
+_MAX_CELL_CHARACTERS: Final = 60
 
 
 def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) -> Results:
     """Write the table, the plots and the report of a folder's results, each file when it is complete.
 
     Args:
-        folder: the folder, or the table of one.
+        folder: the folder of an evaluation.
         log: the run log, for the command that opens a run.
         prices: of tokens, if known.
 
@@ -99,13 +97,11 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
         MissingExtraError: the extra "eval" is not installed.
     """
     results = load_results(folder)
-    folder = folder if folder.is_dir() else folder.parent
     if results.rows:
         write_table(results, folder / TABLE)
         report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
-        for name, text in ((REPORT, report), ("standings.csv", as_csv(standings(results)))):
-            with writing(folder / name):
-                write_whole(folder / name, text)
+        with writing(folder / REPORT):
+            write_whole(folder / REPORT, report)
     return results
 
 
@@ -140,15 +136,16 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     """Return the standings of two evaluations on the questions that both asked.
 
     Raises:
-        EvaluationError: like `evaluations_compared`.
+        EvaluationError: like `compare_evaluations`.
     """
-    compared = evaluations_compared(first, second, names)
-    own, others = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
+    by_system = compare_evaluations(first, second, names)
+    first_keys, second_keys = ({(row.system, row.attempt) for row in results.rows} for results in (first, second))
     numbers = (
-        f"{quantity(len(own & others), 'question')} in both; {quantity(len(own ^ others), 'row')} without a partner."
+        f"{quantity(len(first_keys & second_keys), 'question')} in both; "
+        f"{quantity(len(first_keys ^ second_keys), 'row')} without a partner."
     )
     parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
-    for system, lines in compared.items():
+    for system, lines in by_system.items():
         parts += [f"## {system}", standings_table(lines)]
     return "\n\n".join(parts) + "\n"
 
@@ -167,7 +164,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "unit": unit,
             "n": len(rows),
             "scores": {
-                name: None if (score := _average(rows, name)) is None else asdict(score) for name in scores_shown(rows)
+                name: None if (score := _average(rows, name)) is None else asdict(score) for name in score_titles(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -195,12 +192,12 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
         rows: those of one system, task and length.
         score: "strict" or "lenient".
     """
-    questions = [same for _, same in group_items(rows, lambda row: row.sample_id)]
+    questions = [group for _, group in group_items(rows, lambda row: row.sample_id)]
     samples = min(map(len, questions))
     if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return {}
-    right = [(sum(getattr(row, score) == 1 for row in same), len(same)) for same in questions]
-    clusters = [same[0].cluster for same in questions]
+    right = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
+    clusters = [group[0].cluster for group in questions]
     powers = (1 << power for power in range(samples.bit_length()))
     return {
         k: estimate([pass_at_k(number, total, k) for number, total in right], clusters=clusters)
@@ -209,7 +206,7 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
 
 
 def _average(rows: Sequence[ResultRow], score: str) -> Estimate | None:
-    """Return None if nothing fitted, or if not all rows have that score, for example before a judge has graded all."""
+    """Return the mean of a score; None if no document fitted, or if a row has no such score yet (a judge's grade)."""
     if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return None
     return None if any(getattr(row, score) is None for row in rows) else accuracy(rows, score)
@@ -218,7 +215,7 @@ def _average(rows: Sequence[ResultRow], score: str) -> Estimate | None:
 def _legend(rows: Sequence[ResultRow]) -> str:
     graders = sorted({row.judge for row in rows if row.judge})
     judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
-    return _LEGEND + (" ROUGE-L: F1 over the longest common subsequence of words." if is_prose(rows) else "") + judge
+    return _LEGEND + judge
 
 
 def _introduction(results: Results) -> str:
@@ -244,13 +241,13 @@ def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
 
 
 def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
-    apart = [outcome for outcome in _COUNTED_APART if any(row.outcome is outcome for row in rows)]
-    shown = scores_shown(rows)
-    table = [[unit, "system", "n", *shown.values(), *(_COUNTED_APART[outcome] for outcome in apart)]]
+    outcomes = [outcome for outcome in _OUTCOME_TITLES if any(row.outcome is outcome for row in rows)]
+    titles = score_titles(rows)
+    table = [[unit, "system", "n", *titles.values(), *(_OUTCOME_TITLES[outcome] for outcome in outcomes)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        scores = ["–" if (score := _average(group, name)) is None else interval(score) for name in shown]
-        numbers = (f"{counts[outcome]}" for outcome in apart)
+        scores = ["–" if (score := _average(group, name)) is None else interval(score) for name in titles]
+        numbers = (f"{counts[outcome]}" for outcome in outcomes)
         table.append([length_label(length, unit), system, f"{len(group)}", *scores, *numbers])
     return markdown(table)
 
@@ -258,17 +255,17 @@ def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
 def _repeats_table(rows: Sequence[ResultRow]) -> str:
     """Return pass@k of each system, task and length; empty if no answer has several samples."""
     lines = [
-        (place, score, len(group), values)
-        for place, group in group_items(rows, lambda row: (row.task, label_length(row), row.system))
+        (cell, score, len(group), values)
+        for cell, group in group_items(rows, lambda row: (row.task, label_length(row), row.system))
         for score in _REPEATED_SCORES
         if (values := pass_at(group, score))
     ]
     columns = sorted({k for *_, values in lines for k in values})
     table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]
-    for place, score, number, values in lines:
+    for cell, score, number, values in lines:
         cells = [interval(values[k]) if k in values else "" for k in columns]
         questions = values[1].n
-        table.append([*place, SCORES[score], f"{questions}", f"{number // questions}", *cells])
+        table.append([*cell, SCORES[score], f"{questions}", f"{number // questions}", *cells])
     return markdown(table) if lines else ""
 
 
@@ -293,14 +290,16 @@ def _cost_parts(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
 
 def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
     """Return means, percentiles of seconds, and the mean price, of the rows that have costs; None if there are none."""
-    own = [row for row in rows if row.has_costs]
-    seconds = [row.seconds for row in own]
+    finished = [row for row in rows if row.has_costs]
+    seconds = [row.seconds for row in finished]
     costs: dict[str, Any] = {
-        "means": {name: fmean(getattr(row, name) for row in own) if own else None for name in _MEANS},
-        "seconds": {f"p{percent}": percentile(seconds, percent) if own else None for percent in _PERCENTILES},
+        "means": {name: fmean(getattr(row, name) for row in finished) if finished else None for name in _MEANS},
+        "seconds": {f"p{percent}": percentile(seconds, percent) if finished else None for percent in _PERCENTILES},
     }
     if prices is not None:
-        costs["price"] = fmean(prices.of(row.prompt_tokens, row.completion_tokens) for row in own) if own else None
+        costs["price"] = (
+            fmean(prices.of(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
+        )
     return costs
 
 
@@ -309,8 +308,8 @@ def _money(value: float) -> str:
 
 
 def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
-    known = [value for row in rows if (value := getattr(row, name)) is not None]
-    return f"{fmean(known):.2e}" if known else "–"
+    numbers = [value for row in rows if (value := getattr(row, name)) is not None]
+    return f"{fmean(numbers):.2e}" if numbers else "–"
 
 
 def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
@@ -321,14 +320,14 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
     if wrong:
         kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
         table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        for place, group in group_items(wrong, lambda row: (row.system, row.task, label_length(row))):
+        for cell, group in group_items(wrong, lambda row: (row.system, row.task, label_length(row))):
             counts = Counter(loss for row in group for loss in row.where_lost)
-            table.append([*place, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
+            table.append([*cell, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
         parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]
         table = [["system", "question", "gold", "answer", "lost", "run"]]
-        for row in wrong[:_SHOWN_FAILURES]:
+        for row in wrong[:_MAX_FAILURES]:
             gold, answer = _short(", ".join(row.gold)), _short(row.answer or "–")
-            table.append([row.system, row.sample_id, gold, answer, _losses(row), f"`{row.run_id}`"])
+            table.append([row.system, row.sample_id, gold, answer, _describe_losses(row), f"`{row.run_id}`"])
         option = f" --log {shlex.quote(str(log))}" if log is not None else ""
         parts += [
             f"The first {len(table) - 1} of {len(wrong)}; `memagent show RUN{option}` opens one:",
@@ -336,22 +335,28 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         ]
     if failed:
         # Run, branch and chunk differ at every question.
-        reasons = Counter(_short(_PLACE.sub("", row.error or ""), 200) for row in failed)
-        lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_SHOWN_FAILURES))
+        reasons = Counter(_short(_RUN_PLACE.sub("", row.error or ""), 200) for row in failed)
+        lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_FAILURES))
         verb = "counts" if len(failed) == 1 else "count"
         parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
     return parts
 
 
-def _losses(row: ResultRow) -> str:
+def _describe_losses(row: ResultRow) -> str:
     """Return the outcomes of a row's needles; equal ones are counted."""
-    fates = Counter(
+    losses = Counter(
         loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk}")
         for loss, chunk in zip(row.where_lost, row.lost_at, strict=True)
     )
-    return ", ".join(fate if number == 1 else f"{fate} x {number}" for fate, number in fates.items())
+    return ", ".join(loss if number == 1 else f"{loss} x {number}" for loss, number in losses.items())
 
 
-def _short(text: str, longest: int = _SHOWN_CHARACTERS) -> str:
+def _short(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
     """Return a text as a cell of a table: one line, with Markdown's characters escaped."""
-    return in_one_line(text, longest).replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+    return (
+        in_one_line(text, max_characters)
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("`", "'")
+        .replace("<", "&lt;")
+    )

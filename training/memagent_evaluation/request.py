@@ -33,8 +33,8 @@ from memagent_evaluation.result_journal import (
     open_results,
 )
 from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
-from memagent_evaluation.samples import Sample, Task
-from memagent_evaluation.suites import with_suites
+from memagent_evaluation.samples import Task
+from memagent_evaluation.suites import expand_suites
 from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.progress import ProgressDisplay
@@ -49,7 +49,7 @@ from memagent_graph.storage.paths import default_store
 from memagent_graph.strategies.excerpts import prompt_overhead
 
 
-async def carry_out(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
+async def run_evaluation(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
     """Check everything, then run to the end, or to a limit.
 
     Args:
@@ -124,7 +124,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
         options.questions_per_document,
         prompt_overhead(context),
     )
-    names = with_suites(options.tasks or ())
+    names = expand_suites(options.tasks or ())
     tasks = load_tasks(names, task_settings)
     plan = plan_of(systems, tasks, lengths, options.count, options.repeats)
     check_plan(plan, tasks, context, seed=options.seed)
@@ -182,57 +182,46 @@ async def _measure(
 
 
 class EvaluationProgress:
-    """Shows an evaluation while it runs: a watcher of the harness.
-
-    Args:
-        display: where it is shown.
-    """
+    """Shows an evaluation while it runs: a watcher of the harness."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
-        self._right: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._total = self._done = self._failed = self._tokens = 0
-        self._work_left = self._work_done = self._work_under_way = 0
+        self._length_left = self._length_done = 0
         self._began = time.monotonic()
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """Count existing rows, and the work that is left."""
+        """Count the rows that exist, and the lengths of the documents that are left."""
         keys = list(dict.fromkeys(plan.keys()))
         self._total = len(keys)
         for key in keys:
             if (row := rows.get(key)) is not None:
                 self._count(row)
             else:
-                self._work_left += key[2]
+                self._length_left += key[2]
         self._began = time.monotonic()
         self._display.update(self._done, total=self._total)
 
-    def on_question(self, sample: Sample) -> None:
-        """Count a question as under way."""
-        self._work_under_way += sample.length
-
     def on_row(self, row: ResultRow) -> None:
-        """Count a new row, and show the state."""
+        """Count a new row, and update the display."""
         self._count(row)
-        self._work_under_way -= row.length
         self._tokens += row.prompt_tokens + row.completion_tokens
-        self._work_done += row.length
-        self._work_left -= row.length
+        self._length_done += row.length
+        self._length_left -= row.length
         self._display.update(self._done, self.status, total=self._total)
 
     @property
     def status(self) -> str:
-        """Accuracy so far by length (lenient), failures, tokens a second, and the time left."""
+        """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
         lengths = " ".join(
-            f"{length_label(length, unit)} {100 * fmean(values):.0f}%"
-            for (unit, length), values in sorted(self._right.items())
+            f"{length_label(length, unit)} {100 * fmean(scores):.0f}%"
+            for (unit, length), scores in sorted(self._scores.items())
         )
         seconds = max(time.monotonic() - self._began, 1e-9)
         parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
-        if self._work_done:
-            # By length, not by number, since long documents are first. Running questions are half done, on average.
-            done = self._work_done + self._work_under_way / 2
-            left = timedelta(seconds=round(seconds * (self._work_done + self._work_left - done) / done))
+        if self._length_done:  # by length, not by number, since long documents come first
+            left = timedelta(seconds=round(seconds * self._length_left / self._length_done))
             parts.append(f"{left} left")
         return ", ".join(filter(None, parts))
 
@@ -240,4 +229,4 @@ class EvaluationProgress:
         self._done += 1
         self._failed += row.outcome is QuestionOutcome.FAILED
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
-            self._right[row.unit, row.length].append(row.lenient)
+            self._scores[row.unit, row.length].append(row.lenient)

@@ -2,9 +2,8 @@
 
     FOLDER/journal.jsonl        a line of settings, lines for the plan, then a line per row in order of completion
     runs.sqlite                 the run log, for `memagent show`, unless another one was named
-    results.parquet             the table (`result_table`)
+    results.parquet             the same rows for data frames (`result_table`)
     report.md, *.png, *.svg     the report and its plots
-    standings.csv               its main table
     documents                   texts that were to be kept
     checkpoints.sqlite, open-documents    only while it runs: what resuming needs, and what is being read
 
@@ -30,7 +29,6 @@ from memagent_evaluation.result_table import (
     EvaluationPlan,
     ResultRow,
     Results,
-    read_table,
     require_same,
     table_of,
     writing,
@@ -44,7 +42,7 @@ RUNS: Final = "runs.sqlite"
 CHECKPOINTS: Final = "checkpoints.sqlite"
 KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
-REPLACED: Final = (TABLE, REPORT, "standings.*", "*.png", "*.svg")
+REPLACED: Final = (TABLE, REPORT, "*.png", "*.svg")
 """What is made again from the rows at the end."""
 _MAX_PLANNED: Final = 10**7
 _SYNC_SECONDS: Final = 1.0
@@ -88,10 +86,10 @@ class ResultJournal:
         Raises:
             EvaluationError: a task's data files, or a system, have changed since they were first used.
         """
-        for what in ("data", "identities"):
-            now: dict[str, str] = dict(getattr(plan, what))
-            before = {name: text for earlier in self.plans for name, text in getattr(earlier, what) if name in now}
-            require_same({what: now}, {what: {**now, **before}}, self.path.parent)
+        for field in ("data", "identities"):
+            new: dict[str, str] = dict(getattr(plan, field))
+            old = {name: text for earlier in self.plans for name, text in getattr(earlier, field) if name in new}
+            require_same({field: new}, {field: {**new, **old}}, self.path.parent)
         if plan not in self.plans:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)
@@ -183,20 +181,17 @@ def require_no_results(folder: Path) -> None:
         )
 
 
-def load_results(path: Path) -> Results:
-    """Return the results of a folder, finished or not, or those of a Parquet file.
+def load_results(folder: Path) -> Results:
+    """Return the results of a folder, finished or not.
 
     Raises:
         EvaluationError: there are none, or they cannot be parsed.
     """
-    if (path / JOURNAL).is_file():
-        entries = read_journal(path / JOURNAL, error=EvaluationError)
-        header, plans, commands, rows = _parse(entries, path / JOURNAL)
-        return table_of(rows, plans, header["settings"], header["evaluation"], commands)
-    table = path / TABLE if path.is_dir() else path
-    if not table.is_file():
-        raise EvaluationError(f"there are no results in {path}", hint="Name a folder that `memagent eval` wrote to.")
-    return read_table(table)
+    path = folder / JOURNAL
+    if not path.is_file():
+        raise EvaluationError(f"there are no results in {folder}", hint="Name a folder that `memagent eval` wrote to.")
+    header, plans, commands, rows = _parse(read_journal(path, error=EvaluationError), path)
+    return table_of(rows, plans, header["settings"], header["evaluation"], commands)
 
 
 def _parse(

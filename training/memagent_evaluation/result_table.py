@@ -19,14 +19,11 @@ import msgspec
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
-from memagent_graph.storage.bounded_files import json_value
-from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
+from memagent_graph.storage.parquet_rows import pyarrow
 from memagent_graph.storage.private_files import whole_file
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
-_METADATA: Final = "memagent."
-_MAX_BYTES: Final = 4 << 30
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Key: TypeAlias = tuple[str, str, int, int, int]
@@ -70,7 +67,7 @@ class ResultRow:
     question: str
     gold: tuple[str, ...]
     answer: str | None
-    """In the requested form; None if there is none."""
+    """The answer in the requested form; None if there is no answer."""
     raw_answer: str | None
     outcome: QuestionOutcome
     error: str | None
@@ -89,7 +86,7 @@ class ResultRow:
     cached_tokens: Int64
     calls: Int64
     seconds: float
-    """Wall time, with other attempts in parallel: waiting for the server is included."""
+    """Wall time, including the time spent waiting for a server that other attempts share."""
     flops: float | None
     """Estimated, if the model's size is known."""
     full_context_flops: float | None
@@ -114,29 +111,15 @@ class ResultRow:
     """Whether a script answered instead of a policy: its costs count, but its scores mean nothing."""
     turns: Int64 | None = None
     """The critical path: the minimum number of the policy's replies that had to wait for each other."""
-    read_tokens: Int64 | None = None
-    """Tokens of the document in prompts, each counted as often as it was there."""
-    over_read_tokens: Int64 | None = None
-    """Those beyond one reading up to the last evidence. Here and below None if the place is unknown, or the system does
-    not read the document, or did not finish."""
-    premature: bool | None = None
-    """Whether it ended before all of the evidence had been read."""
-    saved: float | None = None
-    """The share of the document that was not read."""
-    could_save: float | None = None
-    """The share after the chunk with the last evidence: a reader that stops there saves this much."""
-
     reached_length: Int64 | None = None
     """The length that the document reached, at most `length`, in the same unit; None if the task does not say."""
     repeat: Int64 = 0
     """Which of several samples of the same system's answer this is, from 0."""
 
-    rouge_l: float | None = None
-    """ROUGE-L, 0 to 1."""
     judged: float | None = None
     """A language model's grade, 0 to 1; None if there is no grade."""
     judge: str = ""
-    """Which one."""
+    """The name of the model that graded."""
 
     @property
     def key(self) -> Key:
@@ -248,14 +231,12 @@ def write_table(results: Results, path: Path) -> None:
     columns = {
         column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
     }
-    facts = {
-        "format": FORMAT,
-        "evaluation": results.evaluation,
-        "settings": json.dumps(results.settings, sort_keys=True),
-        "missing": str(results.missing),
-        "commands": json.dumps(results.commands),
+    metadata = {
+        "memagent.format": FORMAT,
+        "memagent.evaluation": results.evaluation,
+        "memagent.settings": json.dumps(results.settings, sort_keys=True),
     }
-    schema = pa.schema(list(_types(pa).items()), metadata={_METADATA + name: value for name, value in facts.items()})
+    schema = pa.schema(list(_types(pa).items()), metadata=metadata)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -274,13 +255,13 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> None:
-    """Check that results with some settings may be extended with others.
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
+    """Check that settings equal those that a folder's results were made with.
 
     Raises:
-        EvaluationError: they may not; the message names every difference.
+        EvaluationError: they do not; the message names every difference.
     """
-    old, new = _flat(then), _flat(now)
+    old, new = _flatten(stored), _flatten(settings)
     different = [
         f"{name} is {_format(new, name)} and was {_format(old, name)}"
         for name in sorted(old.keys() | new.keys())
@@ -291,40 +272,6 @@ def require_same(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) 
             f"{folder} holds results of other settings: {'; '.join(different)}",
             hint="Resume with the settings of the beginning, or name another folder (--out).",
         )
-
-
-def read_table(path: Path) -> Results:
-    """Return the results of a Parquet file.
-
-    Raises:
-        EvaluationError: it cannot be parsed.
-        MissingExtraError: pyarrow is not installed.
-    """
-    pa = pyarrow("eval", "a table of results")
-    try:
-        table = open_parquet(path, "eval", "a table of results")
-        metadata = {name.decode(): value.decode() for name, value in (table.schema_arrow.metadata or {}).items()}
-        if metadata.get(_METADATA + "format") != FORMAT:
-            raise ValueError("it has other columns")
-        rows, size = list[ResultRow](), 0
-        for part in row_parts(table, list(_types(pa))):
-            batch = part.select(list(_types(pa))).cast(pa.schema(_types(pa)))
-            size += batch.nbytes
-            if size > _MAX_BYTES:
-                raise ValueError(f"its rows have more than {_MAX_BYTES:,} bytes")
-            rows += msgspec.convert(batch.to_pylist(), list[ResultRow])
-        texts = {name: metadata[_METADATA + name] for name in ("settings", "evaluation", "missing", "commands")}
-        return Results(
-            tuple(rows),
-            msgspec.convert(json_value(texts["settings"]), dict[str, Any]),
-            texts["evaluation"],
-            int(texts["missing"]),
-            msgspec.convert(json_value(texts["commands"]), tuple[str, ...]),
-        )
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise EvaluationError(
-            f"{path} holds no results of an evaluation: {error}", hint="Name a folder that `memagent eval` wrote to."
-        ) from error
 
 
 def table_of(
@@ -349,12 +296,12 @@ def table_of(
     return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as read from JSON."""
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names, with values as JSON would give them back."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
             flat[prefix + name] = list(value) if isinstance(value, tuple) else value
     return flat

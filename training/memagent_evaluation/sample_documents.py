@@ -1,71 +1,115 @@
-"""Samples' documents: made in threads and stored before they are needed, removed after their last question is done."""
+"""The documents of samples: made in threads, stored before they are needed, and removed after their last question."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from memagent_evaluation.samples import Sample, Task
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError, EvaluationError
 
-_WORKERS: Final = 2
+
+class SampleError(EvaluationError):
+    """One sample cannot be made: the length is too small, or the task's code failed. Others can be made."""
 
 
-class StoredSample(NamedTuple):
-    """A sample whose document is stored, and how many characters that has."""
+@dataclass(slots=True)
+class StoredSample:
+    """A sample whose document is in the store."""
 
     sample: Sample
     document: DocumentRef
-    characters: int
+    readers: int
+    """How many systems still need it."""
 
 
-class SampleError(EvaluationError):
-    """A task has no such sample, for example because the length is too small, or its code failed; others can be
-    made.
-    """
-
-
-class SampleMaker:
-    """Makes samples and stores their documents, in a pool of threads.
+class OpenDocuments:
+    """Makes samples and keeps their documents in a store while systems read them. It belongs to one event loop.
 
     Args:
         tasks: the tasks by name.
         store: where documents are put.
         seed: the tasks' seed, for messages.
+        keep: whether documents stay in the store.
     """
 
-    workers = _WORKERS
-    """How many are made at once."""
+    workers: Final = 2
+    """How many samples are made at once."""
 
-    def __init__(self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None) -> None:
+    def __init__(
+        self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None, *, keep: bool = False
+    ) -> None:
         self._tasks = tasks
         self._store = store
         self._seed = seed
-        self._pool = ThreadPoolExecutor(_WORKERS, "sample")
-        self._given_up = threading.Event()
+        self._keep = keep
+        self._pool = ThreadPoolExecutor(self.workers, "sample")
+        self._is_closing = threading.Event()
+        self._open_samples: Counter[str] = Counter()
+        """The number of samples that still need a document, by its key."""
+        self._documents: dict[str, DocumentRef] = {}
+        self._making: set[asyncio.Future[StoredSample]] = set()
 
-    async def make(self, task: str, length: int, index: int) -> StoredSample:
-        """Return a sample of a task, with its document in the store.
+    async def prepare(self, task: str, length: int, index: int, readers: int) -> StoredSample:
+        """Make a sample and store its document, for a number of systems.
 
         Raises:
             SampleError: the task does not have it.
-            EvaluationError: its document cannot be made or stored.
+            EvaluationError: its document cannot be stored.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._stored, task, length, index)
+        stored = await self._make(task, length, index, readers)
+        self._open_samples[stored.document["key"]] += 1
+        try:
+            self._store.read_bytes(stored.document, 0, 1)
+        except DocumentError:
+            # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
+            await self._make(task, length, index, readers)
+        return stored
+
+    def release(self, stored: StoredSample) -> None:
+        """Note that one system needs a sample no longer; after the last one, remove its document."""
+        stored.readers -= 1
+        if stored.readers == 0:
+            key = stored.document["key"]
+            self._open_samples[key] -= 1
+            if self._open_samples[key] == 0:
+                self._remove(key)
 
     async def close(self) -> None:
-        """Cancel running work as soon as possible."""
-        self._given_up.set()
+        """Cancel running work, and remove all remaining documents."""
+        self._is_closing.set()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        await asyncio.gather(*self._making, return_exceptions=True)
+        for key in list(self._documents):
+            self._remove(key)
 
-    def _stored(self, name: str, length: int, index: int) -> StoredSample:
-        task, seed = self._tasks[name], self._seed
+    async def _make(self, task: str, length: int, index: int, readers: int) -> StoredSample:
+        """Make and store a sample in a thread. It cannot be cancelled from outside; `close` waits for running work."""
+        loop = asyncio.get_running_loop()
+        making = loop.run_in_executor(self._pool, self._make_now, self._tasks[task], length, index, readers)
+        self._making.add(making)
+        making.add_done_callback(self._on_made)
+        return await asyncio.shield(making)
+
+    def _on_made(self, making: asyncio.Future[StoredSample]) -> None:
+        self._making.discard(making)
+        if not making.cancelled() and making.exception() is None:
+            document = making.result().document
+            self._documents[document["key"]] = document
+
+    def _remove(self, key: str) -> None:
+        document = self._documents.pop(key)
+        if not self._keep:
+            self._store.remove(document)
+
+    def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
+        seed = self._seed
         sample = sample_of(task, length, index, seed)
 
         def text() -> Iterator[str]:
@@ -78,8 +122,8 @@ class SampleMaker:
                 raise _sample_error(error, "text", task, length, index, seed) from error
 
         try:
-            pieces = _AsFile(text(), self._given_up.is_set)
-            document = self._store.add(Document.from_file(pieces, name=sample.id))  # type: ignore[arg-type]
+            file = _TextFile(text(), self._is_closing)
+            document = self._store.add(Document.from_file(file, name=sample.id))  # type: ignore[arg-type]
         except OSError as error:
             raise EvaluationError(
                 f"the document of {sample.id} cannot be stored in {self._store.root}: {error.strerror or error}",
@@ -87,87 +131,7 @@ class SampleMaker:
             ) from error
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-        return StoredSample(sample, document, pieces.characters)
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A sample whose document is stored."""
-
-    sample: Sample
-    document: DocumentRef
-    characters: int
-    """The document's."""
-    readers: int
-    """How many systems still need it."""
-
-
-class OpenDocuments:
-    """The documents of an evaluation's open questions. It belongs to one event loop.
-
-    Args:
-        store: where they lie.
-        maker: makes and stores them.
-        keep: whether to keep them.
-    """
-
-    def __init__(self, store: DocumentStore, maker: SampleMaker, *, keep: bool = False) -> None:
-        self._store = store
-        self._maker = maker
-        self._keep = keep
-        self._in_use: Counter[str] = Counter()
-        self._stored: dict[str, DocumentRef] = {}
-        self._making: set[asyncio.Future[StoredSample]] = set()
-
-    async def prepare(self, task: str, length: int, index: int, readers: int) -> Prepared:
-        """Make a sample and store its document, for a number of systems.
-
-        Raises:
-            EvaluationError: like `SampleMaker.make`.
-        """
-        made = await self._make(task, length, index)
-        document = made.document
-        self._in_use[document["key"]] += 1
-        try:
-            self._store.read_bytes(document, 0, 1)
-        except DocumentError:
-            # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
-            await self._make(task, length, index)
-        return Prepared(*made, readers)
-
-    def done_with(self, prepared: Prepared) -> None:
-        """One of its systems is done with a sample; after the last one its document is removed."""
-        prepared.readers -= 1
-        if prepared.readers == 0:
-            key = prepared.document["key"]
-            self._in_use[key] -= 1
-            if self._in_use[key] == 0:
-                self._remove(key)
-
-    async def close(self) -> None:
-        """Cancel running work, and remove all remaining documents."""
-        await self._maker.close()
-        await asyncio.gather(*self._making, return_exceptions=True)
-        for key in list(self._stored):
-            self._remove(key)
-
-    async def _make(self, task: str, length: int, index: int) -> StoredSample:
-        """Return the maker's result. It cannot be cancelled from outside; `close` waits for running work."""
-        making = asyncio.ensure_future(self._maker.make(task, length, index))
-        self._making.add(making)
-        making.add_done_callback(self._made)
-        return await asyncio.shield(making)
-
-    def _made(self, making: asyncio.Future[StoredSample]) -> None:
-        self._making.discard(making)
-        if not making.cancelled() and making.exception() is None:
-            document = making.result().document
-            self._stored[document["key"]] = document
-
-    def _remove(self, key: str) -> None:
-        document = self._stored.pop(key)
-        if not self._keep:
-            self._store.remove(document)
+        return StoredSample(sample, document, readers)
 
 
 def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
@@ -185,39 +149,33 @@ def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> S
 def _sample_error(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
     if isinstance(error, EvaluationError):
         return SampleError(error.message, hint=error.hint)
-    of = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
+    place = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
     return SampleError(
-        f"{method}() of the task {task.name} failed at {of}: {type(error).__name__}: {error}",
+        f"{method}() of the task {task.name} failed at {place}: {type(error).__name__}: {error}",
         hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
     )
 
 
-class _GivenUpError(Exception):
+class _ClosingError(Exception):
     """The text is no longer needed."""
 
 
-class _AsFile:
-    """Pieces of text as an open file, which is read once, from its beginning to its end.
+class _TextFile:
+    """Pieces of text as an open file, which is read once, from its beginning to its end."""
 
-    Attributes:
-        characters: how many have been read.
-    """
-
-    def __init__(self, pieces: Iterator[str], given_up: Callable[[], bool]) -> None:
-        self.characters = 0
+    def __init__(self, pieces: Iterator[str], is_closing: threading.Event) -> None:
         self._pieces = pieces
-        self._given_up = given_up
+        self._is_closing = is_closing
 
     def read(self, size: int) -> str:
-        """At least this many characters, or fewer at the end."""
-        read: list[str] = []
+        """Return at least this many characters, or fewer at the end."""
+        pieces: list[str] = []
         length = 0
         for piece in self._pieces:
-            read.append(piece)
+            pieces.append(piece)
             length += len(piece)
-            if self._given_up():
-                raise _GivenUpError
+            if self._is_closing.is_set():
+                raise _ClosingError
             if length >= size:
                 break
-        self.characters += length
-        return "".join(read)
+        return "".join(pieces)

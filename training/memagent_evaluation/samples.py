@@ -20,8 +20,7 @@
 
 `memagent eval my_tasks.py:Birthdays` then measures it like any other. A task whose data determines its lengths may list
 them (`planning.OwnLengths`); a task may also have its own metric (`scorers.OwnMetric`). If samples name their needles,
-the report says where facts were lost, and what early stops cost or saved; a task that needs the whole document, such as
-counting, sets `whole_document = True`, so that no stop before the end counts as a good one.
+the report says where facts were lost.
 """
 
 from __future__ import annotations
@@ -119,17 +118,9 @@ class Sample:
     text: Callable[[], Iterator[str]] = field(repr=False)
     """The document in pieces, the same at each call."""
     needles: tuple[Needle, ...] = field(default=(), repr=False)
-    """What the answer is based on, as far as known; if the whole document counts (`whole_document`), the first places
-    of the gold strings."""
+    """What the answer is based on, as far as known; in a list of words, the first occurrences of the gold strings."""
     reached: int | None = None
     """The length that was reached, at most `length`, in the same unit; None if unknown."""
-
-    @property
-    def evidence(self) -> tuple[Needle, ...]:
-        """The needles after which a reader may stop. Empty if there is no such place, or it is unknown: then early
-        stops are not reported.
-        """
-        return () if getattr(self.task, "whole_document", False) else self.needles
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-r"""Scores an answer against the gold strings: strict, lenient, RULER's string match, token F1 and ROUGE-L.
+r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
 
 A read that failed, did not finish or gave no answer is wrong in every score. It X
 """
@@ -9,9 +9,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
@@ -21,23 +19,23 @@ from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.words import ends_with_particle, is_unspaced, normal_form, words
+from memagent_graph.words import ends_with_particle, is_unspaced, normal_form
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _PUNCTUATION: Final = regex.compile(rf"[\p{{P}}{re.escape(string.punctuation)}]")
-_OF_NUMBERS: Final = r"(?<!\w)-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
+_NUMBER_MARKS: Final = r"(?<!\w)-(?=\.?\d)|(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 """Minus signs and decimal points."""
-_OF_NAMES: Final = r"(?<=[^\W\d_])(?:\+{1,2}|\#)(?!\w)"
+_NAME_MARKS: Final = r"(?<=[^\W\d_])(?:\+{1,2}|\#)(?!\w)"
 """Distinguishes C++ and C# from C, and A+ from A."""
-_BETWEEN_DIGITS: Final = r"(?<=\d)[/:-](?=\d)"
+_DIGIT_SEPARATORS: Final = r"(?<=\d)[/:-](?=\d)"
 """Fractions, times and dates. They may also separate items of a list, as in "12/7"."""
-_MEANT: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}|{_BETWEEN_DIGITS}")
-_MEANT_IN_LISTS: Final = re.compile(f"{_OF_NUMBERS}|{_OF_NAMES}")
+_KEPT: Final = re.compile(f"{_NUMBER_MARKS}|{_NAME_MARKS}|{_DIGIT_SEPARATORS}")
+_KEPT_IN_LISTS: Final = re.compile(f"{_NUMBER_MARKS}|{_NAME_MARKS}")
 _MARKS: Final = frozenset("-./:+#")
 """Punctuation that may be left in a normal form, and then belongs to the word next to it."""
 _GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
 """Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
-_LAST_CHARACTERS: Final = 300
+_BOX_CHARACTERS: Final = 300
 """How far from the completion's end the paper looks for the box."""
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
@@ -73,7 +71,7 @@ class OwnMetric(Protocol):
     """A task that its publisher scores by its own rule; the result replaces RULER's string match."""
 
     def own_score(self, sample: Sample, answer: str) -> float:
-        """0 to 1, for the reader's answer."""
+        """Return the score of the reader's answer, 0 to 1."""
         ...
 
 
@@ -99,19 +97,21 @@ def score(
         return WRONG
     reply = extract_reply(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
-    wanted = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
-    own = sample.task if isinstance(sample.task, OwnMetric) else None
+    candidate = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    task = sample.task
     return Scores(
-        strict=float(wanted is not None and is_exactly(wanted, sample.gold, metric)),
+        strict=float(candidate is not None and is_exactly(candidate, sample.gold, metric)),
         lenient=float(holds(answer, sample.gold, metric)),
-        string_match=own.own_score(sample, answer) if own else string_match(reply, sample.gold, metric),
+        string_match=task.own_score(sample, answer)
+        if isinstance(task, OwnMetric)
+        else string_match(reply, sample.gold, metric),
         token_f1=best_f1(answer, sample.gold, metric),
     )
 
 
 def boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
     r"""Return the last \boxed{} in the last 300 characters, or in twice the length of all gold strings if more."""
-    return last_boxed(reply[-max(_LAST_CHARACTERS, 2 * sum(map(len, gold))) :])
+    return last_boxed(reply[-max(_BOX_CHARACTERS, 2 * sum(map(len, gold))) :])
 
 
 def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
@@ -125,9 +125,9 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
         return normalise(answer) in {normalise(string) for string in gold}
     separator = _BETWEEN_WORDS if all(len(string.split()) == 1 for string in gold) else _BETWEEN_ITEMS
     numeric = any(character.isdigit() for string in gold for character in string)
-    listed = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
+    items = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
     # A gold string may itself have a separator, so both sides are split in the same way.
-    return _items(listed, separator) == frozenset().union(*(_items(string, separator) for string in gold))
+    return _items(items, separator) == frozenset().union(*(_items(string, separator) for string in gold))
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
@@ -141,55 +141,48 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
-    """RULER's metric: gold strings in the completion, both in lower case and otherwise unchanged, also inside words."""
+    """Return the share of gold strings in the completion, as in RULER: in lower case, and also inside words."""
     lowered = reply.lower()
     matches = [string.lower() in lowered for string in gold]
     return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)
 
 
 def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
-    """F1 compared with the nearest of several wordings, or with all strings together if all are required."""
+    """Return F1 compared with the nearest of several wordings, or with all strings together if all are required."""
     if metric is Metric.ANY:
         return max(token_f1(answer, string) for string in gold)
     return token_f1(answer, " ".join(gold))
 
 
-def similarity_after_prefix(answer: str, gold: str, prefix: str) -> float:
-    """OpenAI-MRCR's metric: difflib's ratio of both texts after a prefix; 0 if `answer` does not begin with it."""
-    if not answer.startswith(prefix):
-        return 0.0
-    return SequenceMatcher(None, answer.removeprefix(prefix), gold.removeprefix(prefix)).ratio()
-
-
 def normalise(text: str) -> str:
-    """In its normal form, without punctuation and English articles, with single spaces: as in SQuAD, in all scripts.
+    """Return a text without punctuation, English articles and letter case, as in SQuAD, but in all scripts.
 
     Unlike there, what distinguishes numbers and names is kept: sign, decimal point, slash, colon and hyphen between
     digits, and the marks of C++ and C#. A text of only punctuation and articles keeps them; "The" must not become equal
     to an empty text.
     """
     folded = _fold(text)
-    return _without_articles(_strip(folded, _MEANT, "")) or " ".join(folded.split())
+    return _without_articles(_strip(folded, _KEPT, "")) or " ".join(folded.split())
 
 
 def separate_words(text: str, *, lists: bool = True) -> str:
-    """Like `normalise`, but punctuation separates words, as in "key:7" and "red/blue", unless it belongs to a number.
+    """Normalise like `normalise`, but with spaces for punctuation ("key:7", "red/blue") that is not part of a number.
 
     With `lists`, it also separates numbers, as in "12/7"; otherwise that is one fraction.
     """
     folded = _fold(text)
     whole = _GROUPED.sub(lambda match: match[0].replace(",", ""), re.sub("['’]", "", folded))
-    return _without_articles(_strip(whole, _MEANT_IN_LISTS if lists else _MEANT, " ")) or " ".join(folded.split())
+    return _without_articles(_strip(whole, _KEPT_IN_LISTS if lists else _KEPT, " ")) or " ".join(folded.split())
 
 
 def _fold(text: str) -> str:
     return normal_form(text).replace("\N{MINUS SIGN}", "-")
 
 
-def _strip(text: str, meant: re.Pattern[str], instead: str) -> str:
-    """Return the text with `instead` for its punctuation, except `meant`."""
-    places = {at for match in meant.finditer(text) for at in range(*match.span())}
-    stripped: str = _PUNCTUATION.sub(lambda match: match[0] if match.start() in places else instead, text)
+def _strip(text: str, kept: re.Pattern[str], replacement: str) -> str:
+    """Return the text with `replacement` for its punctuation, except what `kept` matches."""
+    positions = {position for match in kept.finditer(text) for position in range(*match.span())}
+    stripped: str = _PUNCTUATION.sub(lambda match: match[0] if match.start() in positions else replacement, text)
     return stripped
 
 
@@ -201,19 +194,19 @@ def contains(text: str, gold: str) -> bool:
     enough.
     A gold fraction, time or date ("1/2") is searched as a whole.
     """
-    lists = re.search(_BETWEEN_DIGITS, gold) is None
+    lists = re.search(_DIGIT_SEPARATORS, gold) is None
     forms = (normalise, partial(separate_words, lists=False), *((separate_words,) if lists else ()))
     return any(_has_words(form(text), form(gold)) for form in forms)
 
 
-def _has_words(text: str, wanted: str) -> bool:
-    at = text.find(wanted) if wanted else -1
-    while at >= 0:
-        end = at + len(wanted)
-        whole = not _inside_word(text, end) or ends_with_particle(text[at:].partition(" ")[0], len(wanted))
-        if whole and not _inside_word(text, at):
+def _has_words(text: str, phrase: str) -> bool:
+    start = text.find(phrase) if phrase else -1
+    while start >= 0:
+        end = start + len(phrase)
+        is_whole = not _inside_word(text, end) or ends_with_particle(text[start:].partition(" ")[0], len(phrase))
+        if is_whole and not _inside_word(text, start):
             return True
-        at = text.find(wanted, at + 1)
+        start = text.find(phrase, start + 1)
     return False
 
 
@@ -223,9 +216,9 @@ def token_f1(text: str, gold: str) -> float:
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
     numbers.
     """
-    said, wanted = normalise(text).split(), normalise(gold).split()
-    shared = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
+    words, gold_words = normalise(text).split(), normalise(gold).split()
+    shared = sum((Counter(words) & Counter(gold_words)).values())
+    return 2 * shared / (len(words) + len(gold_words)) if shared else 0.0
 
 
 def _without_articles(text: str) -> str:
@@ -236,34 +229,9 @@ def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
     return frozenset(filter(None, map(normalise, separator.split(text))))
 
 
-def _inside_word(text: str, at: int) -> bool:
-    around = text[at - 1 : at + 1]
-    return 0 < at < len(text) and all(
+def _inside_word(text: str, position: int) -> bool:
+    around = text[position - 1 : position + 1]
+    return 0 < position < len(text) and all(
         (character.isalnum() or character in _MARKS or unicodedata.combining(character)) and not is_unspaced(character)
         for character in around
     )
-
-
-def rouge_l(answer: str, wordings: Iterable[str]) -> float:
-    """F1 over the longest common subsequence of words, case folded, compared with the nearest of several wordings. 0 to
-    1.
-    """
-    said = words(answer)
-    return max((_rouge_f1(said, words(wording)) for wording in wordings), default=0.0)
-
-
-def _rouge_f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    common = _longest_common(said, wanted)
-    return 2 * common / (len(said) + len(wanted)) if common else 0.0
-
-
-def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, a row of its table in one number (Hyyrö 2004)."""
-    places: dict[str, int] = {}
-    for at, word in enumerate(first):
-        places[word] = places.get(word, 0) | 1 << at
-    whole = row = (1 << len(first)) - 1
-    for word in second:
-        matching = row & places.get(word, 0)
-        row = (row + matching | row - matching) & whole
-    return len(first) - row.bit_count()

@@ -1,4 +1,4 @@
-"""Systems side by side, on the same questions: accuracy, the difference from the first system, costs, early stops.
+"""Systems side by side, on the same questions: accuracy, the difference from the first system, costs.
 
 The comparison is paired by question: a question that was asked at several lengths, or repeatedly, counts once, with its
 mean score, since its answers are not independent trials. Two evaluations are compared in the same way.
@@ -6,15 +6,13 @@ mean score, since its answers are not independent trials. Two evaluations are co
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import group_items, interval, label_length, markdown
-from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_for_number
+from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_p_values
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import Estimate, estimate
 from memagent_graph.errors import EvaluationError
@@ -24,20 +22,10 @@ STANDINGS_LEGEND: Final = (
     "first system, in points, on the questions that both were asked and that fit both, by lenient and by strict "
     "accuracy; p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
     f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
-    "Costs are means per question. Turns: replies that had to wait for each other. Stopped early: the share of "
-    "questions at which evidence was left unread; lost by it: the points of accuracy that these cost at most. "
-    "Over-read: document tokens read beyond one reading up to the last evidence. Saving: the share of what a reader "
-    "could save that stops exactly after the last evidence; an early stop saves nothing. –: unknown, for example if "
-    "the whole document counts."
+    "Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
 )
 SCRIPTED: Final = "scripted"
-"""Shown instead of the accuracy of a scripted policy."""
-_PARTS: Final = {
-    "accuracy": ("mean", "low", "high"),
-    "against_first": ("difference", "low", "high", "p_value"),
-    "against_first_strict": ("difference", "low", "high", "p_value"),
-}
-"""Numbers of the fields that have several."""
+"""Stands in place of a scripted policy's accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +52,11 @@ class SystemStanding:
     """The share of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
-    premature: float | None
-    """The share of reads that ended before all evidence was read."""
-    lost_early: float | None
-    """The regret in accuracy: the mean score that such reads lost. The oracle, which stops exactly after the last
-    evidence, gains at most this much."""
-    over_read: float | None
-    """The regret in tokens: those of the document beyond the oracle's."""
-    saving: float | None
-    """The share of the possible saving that was achieved; reads that ended too early achieve none."""
 
     @property
     def not_worse(self) -> bool | None:
         """Whether it is not worse than the first system by 3 points."""
-        return self.against_first.not_worse() if self.against_first is not None else None
+        return self.against_first.is_not_worse if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
@@ -98,21 +77,21 @@ def standings(results: Results) -> list[SystemStanding]:
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
-    lenient = _correct([line.against_first for line in lines])
-    strict = _correct([line.against_first_strict for line in lines])
+    lenient = _correct_known([line.against_first for line in lines])
+    strict = _correct_known([line.against_first_strict for line in lines])
     return [
         replace(line, against_first=first, against_first_strict=other)
         for line, first, other in zip(lines, lenient, strict, strict=True)
     ]
 
 
-def _correct(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    correction = iter(correct_for_number([comparison for comparison in comparisons if comparison is not None]))
+def _correct_known(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    correction = iter(correct_p_values([comparison for comparison in comparisons if comparison is not None]))
     return [None if comparison is None else next(correction) for comparison in comparisons]
 
 
-def evaluations_compared(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
-    """Return the standings of two evaluations, for each system that both have, on the questions that both asked.
+def compare_evaluations(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
+    """Return the standings of two evaluations on their common questions, for each system that both have.
 
     Args:
         first: the one that the other is compared with.
@@ -136,8 +115,8 @@ def evaluations_compared(first: Results, second: Results, names: tuple[str, str]
                 hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
             )
     compared = {}
-    for system, own in group_items(pairs, lambda pair: pair[0].system):
-        rows = [replace(row, system=name) for pair in own for row, name in zip(pair, names, strict=True)]
+    for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
+        rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
         compared[system] = standings(replace(first, rows=tuple(rows)))
     return compared
 
@@ -165,54 +144,28 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
         "tokens out": lambda line: _number(line.completion_tokens),
         "turns": lambda line: _number(line.turns, 1),
         "seconds": lambda line: _number(line.seconds, 2),
-        "stopped early": lambda line: _percent(line.premature),
-        "lost by it": lambda line: _number(None if line.lost_early is None else 100 * line.lost_early, 1),
-        "over-read": lambda line: _number(line.over_read),
-        "saving": lambda line: _percent(line.saving),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
-    shown = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return [shown, *([cells[name][place] for name in shown] for place in range(len(lines)))]
-
-
-def as_csv(lines: Sequence[SystemStanding]) -> str:
-    """Return a line for each standing, shares as 0 to 1; unknown values are empty."""
-    file = io.StringIO()
-    rows = [_flat(line) for line in lines]
-    writer = csv.DictWriter(file, list(rows[0]) if rows else ["system"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _flat(standing: SystemStanding) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name in SystemStanding.__slots__:
-        value = getattr(standing, name)
-        if name in _PARTS:
-            values |= {f"{name}_{part}": None if value is None else getattr(value, part) for part in _PARTS[name]}
-        else:
-            values[name] = value
-    return values
+    names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
+    return [names, *([cells[name][number] for name in names] for number in range(len(lines)))]
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
     fitting = _fitting_by_system(row for row in rows if not row.scripted)
-    for system, own in group_items(rows, lambda row: row.system):
-        answered = [row for row in own if row.has_costs]
-        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in own)
-        stops = [row for row in answered if row.premature is not None]
+    for system, group in group_items(rows, lambda row: row.system):
+        answered = [row for row in group if row.has_costs]
+        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in group)
         prompt = _mean(row.prompt_tokens for row in answered)
-        scripted = any(row.scripted for row in own)
+        scripted = any(row.scripted for row in group)
         comparisons = [_pair(fitting, (system, first), score) for score in ("lenient", "strict")]
         yield SystemStanding(
             system=system,
             task=task,
             length=length,
-            n=len({_question(row) for row in own}),
-            documents=len({row.cluster for row in own}),
+            n=len({_question(row) for row in group}),
+            documents=len({row.cluster for row in group}),
             scripted=scripted,
-            accuracy=accuracy(own, "lenient") if fits and not scripted else None,
+            accuracy=accuracy(group, "lenient") if fits and not scripted else None,
             against_first=comparisons[0],
             against_first_strict=comparisons[1],
             prompt_tokens=prompt,
@@ -220,15 +173,11 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
             turns=_mean(row.turns for row in answered),
             seconds=_mean(row.seconds for row in answered),
-            premature=_mean(row.premature for row in stops),
-            lost_early=None if scripted else _mean((1 - row.lenient) * bool(row.premature) for row in stops),
-            over_read=_mean(row.over_read_tokens for row in stops),
-            saving=_captured_share(stops),
         )
 
 
 def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, int], ResultRow]]:
-    """Return the rows without those that fitted in no call, by system, then by sample and repeat."""
+    """Return the rows whose document fitted, by system, then by sample and repeat."""
     fitting = (row for row in rows if row.outcome is not QuestionOutcome.DOES_NOT_FIT)
     return {
         system: {row.attempt: row for row in group} for system, group in group_items(fitting, lambda row: row.system)
@@ -243,37 +192,32 @@ def _pair(
     shared = [attempt for attempt in first if attempt in second]
     if names[0] == names[1] or not shared:
         return None
-    mine, theirs = ([own[attempt] for attempt in shared] for own in (first, second))
-    clusters = {same[0].sample_id: same[0].cluster for _, same in group_items(mine, _question)}
-    return compare(_by_question(mine, score), _by_question(theirs, score), names=names, clusters=clusters)
+    first_rows, second_rows = [first[attempt] for attempt in shared], [second[attempt] for attempt in shared]
+    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(first_rows, _question)}
+    return compare(_by_question(first_rows, score), _by_question(second_rows, score), names=names, clusters=clusters)
 
 
 def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
     """Return the mean of a score by question, under the id of its first sample."""
-    return {same[0].sample_id: fmean(getattr(row, score) for row in same) for _, same in group_items(rows, _question)}
+    return {
+        group[0].sample_id: fmean(getattr(row, score) for row in group) for _, group in group_items(rows, _question)
+    }
 
 
 def _question(row: ResultRow) -> Hashable:
-    """Return the key that rows of the same question, on documents of different lengths, have in common."""
+    """Return the key that a question's rows share, also across documents of different lengths."""
     return row.task, row.index, row.question, row.gold
 
 
 def _same_cells(rows: Sequence[ResultRow]) -> bool:
-    """Return whether every system was asked the same tasks at the same lengths; else no mean over all is fair."""
-    cells = [{(row.task, row.length) for row in own} for _, own in group_items(rows, lambda row: row.system)]
-    return can_be_pooled(rows) and all(own == cells[0] for own in cells)
-
-
-def _captured_share(rows: Sequence[ResultRow]) -> float | None:
-    """Return the achieved share of the possible saving."""
-    possible = sum(row.could_save or 0.0 for row in rows)
-    achieved = sum(0.0 if row.premature else min(row.saved or 0.0, row.could_save or 0.0) for row in rows)
-    return achieved / possible if possible else None
+    """Return whether every system was asked the same tasks at the same lengths, so that a mean over all is fair."""
+    cells = [{(row.task, row.length) for row in group} for _, group in group_items(rows, lambda row: row.system)]
+    return can_be_pooled(rows) and all(system_cells == cells[0] for system_cells in cells)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -46,11 +46,11 @@ _TEN: Final = (*SHAPES, "vt", "fwe")
 _RULER: Final = Aggregate("RULER, mean of 13 tasks", (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2"))
 AGGREGATES: Final = (_RULER, Aggregate("RULER as MemAgent reports it, mean of 10 tasks", _TEN))
 SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER.tasks, "ruler_memagent": (*_TEN, "qa_1")}
-"""Names of suites, and their tasks."""
+"""The tasks of each suite."""
 
 
-def with_suites(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of tasks, with a suite's name replaced by its tasks; each once."""
+def expand_suites(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of tasks, with the name of a suite replaced by its tasks, without duplicates."""
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
@@ -58,11 +58,11 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
     """Return all aggregates whose tasks were all measured, by system and length in tokens."""
     scores = []
     for aggregate in AGGREGATES:
-        own = [
+        task_rows = [
             row for row in rows if row.task in aggregate.tasks and row.unit == LengthUnit.TOKENS and not row.scripted
         ]
-        if {row.task for row in own} == {*aggregate.tasks}:
-            for (system, length), group in group_items(own, lambda row: (row.system, row.length)):
+        if {row.task for row in task_rows} == {*aggregate.tasks}:
+            for (system, length), group in group_items(task_rows, lambda row: (row.system, row.length)):
                 scores.append(SuiteScore(aggregate.title, system, length, _mean(group, aggregate.tasks)))
     return scores
 
@@ -72,28 +72,30 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     parts = []
     for title, scores in group_items(suite_scores(rows), lambda score: score.aggregate):
         lengths = sorted({score.length for score in scores})
-        over = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
-        table = [["system", *(length_label(length) for length in lengths), *over]]
-        for system, own in group_items(scores, lambda score: score.system):
-            at = {score.length: score.score for score in own}
+        mean_titles = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
+        table = [["system", *(length_label(length) for length in lengths), *mean_titles]]
+        for system, group in group_items(scores, lambda score: score.system):
+            at = {score.length: score.score for score in group}
             cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
-            table.append([system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if over else [])])
+            table.append(
+                [system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if mean_titles else [])]
+            )
         parts += [f"**{title}**, string match in percent", markdown(table)]
     return parts
 
 
 def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
     """Return the mean over tasks, which is that over questions if each task has the same number."""
-    counts = {task: len(own) for task, own in group_items(rows, lambda row: row.task)}
+    counts = {task: len(group) for task, group in group_items(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
     return None if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
 
 
 def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:
-    known = [score.mean for score in scores if score is not None]
-    if len(known) < len(scores):
+    means = [score.mean for score in scores if score is not None]
+    if len(means) < len(scores):
         return ["–"] * 3
-    ranks = range(1, len(known) + 1)
-    weights = ([1] * len(known), ranks, ranks[::-1])
-    return [f"{100 * sum(w * x for w, x in zip(weight, known, strict=True)) / sum(weight):.1f}" for weight in weights]
+    ranks = range(1, len(means) + 1)
+    weights = ([1] * len(means), ranks, ranks[::-1])
+    return [f"{100 * sum(w * x for w, x in zip(weight, means, strict=True)) / sum(weight):.1f}" for weight in weights]

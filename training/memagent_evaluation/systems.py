@@ -32,8 +32,8 @@ from memagent_graph.trace import Trace
 
 READER: Final = "memagent"
 NO_DOCUMENT: Final = "no_document"
-_SEEDS_APART: Final = 1_000
-"""Between the seeds of a question's samples: attempts within a read take the seeds that follow."""
+_SEED_STEP: Final = 1_000
+"""The distance between the seeds of a question's samples; retries within a read use the seeds in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ReaderSystem:
                 choices["strategy"] = self._strategy_for(settings)
             seed = (await self._reader.aprepare()).sampling.seed
             if settings.repeat and seed is not None:
-                choices["seed"] = seed + settings.repeat * _SEEDS_APART
+                choices["seed"] = seed + settings.repeat * _SEED_STEP
             self._readers[settings] = self._reader.copy(checkpoints=checkpointer, **choices)
         return self._readers[settings]
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.exchange.logged_run import stored_run
+from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.run_log.exchange.parquet import ParquetWriter
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
 from memagent_graph.storage.private_files import whole_file
 
-_NAMED: Final = 3
+_MAX_NAMES: Final = 3
 """How many runs an error names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export wrote."""
+    """The result of an export: counts of what it wrote."""
 
     runs: int
     conversations: int
@@ -34,7 +34,7 @@ def export_runs(
     log: RunLog,
     destination: Path | str,
     *,
-    chosen: RunFilter | None = None,
+    selection: RunFilter | None = None,
     for_training: bool = False,
     overwrite: bool = False,
 ) -> ExportReport:
@@ -45,7 +45,7 @@ def export_runs(
     Args:
         log: the log.
         destination: the file.
-        chosen: which runs; all if left out.
+        selection: which runs; all if left out.
         for_training: refuse runs without conversations, or with one that counts and has no token ids or log-probs.
         overwrite: replace an existing file.
 
@@ -56,11 +56,11 @@ def export_runs(
     """
     destination = Path(destination)
     _check_destination(log, destination, overwrite=overwrite)
-    run_ids = [record.run_id for record in log.runs(chosen)][::-1]
-    if for_training and (incomplete := _incomplete(log, run_ids)):
+    run_ids = [record.run_id for record in log.runs(selection)][::-1]
+    if for_training and (incomplete := _incomplete_runs(log, run_ids)):
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
-            f"missing: {_named(incomplete)}",
+            f"missing: {_list_names(incomplete)}",
             hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
         )
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
@@ -68,12 +68,12 @@ def export_runs(
         with whole_file(destination) as file:
             with closing(ParquetWriter(file)) as writer:
                 for run_id in run_ids:
-                    if (run := stored_run(log, run_id)) is not None:  # it may have been deleted meanwhile
+                    if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
                         writer.write(replace(run, conversations=_count(run, tally)))
             size = file.tell()
     except OSError as error:
-        words = error.strerror or str(error)
-        raise RunLogError(f"{destination} cannot be written: {words}", hint="Name a file elsewhere.") from error
+        reason = error.strerror or str(error)
+        raise RunLogError(f"{destination} cannot be written: {reason}", hint="Name a file elsewhere.") from error
     return ExportReport(**tally, bytes=size)
 
 
@@ -108,11 +108,11 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
         raise RunLogError(f"{destination} exists", hint="Name another file, or replace it with --overwrite.")
 
 
-def _incomplete(log: RunLog, run_ids: Sequence[str]) -> list[str]:
+def _incomplete_runs(log: RunLog, run_ids: Sequence[str]) -> list[str]:
     totals = log.totals(run_ids)
     return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
 
 
-def _named(run_ids: Sequence[str]) -> str:
-    more = len(run_ids) - _NAMED
-    return ", ".join(map(repr, run_ids[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+def _list_names(run_ids: Sequence[str]) -> str:
+    more = len(run_ids) - _MAX_NAMES
+    return ", ".join(map(repr, run_ids[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")

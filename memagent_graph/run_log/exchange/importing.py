@@ -11,7 +11,7 @@ from typing import Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.exchange.logged_run import is_same, merged, stored_run, with_arrays
+from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts, with_arrays
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import LoggedRun
 from memagent_graph.storage.bounded_files import open_regular
@@ -21,13 +21,13 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import added."""
+    """The result of an import: counts of what it added."""
 
     runs: int
     conversations: int
     rewards: int
     skipped: int
-    """How many runs were already in the log with the same content."""
+    """Runs that were in the log already, with the same content."""
 
 
 def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
@@ -59,7 +59,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                         hint="Was it sorted or shuffled? Import the file that was exported.",
                     )
                 run_ids.add(run_id)
-                present = stored_run(log, run_id)
+                present = load_run(log, run_id)
                 if present is not None and is_same(present, run):
                     skipped += 1
                     continue
@@ -113,8 +113,11 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
             for record in logs[-1].runs():
                 began.setdefault(record.run_id, []).append((record.began, number))
         for run_id in sorted(began, key=lambda run_id: min(began[run_id])):
-            parts = [_whole(log, run_id), *(_whole(logs[number], run_id) for _, number in sorted(began[run_id]))]
-            present, run = parts[0], merged([part for part in parts if part is not None])
+            parts = [
+                _load_whole(log, run_id),
+                *(_load_whole(logs[number], run_id) for _, number in sorted(began[run_id])),
+            ]
+            present, run = parts[0], merge_parts([part for part in parts if part is not None])
             if present is not None and is_same(present, run):
                 continue
             _add(log, run, replacing=present is not None)
@@ -124,9 +127,9 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     return ImportReport(runs, conversations, rewards, len(began) - runs)
 
 
-def _whole(log: RunLog, run_id: str) -> LoggedRun | None:
+def _load_whole(log: RunLog, run_id: str) -> LoggedRun | None:
     """Return a run with its conversations as a list, and their numbers as arrays; None if the log does not have it."""
-    run = stored_run(log, run_id)
+    run = load_run(log, run_id)
     return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
 
 

@@ -24,7 +24,7 @@ NUMBERS: Final = {
 """The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""
 
 
-def stored_run(log: RunLog, run_id: str) -> LoggedRun | None:
+def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
     """Return a run of a log, or None if there is none with this id. Its conversations are read as they are iterated.
 
     Where its document's file lay on this machine is left out.
@@ -75,7 +75,7 @@ _NEW_ATTEMPT: Final = frozenset({EventKind.MEMORY_EDITED, "reward_withdrawn"})
 """Kinds of events that are written when another attempt of a run begins."""
 
 
-def merged(parts: Sequence[LoggedRun]) -> LoggedRun:
+def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     """Return the run whose parts these are, in the order in which they began; their conversations are lists.
 
     A run that one process began and another continued is in both their logs, a part in each. Every conversation, event,
@@ -150,8 +150,8 @@ def _conversations(
         common: dict[int | None, int] = {}
         for conversation in part.conversations:
             number = common[conversation.id] = ids.setdefault((conversation.step, conversation.attempt), len(ids))
-            known = by_id.get(number, conversation)
-            by_id[number] = replace(known, id=number, superseded=known.superseded or conversation.superseded)
+            earlier = by_id.get(number, conversation)
+            by_id[number] = replace(earlier, id=number, superseded=earlier.superseded or conversation.superseded)
         rewards_by_part.append(
             [replace(reward, id=None, conversation=common.get(reward.conversation)) for reward in part.rewards]
         )
@@ -172,13 +172,13 @@ def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent])
     stale: set[str] = set()
     step_at: dict[tuple[str, str, int], str] = {}
     for number, conversation in enumerate(conversations):  # each after its parents
-        began, place = conversation.began, (conversation.branch, conversation.role, conversation.slot)
+        began, slot = conversation.began, (conversation.branch, conversation.role, conversation.slot)
         is_of_old_memory = any(began < edited.get(parent, began) for parent in conversation.parents)
         if conversation.superseded or is_of_old_memory or not stale.isdisjoint(conversation.parents):
             stale.add(conversation.step)
             continue
-        replaced = step_at.get(place, conversation.step)
-        step_at[place] = conversation.step
+        replaced = step_at.get(slot, conversation.step)
+        step_at[slot] = conversation.step
         if replaced != conversation.step and replaced not in stale:
             stale.add(replaced)
             for earlier in conversations[:number]:

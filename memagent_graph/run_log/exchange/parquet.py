@@ -26,9 +26,9 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.columns import LARGEST_RUN, Column, bound_records, columns_of
+from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, columns_of
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
-from memagent_graph.run_log.packing import LARGEST_TEXT_BYTES
+from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts, small_groups
 
@@ -65,7 +65,7 @@ _ROW_GROUP_CHARACTERS: Final = 1 << 26
 _LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
-_MAX_RUN_BYTES: Final = 4 * LARGEST_RUN
+_MAX_RUN_BYTES: Final = 4 * MAX_RUN_SIZE
 _OBJECT_BYTES: Final = 256
 """About what an item of a list takes that is not a number."""
 
@@ -264,8 +264,8 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
         for stored, column in _OF_CONVERSATION.items()
     }
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
-    if any(len(values[name] or "") > LARGEST_TEXT_BYTES for name in _LONG_TEXTS):
-        raise ValueError(f"a text has more than {LARGEST_TEXT_BYTES:,} bytes")
+    if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):
+        raise ValueError(f"a text has more than {MAX_TEXT_BYTES:,} bytes")
     numbers = {name: values.pop(name) for name in NUMBERS}
     return replace(msgspec.convert(values, Conversation), **numbers)
 
@@ -284,12 +284,12 @@ def _is_utf8(text: str) -> bool:
 
 def _schema(pa: Any) -> Any:
     alias = {"int": "int64", "bool": "bool"}
-    place = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
+    span_fields = [(field.name, pa.type_for_alias(alias[str(field.type)])) for field in fields(Span)]
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(pa.struct(place)),
+        "spans": pa.list_(pa.struct(span_fields)),
         "rewards": pa.list_(pa.struct([(name, pa.type_for_alias(kind)) for name, kind in _REWARD.items()])),
     }
     return pa.schema(

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import part, perfect_reader
 
 from memagent_evaluation.result_journal import JOURNAL, load_results
-from memagent_evaluation.result_table import read_table
 from memagent_graph import RunLog, load_tokenizer
 
 TESTS = Path(__file__).parents[2]
 SMALL = ["--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
          "--chunk-tokens", "100", "--answer-tokens", "60"]  # fmt: skip
-PLOTS = {"accuracy", "cost", "depth_memagent"}
+PLOTS = {"accuracy", "depth_memagent"}
 
 
 @pytest.fixture
@@ -74,8 +74,10 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(task, tmp_pa
     assert "![accuracy](accuracy.png)" in report
     assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")}
     assert {path.stem for path in out.glob("*.png")} >= PLOTS
-    results = read_table(out / "results.parquet")
-    assert results == load_results(out)
+    results = load_results(out)
+    assert parquet.read_table(out / "results.parquet").column("run_id").to_pylist() == [
+        row.run_id for row in results.rows
+    ]
     assert (len(results.rows), results.missing) == (16, 0)
     assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
     assert not list(out.glob("*documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
@@ -192,7 +194,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
         (["niah_single_2", "--question-tokens", "5"], 7, "question has"),
         (["vt", "--questions-per-document", "2"], 7, "vt has one question on each document"),
         (["niah_single_2", "--questions-per-document", "0"], 2, "questions-per-document"),
-        (["multi_hop_2:hops=3"], 7, "multi_hop_2 has no option 'hops'"),
+        (["state_2:rooms=3"], 7, "state_2 has no option 'rooms'"),
         (["squad"], 7, "--data"),
         (["hotpotqa", "--data", "nowhere.json"], 7, "nowhere.json"),
         (["niah_single_2", "--haystack", "nowhere"], 7, "nowhere"),
@@ -312,31 +314,31 @@ def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(task
 @pytest.mark.usefixtures("without_plots")
 def test_data_files_that_changed_in_the_data_folder_are_refused_and_more_tasks_may_read_it(tmp_path, own_home) -> None:
     folder, out = own_home / "evaluation", tmp_path / "out"
-    folder.mkdir(parents=True)
+    (folder / "qa_files").mkdir(parents=True)
 
-    def write(name: str, words: int) -> None:
-        line = {"input": f"The key is 7.{' Nothing.' * words}\nQuestion: What is it?", "outputs": ["7"], "length": 1000}
-        (folder / name).write_text(json.dumps(line) + "\n")
+    def write_own(words: int) -> None:
+        line = {"question": "What is it?", "document": f"The key is 7.{' Nothing.' * words}", "answers": ["7"]}
+        (folder / "qa_files" / "mine.jsonl").write_text(json.dumps(line) + "\n")
 
     def write_hqa(question: str) -> None:
         line = {"index": 0, "input": question, "context": "Document 1:\nThe key is 7.", "answers": ["7"], "num_docs": 1}
         (folder / "eval_50.jsonl").write_text(json.dumps(line) + "\n")
 
-    write("validation.jsonl", 100)
+    write_own(100)
     write_hqa("What is it?")
     with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--out", out, "--resume"]
-        memagent("eval", "ruler_files", *options)
-        memagent("eval", "ruler_files", "ruler_hqa_files", *options)
+        memagent("eval", "qa_files", *options)
+        memagent("eval", "qa_files", "ruler_hqa_files", *options)
         asked = len(server.requests)
         write_hqa("What is the key?")
         refused = memagent("eval", "ruler_hqa_files", *options, code=7)
         assert len(server.requests) == asked
-        memagent("eval", "ruler_files", *options)
-        write("validation.jsonl", 90)
-        refused_too = memagent("eval", "ruler_files", *options, code=7)
+        memagent("eval", "qa_files", *options)
+        write_own(90)
+        refused_too = memagent("eval", "qa_files", *options, code=7)
     assert 'data.ruler_hqa_files is "eval_50.jsonl, ' in refused.stderr
-    assert 'data.ruler_files is "validation.jsonl, ' in refused_too.stderr
+    assert 'data.qa_files is "mine.jsonl, ' in refused_too.stderr
     assert "--out" in refused.stderr
 
 
@@ -367,7 +369,6 @@ def test_samples_are_drawn_repeatedly_graded_by_another_model_and_priced(task, t
     assert cell["scores"]["judged"]["mean"] == pytest.approx(0.8)
     assert cell["pass_at"]["lenient"]["2"]["mean"] == 1.0
     assert cell["price"] > 0
-    assert {row.judge for row in read_table(out / "results.parquet").rows} == {"grader"}
+    assert {row.judge for row in load_results(out).rows} == {"grader"}
     assert "| judge |" in (out / "report.md").read_text()
-    assert (out / "standings.csv").read_text().startswith("system,task,")
     assert not any(b"sk-judge" in path.read_bytes() for path in out.rglob("*") if path.is_file())

@@ -14,7 +14,7 @@ from test_cli import QUESTION, SMALL
 
 from memagent_graph import RunLog
 
-TEXT = document_with({0.3: "The key of harbor is 4711."}, words=1500)
+TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
 
 
 @pytest.fixture

@@ -320,7 +320,7 @@ def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_a
     site = add_package(tmp_path / "more", "perfect_policy", code, {POLICIES: {"perfect": "perfect_policy:make"}})
     monkeypatch.syspath_prepend(site)
     book = tmp_path / "book.txt"
-    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=1500))
+    book.write_text(document_with({0.3: "The key of harbor is 4711."}, words=600))
     small = ["--tokenizer", "embedded", "--context-window", 900, "--question-tokens", 50, "--memory-tokens", 60,
              "--chunk-tokens", 100, "--answer-tokens", 60]  # fmt: skip
     question = ["-q", "What is the key of harbor?", "--policy", "perfect", *small]

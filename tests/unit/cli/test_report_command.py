@@ -29,7 +29,7 @@ def books(tmp_path: Path) -> list[Path]:
     for name, key in (("a", "4711"), ("b", "12")):
         paths.append(tmp_path / f"{name}.txt")
         sentence = f"It rained. The key of harbor is {key}. Nobody came."
-        paths[-1].write_text(document_with({0.4: sentence}, words=600).replace("word", f"{name}word"))
+        paths[-1].write_text(document_with({0.4: sentence}, words=300).replace("word", f"{name}word"))
     return paths
 
 

@@ -42,7 +42,7 @@ BASELINES = [*EXCERPTS, "refine", "map_reduce"]
 QUESTION = "What is the key of harbor?"
 FACT = "The key of harbor is 4711."
 SHORT = document_with({0.5: FACT}, words=150)
-LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=3000)
+LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=1200)
 SHAPE = ModelShape(parameters=1000, layers=2, width=8)
 
 
@@ -323,7 +323,7 @@ async def test_a_document_that_fits_is_not_truncated(ask) -> None:
 
 async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
     text = document_with(
-        {0.2: "The harbor has a key.", 0.5: "The harbor lies north.", 0.8: "The key of harbor is 4711."}, words=3000
+        {0.2: "The harbor has a key.", 0.5: "The harbor lies north.", 0.8: "The key of harbor is 4711."}, words=1200
     )
     policy = Reader()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})

@@ -1,9 +1,7 @@
-"""What an evaluation cost: percentiles, prices, and the table for papers and sheets."""
+"""What an evaluation cost: percentiles and prices."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import percentile, render_report, summary
-from memagent_evaluation.standings import as_csv, standings
 from memagent_graph.errors import EvaluationError
 from memagent_graph.prices import Prices, prices_of
 
@@ -45,12 +42,3 @@ def test_one_price_alone_is_refused() -> None:
     assert prices_of(0.0, 0.0) == Prices(0.0, 0.0)
     with pytest.raises(EvaluationError, match=r"only one.*price_in and price_out"):
         prices_of(1.0, None)
-
-
-def test_the_main_table_is_there_for_data_frames() -> None:
-    rows = [row(index=index) for index in range(4)] + [row("a_b", index=index, right=index < 2) for index in range(4)]
-    found = standings(results(*rows))
-    first, second = csv.DictReader(io.StringIO(as_csv(found)))
-    assert (first["system"], float(first["accuracy_mean"]), first["against_first_p_value"]) == ("memagent", 1.0, "")
-    assert (second["system"], float(second["against_first_difference"])) == ("a_b", -0.5)
-    assert as_csv([]) == "system\n"

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent_evaluation.data_files import data_paths, data_task_names, data_task_of, load_data_task
-from memagent_evaluation.data_files.file_task import DamagedRowError, estimate_tokens
-from memagent_evaluation.data_files.formats import split_question
+from memagent_evaluation.data_files.file_task import estimate_tokens
 from memagent_evaluation.data_files.qa_records import Paragraph, records_of
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
@@ -83,41 +82,6 @@ def longbench_row(**changes: Any) -> dict[str, Any]:
         "input": "Who wrote it?", "context": "Ada wrote it in 1843. " * 40, "answers": ["Ada", "Ada Lovelace"],
         "length": 200, "dataset": "narrativeqa", "language": "en", "all_classes": None, "_id": "l0",
     } | changes  # fmt: skip
-
-
-def mrcr_row(**changes: Any) -> dict[str, Any]:
-    messages = [
-        {"role": "user", "content": "Write a poem about tapirs"},
-        {"role": "assistant", "content": "Tapirs roam\nat night. " * 20},
-        {"role": "user", "content": "Write a poem about tapirs"},
-        {"role": "assistant", "content": "Second tapir poem."},
-        {"role": "user", "content": "Prepend Zx81 to the 2nd (1 indexed) poem about tapirs. No other text."},
-    ]
-    return {
-        "prompt": json.dumps(messages), "answer": "Zx81Second tapir poem.", "random_string_to_prepend": "Zx81",
-        "n_needles": 2, "desired_msg_index": 3, "total_messages": 5, "n_chars": 600,
-    } | changes  # fmt: skip
-
-
-NEEDLE = (
-    "Some special magic numbers are hidden within the following text.\nIs this a question? Question: no.\n"
-    "One of the special magic numbers for tall-otter is: 123.\n"
-    "What is the special magic number for tall-otter mentioned in the provided text?"
-)
-NEEDLES = "Text.\nWhat are all the special magic uuids for a-b, c-d, and e-f mentioned in the provided text?"
-VARIABLES = (
-    "Memorize the chains.\nQuestion: Find all that are 3. Answer: XY\n\n"
-    "VAR AB = 7 Noise. Question: no.\nVAR CD = VAR AB\n"
-    "Question: Find all variables that are assigned the value 7 in the text above."
-)
-ON_DOCUMENTS = (
-    "Answer the question based on the given documents. Only the answer.\n\nDocument 1:\nOslo is a town.\n\n"
-    "Answer the question based on the given documents. Only the answer.\n\nQuestion: where is Oslo"
-)
-
-
-def ruler_row(text: str = NEEDLE, **changes: Any) -> dict[str, Any]:
-    return {"index": 0, "input": text, "outputs": ["123"], "length": 4090} | changes
 
 
 def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
@@ -300,7 +264,7 @@ def test_memagents_training_questions_are_read_as_published(tmp_path) -> None:
 
 
 def test_a_data_set_is_known_by_its_fields(tmp_path) -> None:
-    for name, row in (("hotpotqa", hotpot_row()), ("longbench", longbench_row()), ("mrcr", mrcr_row())):
+    for name, row in (("hotpotqa", hotpot_row()), ("qa_files", longbench_row()), ("ruler_hqa_files", hqa_row())):
         assert data_task_of(write_lines(tmp_path / f"{name}.jsonl", [row])) == name
     assert data_task_of(write_json(tmp_path / "s.json", squad_file())) == "squad"
     with pytest.raises(EvaluationError, match=r"rows with text.*question, its document"):
@@ -309,100 +273,11 @@ def test_a_data_set_is_known_by_its_fields(tmp_path) -> None:
         data_task_of(tmp_path / "missing.jsonl")
 
 
-def test_longbench_asks_what_its_data_sets_mean(tmp_path) -> None:
-    rows = [
-        longbench_row(),
-        longbench_row(dataset="gov_report", input="", answers=["A summary."]),
-        longbench_row(dataset="trec_e", input="How far is it?"),
-    ]
-    task = load_data_task("longbench", write_lines(tmp_path / "l.jsonl", rows), SETTINGS)
-    (length,) = task.lengths
-    questions = [task.sample(length, at).question for at in range(3)]
-    assert questions[0] == "Who wrote it?"
-    assert questions[1] == "Summarise the report on one page."
-    assert questions[2].endswith("examples show.\n\nHow far is it?")
-    sample = task.sample(length, 0)
-    assert (sample.gold, text_of(sample)) == (("Ada", "Ada Lovelace"), "Ada wrote it in 1843. " * 40)
-    assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.TOKENS)
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_mrcr_asks_the_last_message_and_is_scored_by_its_own_rule(tmp_path, form) -> None:
-    path = tmp_path / f"2needle.{form}"
-    (write_parquet if form == "parquet" else write_lines)(path, [mrcr_row(), mrcr_row()])
-    task = load_data_task("mrcr", path, SETTINGS)
-    sample = task.sample(task.lengths[0], 1)
-    assert sample.question.startswith("Prepend Zx81 to the 2nd")
-    assert text_of(sample).startswith("User: Write a poem about tapirs\n\nAssistant: Tapirs roam\nat night.")
-    assert text_of(sample).endswith("Assistant: Second tapir poem.")
-    assert task.answer_tokens > SETTINGS.tokenizer.count(sample.gold[0])
-
-    right, other = sample.gold[0], "Zx81Second tapir"
-    assert score(sample, right, f"\\boxed{{{right}}}").string_match == 1
-    assert score(sample, other, other).string_match == pytest.approx(24 / 30)
-    assert score(sample, "Second tapir poem.", "Second tapir poem.").string_match == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "question", "document_end"),
-    [
-        (NEEDLE, "What is the special magic number for tall-otter mentioned in the provided text?", "is: 123.\n"),
-        (NEEDLES, NEEDLES.split("\n")[1], "Text.\n"),
-        (VARIABLES, "Find all variables that are assigned the value 7 in the text above.", "VAR CD = VAR AB\n"),
-        (ON_DOCUMENTS, "where is Oslo", "Only the answer.\n\n"),
-    ],
-)
-@pytest.mark.parametrize(
-    "beginning", ["", " Answer: According to the text, they are: ", " Answer:", "\nAnswer: so\nQuestions follow"]
-)
-def test_rulers_question_stands_at_the_end_before_the_answers_beginning(
-    text, question, document_end, beginning
-) -> None:
-    begin, found = split_question(text + beginning)
-    assert found == question
-    assert text[:begin].endswith(document_end)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A text without any question.",
-        "Is this one? It has no label.",
-        "Question: early?\n" + "x" * 5000,
-        "Question:   Answer: none",
-        "Question: early?\n" + "Some line of text.\n" * 400,
-    ],
-)
-def test_a_row_without_a_question_at_its_end_is_refused(tmp_path, text) -> None:
-    with pytest.raises(DamagedRowError, match="does not end with a question"):
-        split_question(text)
-    path = write_lines(tmp_path / "v.jsonl", [ruler_row(), ruler_row(text)])
-    with pytest.raises(EvaluationError, match=r"v\.jsonl, line 2: .*does not end with a question"):
-        load_data_task("ruler_files", path, SETTINGS)
-
-
-def test_a_ruler_file_with_a_chat_template_is_refused(tmp_path) -> None:
-    path = write_lines(tmp_path / "v.jsonl", [ruler_row(f"[INST] {VARIABLES} [/INST] Answer: they are")])
-    with pytest.raises(EvaluationError, match=r"chat template's '\[/INST\]'; generate it with the template \"base\""):
-        load_data_task("ruler_files", path, SETTINGS)
-
-
-def test_ruler_files_keep_their_lengths_and_are_scored_as_ruler_does(tmp_path) -> None:
-    prefix = " The special magic number for tall-otter mentioned in the provided text is"
-    rows = [ruler_row(), ruler_row(NEEDLE + prefix, answer_prefix=prefix, length=8190), ruler_row(length=8100)]
-    task = load_data_task("ruler_files", write_lines(tmp_path / "v.jsonl", rows), SETTINGS)
-    assert task.metric is Metric.ALL
-    assert task.lengths == (4096, 8192)
-    assert [task.count(each) for each in (2048, 4096, 8192, 10000, 16384)] == [0, 1, 2, 2, 0]
-    sample = task.sample(8192, 0)
-    assert sample.id == "ruler_files/8192/0"
-    assert text_of(sample) == NEEDLE[: NEEDLE.index("What is the")]
-
-    questions = write_lines(tmp_path / "qa.jsonl", [ruler_row(ON_DOCUMENTS)])
-    assert load_data_task("ruler_files", questions, SETTINGS).metric is Metric.ANY
-    both = write_lines(tmp_path / "both.jsonl", [ruler_row(), ruler_row(ON_DOCUMENTS)])
-    with pytest.raises(EvaluationError, match=r"scored differently.*Name one file"):
-        load_data_task("ruler_files", both, SETTINGS)
+def test_longbenchs_questions_are_read_as_ones_own(tmp_path) -> None:
+    task = load_data_task("qa_files", write_lines(tmp_path / "l.jsonl", [longbench_row()]), SETTINGS)
+    sample = task.sample(task.lengths[0], 0)
+    assert (sample.question, sample.gold) == ("Who wrote it?", ("Ada", "Ada Lovelace"))
+    assert text_of(sample) == "Ada wrote it in 1843. " * 40
 
 
 def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
@@ -425,11 +300,10 @@ def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
 @settings(max_examples=12)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
 def test_a_tasks_own_lengths_take_in_every_example_once_in_the_files_order(tmp_path_factory, own) -> None:
-    path = tmp_path_factory.mktemp("lengths") / "v.jsonl"
+    rows = [hqa_row(1, num_docs=length, answers=[str(at)]) for at, length in enumerate(own)]
     task = load_data_task(
-        "ruler_files", write_lines(path, [ruler_row(length=each, outputs=[str(at)]) for at, each in enumerate(own)]),
-        SETTINGS,
-    )  # fmt: skip
+        "ruler_hqa_files", write_lines(tmp_path_factory.mktemp("lengths") / "v.jsonl", rows), SETTINGS
+    )
     found = [[int(task.sample(length, at).gold[0]) for at in range(task.count(length))] for length in task.lengths]
     assert sorted(chain.from_iterable(found)) == list(range(len(own)))
     assert all(group == sorted(group) for group in found)
@@ -438,13 +312,13 @@ def test_a_tasks_own_lengths_take_in_every_example_once_in_the_files_order(tmp_p
 
 
 def test_a_length_without_so_many_samples_names_those_that_there_are(tmp_path) -> None:
-    task = load_data_task("ruler_files", write_lines(tmp_path / "v.jsonl", [ruler_row()] * 3), SETTINGS)
-    with pytest.raises(EvaluationError, match=r"has 3 ruler_files questions .* none with index 3.*4090 \(3\)"):
-        task.sample(4096, 3)
-    with pytest.raises(EvaluationError, match="has 0 ruler_files questions"):
-        task.sample(128, 0)
+    task = load_data_task("ruler_hqa_files", write_lines(tmp_path / "v.jsonl", [hqa_row(1, num_docs=90)] * 3), SETTINGS)
+    with pytest.raises(EvaluationError, match=r"has 3 ruler_hqa_files questions .* none with index 3.*90 \(3\)"):
+        task.sample(128, 3)
+    with pytest.raises(EvaluationError, match="has 0 ruler_hqa_files questions"):
+        task.sample(50, 0)
     with pytest.raises(EvaluationError, match="none with index -1"):
-        task.sample(4096, -1)
+        task.sample(128, -1)
 
 
 def test_long_texts_are_measured_within_a_few_percent() -> None:
@@ -506,8 +380,8 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
     second = write_lines(tmp_path / "b.jsonl", [{"n": 10}, {"n": 11}])
     rows = open_rows([first, second])
     assert [rows[at]["n"] for at in range(len(rows))] == list(range(12))
-    assert rows.place(4) == f"{first}, row 5"
-    assert rows.place(11) == f"{second}, line 2"
+    assert rows.location(4) == f"{first}, row 5"
+    assert rows.location(11) == f"{second}, line 2"
 
 
 # Bad input
@@ -523,12 +397,11 @@ def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, 
 
 def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
-    (tmp_path / "evaluation" / "longbench").mkdir(parents=True)
-    write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "longbench"}])
-    for name in ("musique", "hotpotqa", "hotpotqa_e"):
-        write_lines(tmp_path / "evaluation" / "longbench" / f"{name}.jsonl", [longbench_row(dataset=name)])
-    assert load_data_task("longbench", None, SETTINGS).count(512) == 2
-    assert [each.stem for each in data_paths("longbench", tmp_path / "evaluation")] == ["musique", "hotpotqa"]
+    (tmp_path / "evaluation" / "qa_files").mkdir(parents=True)
+    write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "a question"}])
+    write_lines(tmp_path / "evaluation" / "qa_files" / "mine.jsonl", [longbench_row()])
+    assert load_data_task("qa_files", None, SETTINGS).count(512) == 1
+    assert [path.stem for path in data_paths("qa_files", tmp_path / "evaluation")] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -539,18 +412,12 @@ def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path,
         ("hotpotqa", hotpot_row, {"supporting_facts": [["Port Alder"]]}, "not a list of pairs"),
         ("hotpotqa", hotpot_row, {"context": [["Port Alder", "text"], ["Ada Born", []]]}, "no list of sentences"),
         ("hotpotqa", hotpot_row, {"answer": None}, '"answer" is nothing, not text'),
-        ("longbench", longbench_row, {"answers": []}, '"answers" has no text'),
-        ("longbench", longbench_row, {"answers": [1]}, '"answers" is a list with int, not a list of texts'),
-        ("longbench", longbench_row, {"context": " "}, '"context" is empty'),
-        ("longbench", longbench_row, {"input": "", "dataset": "new"}, "what to ask in the data set 'new'"),
-        ("mrcr", mrcr_row, {"prompt": "[{"}, '"prompt" is not valid JSON'),
-        ("mrcr", mrcr_row, {"prompt": "[1, 2]"}, "an entry that is not a message"),
-        ("mrcr", mrcr_row, {"prompt": "{}"}, "not a list of messages"),
-        ("mrcr", mrcr_row, {"prompt": '[{"role": "user", "content": "q"}]'}, "not end with a question"),
-        ("mrcr", mrcr_row, {"answer": "other"}, "does not begin with 'Zx81'"),
-        ("ruler_files", ruler_row, {"length": 0}, '"length" is 0, not a positive whole number'),
-        ("ruler_files", ruler_row, {"outputs": "123", "input": NEEDLE.rsplit("\n", 1)[-1]}, "the document is empty"),
-        ("longbench", longbench_row, {"answers": "['a', 'b']"}, 'a list as Python writes it: write ["one", "another"]'),
+        ("qa_files", longbench_row, {"answers": []}, '"answers" has no text'),
+        ("qa_files", longbench_row, {"answers": [1]}, '"answers" is a list with int, not a list of texts'),
+        ("qa_files", longbench_row, {"context": " "}, '"context" has no text'),
+        ("qa_files", longbench_row, {"input": ""}, '"input" is empty'),
+        ("qa_files", longbench_row, {"answers": "['a', 'b']"}, 'a list as Python writes it: write ["one", "another"]'),
+        ("ruler_hqa_files", hqa_row, {"num_docs": 0}, '"num_docs" is 0, not a positive whole number'),
         ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line that begins with "Document 1:"'),
         ("ruler_hqa_files", hqa_row, {"answers": None}, '"answers" is nothing'),
     ],
@@ -569,7 +436,7 @@ def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, me
 def test_a_field_that_is_missing_is_named_with_those_that_are_there(tmp_path) -> None:
     path = write_lines(tmp_path / "l.jsonl", [{"input": "q?", "answers": ["a"]}])
     with pytest.raises(EvaluationError, match=r'"context" is missing \(there are: input, answers\)'):
-        load_data_task("longbench", path, SETTINGS)
+        load_data_task("ruler_hqa_files", path, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -641,7 +508,7 @@ def test_near_misses_of_a_name_are_offered() -> None:
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
-    path = write_parquet(tmp_path / "a.parquet", [mrcr_row()])
+    path = write_parquet(tmp_path / "a.parquet", [longbench_row()])
     real = importlib.import_module
 
     def without_pyarrow(name: str, *rest: str) -> object:
@@ -651,4 +518,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(importlib, "import_module", without_pyarrow)
     with pytest.raises(MissingExtraError, match=r"reading a\.parquet needs the extra \"eval\""):
-        load_data_task("mrcr", path, SETTINGS)
+        load_data_task("qa_files", path, SETTINGS)

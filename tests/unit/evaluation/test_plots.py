@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.plots import depth_grid, draw_accuracy, draw_all, draw_cost, draw_tradeoff, file_stem
+from memagent_evaluation.plots import depth_grid, draw_accuracy, draw_all, file_stem
 from memagent_evaluation.statistics import wilson
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
@@ -35,7 +35,7 @@ def lines(axes) -> dict:
     return {each.get_label(): each for each in axes.get_lines() if not each.get_label().startswith("_")}
 
 
-OPTIONS = [row(task=f"multi_hop_2:gap={gap}", length=length) for gap, length in (("0.1", 1024), ("0.2", 4096))]
+OPTIONS = [row(task=f"state_3:prose_share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
 """Tasks that differ in an option with a point, and cannot be pooled."""
 
 
@@ -55,7 +55,7 @@ def names_only(monkeypatch) -> None:
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
     folder, paths = pictures
     accuracy = [f"{file_stem('accuracy', each.task)}.png" for each in OPTIONS]
-    assert [path.name for path in paths] == [*accuracy, "cost.png", "depth_memagent.png"]
+    assert [path.name for path in paths] == [*accuracy, "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -76,9 +76,8 @@ def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apa
 def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
     even = [*ROWS, *(row(system, length, 0, task="vt") for system in ("memagent", "refine") for length in LENGTHS)]
     names = [path.name for path in draw_all(results(*even), tmp_path)]
-    assert names == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "tradeoff.png", "cost.png",
-                     "depth_memagent.png", "depth_refine.png"]  # fmt: skip
-    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "tradeoff.png"]
+    assert names == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "depth_memagent.png", "depth_refine.png"]
+    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "depth_memagent.png"]
 
 
 def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names_only, tmp_path) -> None:
@@ -89,19 +88,8 @@ def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(name
     assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in names)
 
 
-def test_accuracy_stands_against_cost_with_a_panel_for_each_length() -> None:
-    figure = Figure()
-    draw_tradeoff(figure, ROWS, "tokens")
-    assert [axes.get_title() for axes in figure.axes] == ["1K tokens", "8K tokens", "64K tokens"]
-    for axes in figure.axes:
-        bars = axes.containers
-        assert [each.get_label() for each in bars] == ["memagent", "refine"]
-        assert bars[0].lines[0].get_ydata() == pytest.approx([200 / 3])
-
-
-def test_a_script_has_costs_and_no_accuracy(names_only, tmp_path) -> None:
-    names = [path.name for path in draw_all(results(*(replace(each, scripted=True) for each in ROWS)), tmp_path)]
-    assert names == ["cost.png"]
+def test_a_script_has_no_accuracy(names_only, tmp_path) -> None:
+    assert draw_all(results(*(replace(each, scripted=True) for each in ROWS)), tmp_path) == []
 
 
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
@@ -151,34 +139,11 @@ def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
     assert depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
 
 
-def test_cost_is_drawn_beside_the_estimate_for_one_call_with_everything() -> None:
-    _, axes = drawn(draw_cost, ROWS)
-    told = lines(axes)
-    assert list(told["memagent"].get_ydata()) == [1e9 * length for length in LENGTHS]
-    (whole,) = [each for label, each in told.items() if "quadratic" in label]
-    assert list(whole.get_ydata()) == [1e6 * length**2 for length in LENGTHS]
-    assert axes.get_yscale() == "log"
-
-
-def test_without_the_models_size_cost_is_told_in_tokens() -> None:
-    _, axes = drawn(draw_cost, [row(length=length, flops=None, full_context_flops=None) for length in LENGTHS])
-    told = lines(axes)
-    assert list(told) == ["memagent"]
-    assert list(told["memagent"].get_ydata()) == [length + 10 for length in LENGTHS]
-    assert "tokens" in axes.get_ylabel()
-
-
 @pytest.mark.usefixtures("names_only")
 def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(tmp_path) -> None:
     rows = [row(), row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())]
     names = {path.name for path in draw_all(results(*rows), tmp_path)}
-    assert names == {"accuracy_tokens.png", "depth_memagent_tokens.png", "cost_tokens.png", "accuracy_passages.png",
-                     "cost_passages.png"}  # fmt: skip
-
-
-@pytest.mark.usefixtures("names_only")
-def test_results_of_failures_alone_have_no_cost(tmp_path) -> None:
-    assert [path.stem for path in draw_all(results(failed()), tmp_path)] == ["accuracy", "depth_memagent"]
+    assert names == {"accuracy_tokens.png", "depth_memagent_tokens.png", "accuracy_passages.png"}
 
 
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from support.evaluation import failed, results, row
 
 from memagent_evaluation.markdown_tables import length_label
 from memagent_evaluation.report import render_comparison, render_report, summary
-from memagent_evaluation.standings import evaluations_compared
+from memagent_evaluation.standings import compare_evaluations
 from memagent_evaluation.statistics import wilson
 from memagent_graph.errors import EvaluationError
 
@@ -140,7 +140,7 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
     assert "## memagent" in report
     assert line(report, "all", "all", "old", "40").startswith("| all | all | old | 40 | 0.0 [0.0, 8.8] | -100.0 [")
     assert line(report, "keys", "1K tokens", "old", "20")
-    lines = evaluations_compared(first, second, ("new", "old"))["memagent"]
+    lines = compare_evaluations(first, second, ("new", "old"))["memagent"]
     assert [(each.length, each.system) for each in lines[::2]] == [
         ("1K tokens", "new"), ("2K tokens", "new"), ("all", "new")
     ]  # fmt: skip

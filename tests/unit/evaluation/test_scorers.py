@@ -17,7 +17,6 @@ from memagent_evaluation.scorers import (
     is_exactly,
     normalise,
     score,
-    similarity_after_prefix,
     token_f1,
 )
 from memagent_graph.events import StopReason
@@ -198,13 +197,6 @@ def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:
     assert score(sample, "mine", "gold").string_match == 0.25
     assert score(sample, "other", "gold").string_match == 0.75
     assert score(sample, "mine", "gold", outcome=QuestionOutcome.FAILED).string_match == 0
-
-
-def test_mrcrs_metric_is_difflibs_ratio_behind_the_prefix() -> None:
-    assert similarity_after_prefix("abcHello world", "abcHello world", "abc") == 1
-    assert similarity_after_prefix("Hello world", "abcHello world", "abc") == 0
-    # 2 * matches / total length: "abcd" and "bcde" share "bcd" (the library's own documentation).
-    assert similarity_after_prefix("xabcd", "xbcde", "x") == 0.75
 
 
 # Failed reads

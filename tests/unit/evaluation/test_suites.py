@@ -8,7 +8,7 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import render_report
-from memagent_evaluation.suites import SUITES, suite_scores, with_suites
+from memagent_evaluation.suites import SUITES, expand_suites, suite_scores
 from memagent_evaluation.tasks import task_names
 
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
@@ -24,7 +24,7 @@ def measured(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", 
 
 
 def test_a_suite_stands_for_its_tasks() -> None:
-    assert with_suites(["vt", "ruler", "keys"]) == (
+    assert expand_suites(["vt", "ruler", "keys"]) == (
         "vt", *(each for each in SUITES["ruler"] if each != "vt"), "keys"
     )  # fmt: skip
     assert len(SUITES["ruler"]) == 13

@@ -14,7 +14,7 @@ from memagent_graph.tokenizers import load_tokenizer
 TOKENIZER = load_tokenizer("embedded")
 
 
-def samples_of(name, count=10, length=2000, **settings):
+def samples_of(name, count=5, length=1200, **settings):
     task = load_task(name, TaskSettings(TOKENIZER, **settings))
     return [task.sample(length, index) for index in range(count)]
 
@@ -53,7 +53,7 @@ def test_where_nothing_answers_there_is_no_evidence_and_any_way_to_say_so_is_rig
 
 @pytest.mark.parametrize("name", ENGLISH)
 def test_questions_in_a_row_share_a_document(name):
-    samples = samples_of(name, count=10, questions_per_document=5)
+    samples = samples_of(name, count=10, length=1500, questions_per_document=5)
     texts = ["".join(sample.text()) for sample in samples]
     assert len(set(texts[:5])) == len(set(texts[5:])) == 1
     assert texts[0] != texts[5]
@@ -88,7 +88,7 @@ def facts_in(text, facts):
 @pytest.mark.parametrize("name", ["english_fact", "english_new", "english_absent"])
 def test_nothing_but_the_evidence_answers(name, stated):
     facts, asked = stated
-    for sample in samples_of(name, count=12, length=6000, questions_per_document=6):
+    for sample in samples_of(name, count=6, length=3000, questions_per_document=6):
         relation, named = asked[sample.question]
         own = {needle.text for needle in sample.needles}
         others = [each for each in facts_in("".join(sample.text()), facts) if each.statement not in own]
@@ -99,7 +99,7 @@ def test_nothing_but_the_evidence_answers(name, stated):
 @pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3_backward", "english_list"])
 def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, stated):
     facts, _ = stated
-    for sample in samples_of(name, count=12, length=4000, questions_per_document=6):
+    for sample in samples_of(name, count=6, length=2500, questions_per_document=6):
         own = {needle.text for needle in sample.needles}
         found = facts_in("".join(sample.text()), facts)
         known = {(each.relation.name, each.subject) for each in found if each.statement in own}
@@ -111,7 +111,7 @@ def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations
 
 
 def test_what_is_to_be_listed_is_listed_once_however_many_ask():
-    for sample in samples_of("english_list", count=16, length=5000, questions_per_document=16):
+    for sample in samples_of("english_list", count=8, length=2500, questions_per_document=8):
         assert len({*sample.gold}) == len(sample.gold) == 3
 
 
@@ -120,8 +120,8 @@ def test_more_questions_than_words_allow_are_refused():
         samples_of("english_list", count=1, length=30_000, questions_per_document=60)
 
 
-def test_there_is_no_foreign_fact_to_each_0_tokens():
-    with pytest.raises(EvaluationError, match="cannot have a foreign fact to each 0 tokens"):
+def test_there_is_no_foreign_fact_for_every_0_tokens():
+    with pytest.raises(EvaluationError, match="cannot have a foreign fact for every 0 tokens"):
         load_task("english_fact:foreign=0", TaskSettings(TOKENIZER))
 
 
@@ -148,10 +148,10 @@ def test_relations_of_a_file_are_asked_for_too(tmp_path):
         harp = "| the old harp | the new harp |"
         """
     )
-    asked = [sample.question for sample in samples_of(f"english_fact:held_out=no:facts={file}", count=120, length=600)]
+    asked = [sample.question for sample in samples_of(f"english_fact:held_out=no:facts={file}", count=60, length=400)]
     assert any(question.endswith("tune?") for question in asked)
     elsewhere = shutil.copy(file, tmp_path / "the_same.toml")
-    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=10, length=600)
+    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=10, length=400)
     assert [sample.question for sample in moved] == asked[:10], "what is asked depends on where the file is"
 
 

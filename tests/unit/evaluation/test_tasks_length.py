@@ -19,7 +19,7 @@ CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-GENERATED = (*(*SHAPES, "vt", *LISTS, "multi_hop_2", "multi_hop_4_backward"),)
+GENERATED = (*(*SHAPES, "vt", *LISTS, "english_hop_2", "state_3"),)
 LONGEST_UNIT = 400
 """Tokens of a sentence of 600 characters, which is the longest."""
 PROSE = list(itertools.islice(reference_topics(), 300))

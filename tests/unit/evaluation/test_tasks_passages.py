@@ -135,7 +135,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
 
 def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
     task = passages_from(RECORDS, "ruler_hqa", SETTINGS)
-    with pytest.raises(EvaluationError, match=r"601 passages are more than the data file has: 600.*training split"):
+    with pytest.raises(EvaluationError, match=r"has 600 passages for this question, not 601.*training split"):
         task.sample(601, 0)
     with pytest.raises(EvaluationError, match=r"1 passages is too small for ruler_hqa. Ask for at least 2"):
         task.sample(1, 0)

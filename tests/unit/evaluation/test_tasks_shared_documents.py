@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from memagent_evaluation.sample_documents import SampleMaker
+from memagent_evaluation.sample_documents import OpenDocuments
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.needles import SHAPES
 from memagent_graph.documents import DocumentStore
@@ -12,7 +12,7 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-OWN = ("multi_hop_2_backward", "multi_hop_4_shuffled")
+OWN = ("english_hop_2_backward", "state_3")
 LENGTH = 5000
 
 
@@ -82,10 +82,10 @@ def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
 
 
 async def test_the_document_is_stored_once(tmp_path):
-    task = asking("multi_hop_2", 3)
-    maker = SampleMaker({task.name: task}, DocumentStore(tmp_path))
-    made = [await maker.make(task.name, 3000, index) for index in range(6)]
-    await maker.close()
+    task = asking("english_hop_2", 3)
+    documents = OpenDocuments({task.name: task}, DocumentStore(tmp_path))
+    made = [await documents.prepare(task.name, 3000, index, 1) for index in range(6)]
+    await documents.close()
     keys = [each.document["key"] for each in made]
     assert keys == [each for each in dict.fromkeys(keys) for _ in "abc"]
 

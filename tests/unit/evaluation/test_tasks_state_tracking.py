@@ -7,8 +7,15 @@ import pytest
 
 from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.invented_names import WORDS
-from memagent_evaluation.tasks.state_tracking import FINDS, PARTS, PLACES, STATES, THINGS, WALKS
+from memagent_evaluation.tasks.state_tracking import (
+    PEOPLE,
+    PICK_UP_SENTENCES,
+    PUT_DOWN_SENTENCES,
+    ROOMS,
+    STATES,
+    THINGS,
+    WALK_SENTENCES,
+)
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -34,15 +41,17 @@ BABI = {
 
 
 def told(patterns, what):
-    who, things = "|".join(WORDS["first_names"]), "|".join(what)
-    escaped = (re.escape(each).replace(r"\{who\}", f"({who})").replace(r"\{what\}", f"({things})") for each in patterns)
+    who, things = "|".join(PEOPLE), "|".join(what)
+    escaped = (
+        re.escape(each).replace(r"\{person\}", f"({who})").replace(r"\{object\}", f"({things})") for each in patterns
+    )
     return [re.compile(each) for each in escaped]
 
 
 SENTENCES = [
-    *(("walk", each) for each in told(WALKS, PLACES)),
-    *(("find", each) for each in told(FINDS, THINGS)),
-    *(("part", each) for each in told(PARTS, THINGS)),
+    *(("walk", each) for each in told(WALK_SENTENCES, ROOMS)),
+    *(("find", each) for each in told(PICK_UP_SENTENCES, THINGS)),
+    *(("part", each) for each in told(PUT_DOWN_SENTENCES, THINGS)),
 ]
 
 
@@ -69,7 +78,7 @@ def answer(text, question):
     asked = re.fullmatch(
         r"According to the text, where (?:is|was) (?:the )?(\w+) (?:in the end|before .* (\w+))\?", question
     )
-    if asked[1] in WORDS["first_names"]:
+    if asked[1] in PEOPLE:
         return at.get(asked[1])
     places = been.get(asked[1], [])
     if asked[2] is None:
@@ -141,6 +150,11 @@ def test_without_a_number_of_facts_prose_has_its_share(share, length):
         ("state_2:people=99", "99 people"),
         ("state_2:facts=-1", "facts from 0 on"),
         ("state_2:prose_share=1", "less than 1"),
+        ("state_2:facts=many", "facts=many is not valid"),
+        ("state_2:hops=3", "Its options: facts, people, things, prose_share"),
+        ("vt:hops=3", "Its options: none"),
+        ("state_2:facts=9:facts=8", "option twice"),
+        ("state_4", "Did you mean state_"),
     ],
 )
 def test_options_that_cannot_be_are_refused(name, message):
@@ -156,7 +170,15 @@ def test_too_few_facts_and_too_little_room_are_refused():
         load_task("state_3:facts=0:prose_share=0.9", TaskSettings(TOKENIZER)).sample(200, 0)
 
 
+def test_options_are_part_of_the_name_and_of_the_samples():
+    task = load_task("state_2:facts=50:people=3", TaskSettings(TOKENIZER))
+    assert (task.facts, task.people, task.things) == (50, 3, 4)
+    assert task.sample(2500, 3).id == "state_2:facts=50:people=3/2500/3"
+
+
 def test_the_words_are_neither_babis_nor_those_that_other_tasks_plant():
-    said = {word.strip(".") for each in (*WALKS, *FINDS, *PARTS) for word in each.split()}
-    assert not {*said, *PLACES, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
-    assert not any(one != other and one in other for one in PLACES for other in PLACES)
+    said = {
+        word.strip(".") for each in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES) for word in each.split()
+    }
+    assert not {*said, *ROOMS, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
+    assert not any(one != other and one in other for one in ROOMS for other in ROOMS)

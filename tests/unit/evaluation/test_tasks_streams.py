@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.generated import Order
+from memagent_evaluation.tasks.generated import Permutation
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
 NAMES = (
     *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
-    "multi_hop_2",
+    "english_hop_2",
 )
 
 IN_A_PROCESS = """
@@ -117,15 +117,15 @@ def test_a_text_is_tokenised_about_once(monkeypatch):
 
 @given(size=st.integers(1, 700), seed=st.integers())
 def test_a_computed_order_has_every_number_once(size, seed):
-    order = Order(size, Random(seed))
+    order = Permutation(size, Random(seed))
     assert sorted(order) == list(range(size))
     assert [order[place] for place in range(size)] == list(order)
 
 
 def test_a_computed_order_looks_random():
-    first = Counter(Order(16, Random(seed))[0] for seed in range(3200))
+    first = Counter(Permutation(16, Random(seed))[0] for seed in range(3200))
     assert set(first) == set(range(16))
     assert max(first.values()) < 2 * 3200 / 16
-    numbers = list(Order(10_000, Random(1)))
+    numbers = list(Permutation(10_000, Random(1)))
     rising = sum(earlier < later for earlier, later in pairwise(numbers))
     assert 4500 < rising < 5500

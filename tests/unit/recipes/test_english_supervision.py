@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from memagent_graph.policies.lora import load_adapter
+from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from recipes.english.lessons import LessonMaker
 from recipes.english.prose_questions import ProseQuestion

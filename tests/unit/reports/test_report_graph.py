@@ -447,7 +447,7 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
     kills, documents = size(2, 30), size(4, 40)
     for number in range(documents):
         facts = {0.3: f"The key of harbor is {1000 + number}.", 0.8: f"The key of castle is {2000 + number}."}
-        text = document_with(facts, words=900).replace("word", f"word{number:02}n")  # no two have a chunk in common
+        text = document_with(facts, words=400).replace("word", f"word{number:02}n")  # no two have a chunk in common
         (tmp_path / f"{number:02}.txt").write_text(text)
     (tmp_path / "write.py").write_text(WRITE)
     moments = random.Random(7)

@@ -20,7 +20,7 @@ from support.serving import Served, served
 
 from memagent_graph import ScriptedPolicy
 
-LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=3000)
+LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
 
 
@@ -267,8 +267,8 @@ def test_the_run_id_is_in_a_header_and_a_field_and_names_a_run_of_the_log(server
 
 
 def test_several_long_parts_are_read_in_order_with_their_names(client: openai.OpenAI, upstream: Upstream) -> None:
-    one = document_with({0.5: "The key of harbor is 1."}, words=1500)
-    two = document_with({0.5: "The key of harbor is 2."}, words=1500)
+    one = document_with({0.5: "The key of harbor is 1."}, words=900)
+    two = document_with({0.5: "The key of harbor is 2."}, words=900)
     reply = ask(client, user(one), user(two), user(QUESTION))
     assert reply.choices[0].message.content == "2"
     assert reply.memagent["read"] == ["message 1 (user)", "message 2 (user)"]

@@ -23,7 +23,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
 from memagent_training.rewards.reward_names import term_rewards
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=250)
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 
@@ -63,21 +63,15 @@ GOLD = {
     "What is the key of castle?": Gold(("12",), evidence=("The key of castle is 12.",)),
     "What is the key of nothing?": Gold(("none",), evidence=("The key of castle is 12.",)),
 }
-GAIN = {"reward": "evidence_f2_gain", "weight": 0.3, "scope": "conversation", "divide_by_std": True}
-CREDITS: list[tuple[str, str, list[dict[str, object]] | None]] = [
-    ("gated:stop=yes", "gru-mem", None),
-    ("recall", "rememr1", None),
-    ("parallel", "longrlvr", None),
-    ("parallel", "memagent-paper", [{"reward": "evidence_f2", "roles": "answer"}, GAIN, {"reward": "outcome"}]),
-    ("recall", "dapo", [{"reward": "format", "scope": "role", "of": "recall_*", "roles": ["recall_update", "answer"]},
-                        {"reward": "outcome", "weight": 0.5, "roles": "answer"}]),
-]  # fmt: skip
+PRESETS = [
+    ("gated:stop=yes", "gru-mem"),
+    ("recall", "rememr1"),
+    ("parallel", "longrlvr"),
+]
 
 
-@pytest.mark.parametrize(("strategy", "preset", "credit"), CREDITS, ids=str)
-def test_each_credit_on_its_runs_is_the_plain_files(
-    make_reader, tmp_path: Path, strategy: str, preset: str, credit: list[dict[str, object]] | None
-) -> None:
+@pytest.mark.parametrize(("strategy", "preset"), PRESETS)
+def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path, strategy: str, preset: str) -> None:
     noise = random.Random(4)
 
     def now_and_then(prompt: str) -> Completion:
@@ -97,14 +91,14 @@ def test_each_credit_on_its_runs_is_the_plain_files(
             log.reward(run_id, noise.random())
     training_world.make_model(tmp_path)
     changes = {**CASE["changes"], "drop_zero_variance": False}
-    case = {"preset": preset, "changes": changes if credit is None else {**changes, "credit": credit}}
+    case = {"preset": preset, "changes": changes}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
-    functions = term_rewards(terms, gold=True, logged=False)
+    functions = term_rewards(terms, has_gold=True, has_logged=False)
     groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:
-        told = {rollout.earned(name) for rollout in rollouts}
+        told = {rollout.reward_named(name) for rollout in rollouts}
         assert len(told) > 1 or name in {"format", "exit_in_time"}, name
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)

@@ -284,7 +284,7 @@ def as_in_the_example(of: AdvantageSettings) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     groups=many_groups(),
     terms=st.sampled_from(TERMS),

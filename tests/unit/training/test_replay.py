@@ -28,7 +28,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import TrainingRun, read_run
 from memagent_training.training_errors import ReplayError, RewardError
 
-TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
@@ -138,7 +138,8 @@ def test_a_log_its_path_and_its_exports_give_the_same_groups(tmp_path, log, suff
         write(log, run_id, reward=ord(run_id) / 3, logprobs=[-1 / 3, -0.1])
     write(log, "unfinished", stop_reason=None, question="Another?")
     write(log, "edited", question="A third?")
-    log.wait(log.edit("edited", 0, "better"))
+    step = next(log.conversations("edited")).step
+    log.wait(log.edit("edited", 0, "better", step=step))
     log.wait(log.record(said("edited", 1, 1, step="anew")))
     log.wait(log.end("edited", "answered", "1"))
     path = log.path if suffix == "sqlite" else tmp_path / f"runs.{suffix}"
@@ -532,7 +533,7 @@ def test_a_mixture_needs_a_choice_and_names_a_run_of_each(log, what) -> None:
         load_groups(log)
     assert f"2 {what}s" in str(caught.value)
     assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(caught.value)
-    assert f"{what}='new'" in str(caught.value)
+    assert f"as in {what} new" in str(caught.value)
     replay = load_groups(log, **{what: "new"})
     assert members(replay.groups) == [["b", "c"]]
     assert getattr(replay.report, what) == "new"

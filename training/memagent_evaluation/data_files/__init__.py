@@ -3,12 +3,12 @@
 >>> task = load_data_task("hotpotqa", Path("hotpot_dev_distractor_v1.json"), settings)  # doctest: +SKIP
 >>> task.lengths, task.count(2048)  # doctest: +SKIP
 
-`file_task` defines which examples belong to a length, `formats` and `qa_records` their own lengths.
+`file_task` decides which examples belong to a length; `formats` and `qa_records` measure each example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +22,15 @@ from memagent_graph.errors import EvaluationError
 
 __all__ = ["FileTask", "data_paths", "data_task_names", "data_task_of", "load_data_task"]
 
-_FIELDS: Final[Mapping[str, frozenset[str]]] = {
-    "hotpotqa": frozenset({"supporting_facts"}),
-    "squad": frozenset({"paragraphs"}),
-    "memagent_files": frozenset({"context", "reward_model"}),
-    "ruler_files": frozenset({"input", "outputs"}),
-    "longbench": frozenset({"input", "context", "answers", "dataset"}),
-    "ruler_hqa_files": frozenset({"input", "context", "answers"}),
-    "mrcr": frozenset({"prompt", "answer", "random_string_to_prepend"}),
-    "qa_files": frozenset({"question"}),
-}
-"""Fields by which a data set's rows are known, the most special first."""
+_FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
+    ("hotpotqa", frozenset({"supporting_facts"})),
+    ("squad", frozenset({"paragraphs"})),
+    ("memagent_files", frozenset({"context", "reward_model"})),
+    ("qa_files", frozenset({"input", "context", "answers", "dataset"})),
+    ("ruler_hqa_files", frozenset({"input", "context", "answers"})),
+    ("qa_files", frozenset({"question"})),
+)
+"""The fields that identify a data set's rows, the most special ones first."""
 
 
 def data_task_names() -> tuple[str, ...]:
@@ -41,21 +39,21 @@ def data_task_names() -> tuple[str, ...]:
 
 
 def data_task_of(path: Path) -> str:
-    """Return which of `data_task_names()` a file or dataset folder is, by the fields of its first row.
+    """Return the one of `data_task_names()` that reads a file or dataset folder, by the fields of its first row.
 
     Raises:
-        EvaluationError: it cannot be read, or is none of them.
+        EvaluationError: the file cannot be read, or no task knows its fields.
     """
     if not path.exists():
         raise EvaluationError(f"there is no data file {path}", hint="Name a file, or a folder that datasets saved.")
     row = open_rows([path])[0]
     if {"title", "context", "question"} <= row.keys() and isinstance(row.get("answers"), dict):
         return "squad"
-    for name, fields in _FIELDS.items():
+    for name, fields in _FIELDS:
         if fields <= row.keys():
             return name
     raise EvaluationError(
-        f"{path} has rows with {', '.join(sorted(map(str, row))) or 'nothing'}, which are not known as questions",
+        f"{path} has rows with {', '.join(sorted(map(str, row))) or 'nothing'}, not with questions",
         hint="Give each row a question, its document (or documents) and its answers.",
     )
 

@@ -1,8 +1,8 @@
-"""A task from the examples of a data file: which of them belong to a length, and their samples.
+"""A task whose samples are the examples of a data file.
 
-Documents in files have their own lengths. An example belongs to `length` if its own length is at most that and more
-than half of it; so lengths that double, as in RULER, include every example once. Each format defines its own length.
-Examples keep the file's order: index 0 is the first one of the length.
+Documents in files have lengths of their own. An example belongs to `length` if its own length is at most that and more
+than half of it; so lengths that double, as in RULER, include every example once. Each format defines what the length
+is. Examples keep the file's order: index 0 is the first one of a length.
 """
 
 from __future__ import annotations
@@ -20,28 +20,25 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import Tokenizer
 
 _PIECE_CHARACTERS: Final = 1 << 16
-_MEASURED_PIECES: Final = 5
-_MEASURED_CHARACTERS: Final = 1200
+_PIECES_COUNTED: Final = 5
+_CHARACTERS_COUNTED: Final = 1200
 _MAX_EXACT_LENGTHS: Final = 16
 
 
 class DamagedRowError(ValueError):
-    """A row with a missing or wrong field; the caller, who knows the row's place, makes a message from it."""
+    """A row with a missing or wrong field. The caller adds the file and line to the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileExample:
-    """A question on a document, from a file."""
+    """A question about a document, from a file."""
 
     question: str
     gold: tuple[str, ...]
     document: str
     needles: tuple[Needle, ...] = ()
-    metric: Metric = Metric.ANY
     length: int | None = None
-    """Its own length, if the file states it."""
-    prefix: str = ""
-    """What its answer begins with, if that is not part of what is asked for."""
+    """Its length, if the file states it."""
 
 
 class FileExamples(Protocol):
@@ -78,7 +75,7 @@ class RowExamples:
                 if not text.strip():
                     raise DamagedRowError(f"the {what} is empty")
         except DamagedRowError as error:
-            raise EvaluationError(f"{self.rows.place(index)}: {error}", hint=self.hint) from error
+            raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.hint) from error
         return example
 
 
@@ -92,16 +89,14 @@ class FileTask:
     answer_tokens: int
     examples: FileExamples = field(repr=False)
     own_lengths: array[int] = field(repr=False)
-    """The length of every example, in the unit."""
+    """The length of each example, in the unit."""
     source: str
-    """Its source, for messages."""
-    _places_of: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    """The files, for messages."""
+    _indices: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths that together include every example once: the file's own if there are few, otherwise powers of
-        two.
-        """
+        """Lengths that together include every example once: those in the file if they are few, else powers of two."""
         own = sorted(set(self.own_lengths))
         if len(own) <= _MAX_EXACT_LENGTHS and all(longer >= 2 * shorter for shorter, longer in pairwise(own)):
             return tuple(own)
@@ -109,7 +104,7 @@ class FileTask:
 
     def count(self, length: int) -> int:
         """Return how many samples there are of a length."""
-        return len(self._places(length))
+        return len(self._examples_of(length))
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th example of a length, in the file's order.
@@ -117,48 +112,46 @@ class FileTask:
         Raises:
             EvaluationError: there are fewer, or the file has changed and is damaged now.
         """
-        places = self._places(length)
-        if not 0 <= index < len(places):
+        numbers = self._examples_of(length)
+        if not 0 <= index < len(numbers):
             available = ", ".join(f"{length} ({self.count(length)})" for length in self.lengths)
             raise EvaluationError(
-                f"{self.source} has {len(places)} {self.name} questions of more than {length // 2} and at most "
+                f"{self.source} has {len(numbers)} {self.name} questions of more than {length // 2} and at most "
                 f"{length} {self.unit.value}; there is none with index {index}",
-                hint=f"Ask for fewer (--n), or for lengths that it has, with how many of each: {available}.",
+                hint=f"Ask for fewer (--n), or for other lengths; it has (with the number of questions): {available}.",
             )
-        row = places[index]
-        example = self.examples[row]
-        pieces = partial(_pieces, self.examples, row)
+        number = numbers[index]
+        example = self.examples[number]
+        pieces = partial(_pieces, self.examples, number)
         return Sample(
-            self, length, index, example.question, example.gold, pieces, example.needles, self.own_lengths[row]
+            self, length, index, example.question, example.gold, pieces, example.needles, self.own_lengths[number]
         )
 
     def question(self, length: int, index: int) -> str:
         """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
-    def _places(self, length: int) -> list[int]:
-        if length not in self._places_of:
-            places = [place for place, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length]
-            self._places_of[length] = places
-        return self._places_of[length]
+    def _examples_of(self, length: int) -> list[int]:
+        if length not in self._indices:
+            self._indices[length] = [
+                number for number, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length
+            ]
+        return self._indices[length]
 
 
 def estimate_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of a text within a few percent: of long ones, five pieces are counted."""
-    if len(text) <= _MEASURED_PIECES * _MEASURED_CHARACTERS:
+    """Return the number of tokens of a text, within a few percent: of a long text, only five pieces are counted."""
+    if len(text) <= _PIECES_COUNTED * _CHARACTERS_COUNTED:
         return max(1, tokenizer.count(text))
-    step = (len(text) - _MEASURED_CHARACTERS) / (_MEASURED_PIECES - 1)
-    pieces = [text[round(at * step) :][:_MEASURED_CHARACTERS] for at in range(_MEASURED_PIECES)]
+    step = (len(text) - _CHARACTERS_COUNTED) / (_PIECES_COUNTED - 1)
+    pieces = [text[round(at * step) :][:_CHARACTERS_COUNTED] for at in range(_PIECES_COUNTED)]
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
-def example_lengths(examples: RowExamples, tokenizer: Tokenizer, note: Callable[[FileExample], None]) -> array[int]:
-    """Return the own length of each example: the stated one, or the approximate tokens of document and question.
+def example_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
+    """Return the length of each example: the one in the file, or the approximate tokens of document and question.
 
-    Args:
-        examples: of a file; one at a time is in memory.
-        tokenizer: what measures them.
-        note: is called with each example.
+    One example at a time is in memory.
 
     Raises:
         EvaluationError: a row is damaged; the file and line are named.
@@ -166,18 +159,18 @@ def example_lengths(examples: RowExamples, tokenizer: Tokenizer, note: Callable[
     lengths = array("Q")
     for index in range(len(examples)):
         example = examples[index]
-        note(example)
-        estimate = estimate_tokens(example.document, tokenizer) if example.length is None else 0
-        lengths.append(example.length or estimate + tokenizer.count(example.question))
+        if (length := example.length) is None:
+            length = estimate_tokens(example.document, tokenizer) + tokenizer.count(example.question)
+        lengths.append(length)
     return lengths
 
 
-def text_of(row: TableRow, name: str, *, empty: bool = False) -> str:
+def text_of(row: TableRow, name: str) -> str:
     """Return a field that must be text."""
     value = row.get(name)
     if not isinstance(value, str):
         raise DamagedRowError(f'"{name}" is {_describe(row, name)}, not text')
-    if not (value.strip() or empty):
+    if not value.strip():
         raise DamagedRowError(f'"{name}" is empty')
     return value
 
@@ -209,7 +202,7 @@ def _describe(row: TableRow, name: str) -> str:
         return f"missing (there are: {', '.join(map(str, row)) or 'none'})"
     value: Any = row[name]
     if isinstance(value, list):
-        return f"a list with {', '.join(sorted({type(each).__name__ for each in value} - {'str'}))}"
+        return f"a list with {', '.join(sorted({type(item).__name__ for item in value} - {'str'}))}"
     if value is None:
         return "nothing"
     return repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__

@@ -1,4 +1,4 @@
-"""Where data sets are published, the names of their files, and which of them are in a folder."""
+"""Where data sets are published, and which of their files a folder has."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ PUBLISHED: Final = {
         "hotpotqa_train_32k.parquet from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
         ("hotpotqa_train*.parquet", *_ANY_ROWS),
     ),
-    "longbench": Published(
-        "a file of data.zip from the dataset THUDM/LongBench on Hugging Face, such as hotpotqa.jsonl", _ANY_ROWS
-    ),
-    "mrcr": Published("the Parquet files of the dataset openai/mrcr on Hugging Face", ("*needle*.parquet", *_ANY_ROWS)),
-    "ruler_files": Published(
-        "validation.jsonl as scripts/data/prepare.py of the repository NVIDIA/RULER writes it",
-        ("validation*.jsonl", *_ANY_ROWS),
-    ),
     "ruler_hqa_files": Published(
         "eval_50.json and its like from the dataset BytedTsinghua-SIA/hotpotqa on Hugging Face",
         ("eval_[0-9]*.json", "eval_[0-9]*.jsonl"),
@@ -52,12 +44,14 @@ PUBLISHED: Final = {
 
 
 def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
-    """Return the files that a data set has at a path: itself if it is a file or a dataset folder, else those in the
-    folder.
+    """Return the files of a data set: the path if it is a file or a dataset folder, otherwise those in the folder.
 
-    Without a path, it is the data folder's `evaluation`; `task` is named in messages as what needs a data file.
+    A folder that several data sets share may have a subfolder for each, named like the task.
 
-    A folder that is shared by several data sets may have a subfolder for each, named like the task.
+    Args:
+        name: the data set.
+        path: where to look; `evaluation` in the data folder if None.
+        task: the task that needs the data set, for messages.
 
     Raises:
         EvaluationError: there is no such name, or there are no files; the message says where the file is published and
@@ -74,10 +68,8 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
     if (path / name).is_dir():
         return data_paths(name, path / name)
     for pattern in published.patterns:
-        if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_natural):
-            # LongBench-E's files, which end in _e, repeat questions of the others.
-            names = {match.stem for match in matches}
-            return [match for match in matches if match.stem.removesuffix("_e") not in names - {match.stem}]
+        if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_by_number):
+            return matches
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
 
 
@@ -93,6 +85,6 @@ def find_published(name: str) -> Published:
     return PUBLISHED[name]
 
 
-def _natural(path: Path) -> tuple[int, str]:
-    """Shorter names first, so that eval_50 comes before eval_100."""
+def _by_number(path: Path) -> tuple[int, str]:
+    """Sort shorter names first, so that eval_50 comes before eval_100."""
     return len(path.name), path.name

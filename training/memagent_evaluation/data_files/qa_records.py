@@ -1,12 +1,11 @@
 """HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
 
-Both in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON lines,
-Parquet or a dataset folder). The rows determine which of them a file is.
+Both are read in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON
+lines, Parquet or a dataset folder).
 
-Both are also tasks: each question on its own paragraphs. An example's own length is approximately the tokens of its
-paragraphs and question: each paragraph's tokens are counted once and summed. HotpotQA documents have some 1,500 tokens,
-SQuAD's are whole articles. Paragraphs are shuffled, the same way for equal seeds, because the files' order gives the
-answer away or has been lost.
+Both are also tasks that ask each question about its own paragraphs: some 1,500 tokens in HotpotQA, a whole article in
+SQuAD. The length of an example is the number of tokens of its question and paragraphs. Paragraphs are shuffled, the
+same way for equal seeds, because the order in the file may give the answer away.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _HINTS: Final = {
 }
 _ANSWER_TOKENS: Final = 128
 _MAX_CHARACTERS: Final = 1 << 30
-"""Maximum characters per data set, whose rows are all in memory. HotpotQA has half as many."""
+"""The maximum size of a data set, whose rows are all in memory. HotpotQA has half as many."""
 _T = TypeVar("_T")
 RECORD_NAMES: Final = tuple(_HINTS)
 
@@ -44,7 +43,7 @@ class Paragraph:
 
     @property
     def written(self) -> str:
-        """The paragraph as it stands in a document."""
+        """The paragraph's text in a document."""
         return f"{self.title}\n{self.text}"
 
 
@@ -63,9 +62,7 @@ class QARecord:
     """Paragraphs that belong to the question but do not answer it; empty if the data set has none."""
 
     def contribution(self, paragraph: Paragraph) -> str:
-        """Return the contribution of a gold paragraph: the wording of the answer in it, or its title if it leads to the
-        answer.
-        """
+        """Return the wording of the answer that a gold paragraph has; its title if it only leads to the answer."""
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
@@ -83,21 +80,21 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
     rows = open_rows(paths)
     first = rows[0]
     if "supporting_facts" in first:
-        kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa)
+        kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa_record)
     elif "paragraphs" in first:
-        kind, records = "squad", _convert_rows(rows, "squad", _article)
+        kind, records = "squad", _convert_rows(rows, "squad", _squad_article)
     elif {"title", "context", "question", "answers"} <= first.keys():
-        kind, records = "squad", _flat_squad(rows)
+        kind, records = "squad", _squad_rows(rows)
     else:
         raise EvaluationError(
-            f"{rows.place(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
+            f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
             hint=_HINTS[name],
         )
     if name != kind:
-        raise EvaluationError(f"{rows.place(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
+        raise EvaluationError(f"{rows.location(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
     all_records = list(records)
     if not all_records:
-        raise EvaluationError(f"{rows.place(0)}: no question that has an answer", hint=_HINTS[kind])
+        raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[kind])
     return all_records
 
 
@@ -107,23 +104,23 @@ def _convert_rows(rows: TableRows, name: str, convert: Callable[[TableRow], Iter
     Raises:
         EvaluationError: a row is damaged, or those before it are too large; the file and line are named.
     """
-    room = _MAX_CHARACTERS
+    budget = _MAX_CHARACTERS
     for index in range(len(rows)):
         row = rows[index]
-        room -= _characters(row)
+        budget -= _characters(row)
         try:
-            if room < 0:
+            if budget < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
             yield from convert(row)
         except DamagedRowError as error:
-            raise EvaluationError(f"{rows.place(index)}: {error}", hint=_HINTS[name]) from error
+            raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
 
 
-def _hotpotqa(row: TableRow) -> Iterator[QARecord]:
+def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
     supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
-    if lost := supporting - {pair.title for pair in paragraphs}:
-        raise DamagedRowError(f"the supporting paragraph {min(lost)!r} is not in the context")
+    if missing := supporting - {paragraph.title for paragraph in paragraphs}:
+        raise DamagedRowError(f"the supporting paragraph {min(missing)!r} is not in the context")
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
     yield QARecord(
@@ -143,7 +140,7 @@ def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
 
 
 def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
-    """Pairs with a title first: [[title, x], ...] as published, {"title": [...], second: [...]} in the HF dataset."""
+    """Return pairs of a title and a value: [[title, value], ...] as published, two lists in the HF dataset."""
     value: Any = row.get(name)
     if isinstance(value, dict):
         titles, others = value.get("title"), value.get(second)
@@ -158,8 +155,8 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
     return [(title, other) for title, other in value]
 
 
-def _article(row: TableRow) -> Iterator[QARecord]:
-    """Yield the records of an article, which is a row of SQuAD's own files."""
+def _squad_article(row: TableRow) -> Iterator[QARecord]:
+    """Yield the records of an article, a row of the published file."""
     title = text_of(row, "title").replace("_", " ")
     entries = [
         (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
@@ -185,8 +182,8 @@ def _squad_record(row: TableRow, answers: list[str], gold: Paragraph, others: tu
     )
 
 
-def _flat_squad(rows: TableRows) -> Iterator[QARecord]:
-    """Yield a record for each row; SQuAD 2 gives impossible questions no answer."""
+def _squad_rows(rows: TableRows) -> Iterator[QARecord]:
+    """Yield a record for each row of the HF dataset that has an answer."""
     articles: dict[str, dict[Paragraph, None]] = {}
     others: dict[Paragraph, tuple[Paragraph, ...]] = {}
 
@@ -222,7 +219,7 @@ def _objects(row: TableRow, name: str) -> list[TableRow]:
 
 @dataclass(frozen=True, slots=True)
 class RecordExamples:
-    """Examples made from records: the paragraphs of each, shuffled, blank lines between them."""
+    """Examples whose documents are the shuffled paragraphs of a record, with blank lines between them."""
 
     records: Sequence[QARecord]
     seed: int
@@ -236,16 +233,16 @@ class RecordExamples:
         random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
         texts = [paragraph.written for paragraph in paragraphs]
         document = "\n\n".join(texts)
-        needles, at = [], 0
+        needles, start = [], 0
         for paragraph, text in zip(paragraphs, texts, strict=True):
             if paragraph in record.gold:
-                needles.append(Needle(text, record.contribution(paragraph), at / len(document)))
-            at += len(text) + 2
+                needles.append(Needle(text, record.contribution(paragraph), start / len(document)))
+            start += len(text) + 2
         return FileExample(record.question, record.answers, document, tuple(needles))
 
 
 def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
-    """Return the questions of "hotpotqa", each among its ten paragraphs, or of "squad", each on its whole article."""
+    """Return the task "hotpotqa" (documents of ten paragraphs) or "squad" (whole articles)."""
     tokenizer = settings.tokenizer
     records = records_of(paths, name)
     counts: dict[Paragraph, int] = {}

@@ -50,13 +50,13 @@ class TableRows:
         return self._ends[-1]
 
     def __getitem__(self, index: int, /) -> TableRow:
-        source, place = _locate(self._ends, index)
-        return self._sources[source][place]
+        source, row = _locate(self._ends, index)
+        return self._sources[source][row]
 
-    def place(self, index: int) -> str:
-        """Return where a row is, for messages."""
-        source, place = _locate(self._ends, index)
-        return self._sources[source].place(place)
+    def location(self, index: int) -> str:
+        """Return the file and line of a row, for messages."""
+        source, row = _locate(self._ends, index)
+        return self._sources[source].location(row)
 
 
 def open_rows(paths: Sequence[Path]) -> TableRows:
@@ -137,16 +137,16 @@ class JsonRows:
             raise _unreadable(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
-                f"{self.place(index)} is not valid JSON: {error}",
+                f"{self.location(index)} is not valid JSON: {error}",
                 hint="Correct or remove it; the file must be UTF-8.",
             ) from error
         if not isinstance(row, dict):
             raise EvaluationError(
-                f"{self.place(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
+                f"{self.location(index)} is not a JSON object but {type(row).__name__}", hint="Correct or remove it."
             )
         return row
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the file and the line."""
         with _map_file(self.path) as content:
             line, at = 1, content.find(b"\n", 0, self._starts[index])
@@ -183,10 +183,10 @@ class ParquetRows:
             return file.read_row_group(number)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        group, place = _locate(self._ends, index)
-        return _first(self._group(group), place)
+        group, row = _locate(self._ends, index)
+        return _row_of(self._group(group), row)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the file and the row."""
         return f"{self.path}, row {index + 1}"
 
@@ -211,9 +211,9 @@ class DatasetRows:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        return _first(self._table, index)
+        return _row_of(self._table, index)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the folder and the row."""
         return f"{self.path}, row {index + 1}"
 
@@ -241,7 +241,7 @@ class CsvRows:
     def __getitem__(self, index: int, /) -> TableRow:
         return {name: _cell(value) for name, value in self._rows[index][1].items() if name is not None}
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the file and the row's last line."""
         return f"{self.path}, line {self._rows[index][0]}"
 
@@ -294,12 +294,12 @@ def _end_of_space(content: mmap.mmap, start: int) -> int:
 
 
 def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the number of the part that an index is in, and its place there; `ends` are those of the parts."""
+    """Return the part that an index is in, and the index within that part; `ends` are the ends of the parts."""
     part = bisect_right(ends, index)
     return part, index - (ends[part - 1] if part else 0)
 
 
-def _first(table: Any, index: int) -> TableRow:
+def _row_of(table: Any, index: int) -> TableRow:
     row: TableRow = table.slice(index, 1).to_pylist()[0]
     return row
 

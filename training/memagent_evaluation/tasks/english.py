@@ -1,7 +1,7 @@
-"""Facts in plain English, planted in prose among similar facts: people, places and wordings that were never trained on.
+"""Facts in plain English, planted in prose among similar facts.
 
-Language policies that ship are trained on the other split of `english_facts`: "english_fact:held_out=no" asks questions
-of that split, for the closed loop.
+People, places and wordings are from the held-out split of `english_facts`, which no policy that ships was trained on;
+"english_fact:held_out=no" asks about the training split, for the closed loop.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from memagent_graph.errors import EvaluationError
 
 ABSENT: Final = ("not stated", "not mentioned", "none", "no answer", "not given", "does not say", "unknown")
 """Any of these means that there is no answer."""
-_DRAWS: Final = 40
-"""The number of attempts to draw a question that shares no answer with another one."""
+_MAX_QUESTION_DRAWS: Final = 40
+"""The number of attempts to draw a question that shares no answer with another one on the document."""
 _ARTICLE: Final = re.compile(r"^(?:a|an|the) ")
 
 
 @dataclass(frozen=True, slots=True)
 class _EnglishQuestion:
-    """A question, its answers, its evidence in the document's order, and the misleading facts."""
+    """A question with its evidence, in the document's order, and with facts that mislead."""
 
     question: str
     gold: tuple[str, ...]
     evidence: tuple[EnglishFact, ...]
-    gives: tuple[str, ...]
-    """What each of the evidence contributes."""
+    evidence_gold: tuple[str, ...]
+    """What each fact of the evidence contributes."""
     foreign: tuple[EnglishFact, ...]
     about: tuple[EnglishFact, ...]
-    """The asked fact: the evidence, the first of several to list, or one that is not in the document."""
+    """What the question is about: the evidence, the first fact of a list, or a fact that is not in the document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class EnglishTask(GeneratedTask):
     """
 
     shares_documents: ClassVar[bool] = True
-    dials: ClassVar[tuple[str, ...]] = ("foreign", "held_out", "facts")
-    margin: ClassVar[float] = 1.6
+    options: ClassVar[tuple[str, ...]] = ("foreign", "held_out", "facts")
+    length_margin: ClassVar[float] = 1.6
 
     kind: str
     foreign: int = 400
@@ -66,13 +66,13 @@ class EnglishTask(GeneratedTask):
             _more_facts(self.facts)
         if self.foreign < 1:
             raise EvaluationError(
-                f"{self.name} cannot have a foreign fact to each {self.foreign} tokens",
-                hint="Take 1, or any larger number; of a very large one, only near misses are left.",
+                f"{self.name} cannot have a foreign fact for every {self.foreign} tokens",
+                hint="Take 1 or more; a very large number leaves only the near misses.",
             )
 
     @property
-    def draws_of(self) -> str:
-        """As of any task; of a file with more relations, what is in it counts, not where it is."""
+    def seed_name(self) -> str:
+        """As for any task, but a file of more relations counts by its content, not by its path."""
         if not self.facts:
             return self.name
         return self.name.replace(f"facts={self.facts}", f"facts={_more_facts(self.facts).digest}")
@@ -83,72 +83,83 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        number, member = self.shared(index)
-        chance = self.chance(length, number)
+        document, member = self.document_of(index)
+        rng = self.rng(length, document)
         more = _more_facts(self.facts) if self.facts else None
         new = self.kind == "new"
-        questions = self._all_asked(EnglishFacts(chance, held_out=self.held_out, held_out_relations=new, more=more))
+        questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new, more=more))
         insertions: list[Insertion] = []
-        for place, question in enumerate(questions):
-            depths = sorted(chance.random() for _ in question.evidence)
+        for position, question in enumerate(questions):
+            depths = sorted(rng.random() for _ in question.evidence)
             insertions += [
-                Insertion(fact.statement, depth, gold if place == member else None)
-                for fact, gold, depth in zip(question.evidence, question.gives, depths, strict=True)
+                Insertion(fact.statement, depth, gold if position == member else None)
+                for fact, gold, depth in zip(question.evidence, question.evidence_gold, depths, strict=True)
             ]
-        others = EnglishFacts(chance, held_out=self.held_out, more=more)
+        foreign_facts = EnglishFacts(rng, held_out=self.held_out, more=more)
         foreign = [fact for question in questions for fact in question.foreign]
-        foreign += [others.fact() for _ in range(length // self.foreign)]
-        clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
-        insertions += [Insertion(fact.statement, chance.random()) for fact in foreign if clear(fact)]
-        texts = [question.question for question in questions]
-        haystack = haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
-        mine = questions[member]
-        return self.planned(length, index, mine.question, mine.gold, haystack, insertions, texts)
+        foreign += [foreign_facts.fact() for _ in range(length // self.foreign)]
+        is_clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
+        insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_clear(fact)]
+        haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
+        question = questions[member]
+        all_questions = [other.question for other in questions]
+        return self.lay_out_sample(length, index, question.question, question.gold, haystack, insertions, all_questions)
 
-    def _all_asked(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
-        """Return the questions that share a document; the evidence of one does not answer another."""
-        number = self.settings.questions_per_document
+    def _draw_questions(self, facts: EnglishFacts) -> list[_EnglishQuestion]:
+        """Draw the questions that share a document. The evidence of one does not answer another."""
+        count = self.settings.questions_per_document
         questions: list[_EnglishQuestion] = []
-        while len(questions) < number:
-            clear = clear_of(fact for question in questions for fact in question.about)
-            draws = (self._make_question(facts) for _ in range(_DRAWS))
-            # Words of a kind may run out; then some are drawn again, also inside a list.
-            drawn = next((d for d in draws if all(map(clear, d.about)) and len({*d.gold}) == len(d.gold)), None)
-            if drawn is None:
+        while len(questions) < count:
+            is_clear = clear_of(fact for question in questions for fact in question.about)
+            draws = (self._draw_question(facts) for _ in range(_MAX_QUESTION_DRAWS))
+            # Words of a kind may run out, and are then drawn again, even within a list.
+            question = next((q for q in draws if all(map(is_clear, q.about)) and len({*q.gold}) == len(q.gold)), None)
+            if question is None:
                 raise EvaluationError(
-                    f"{self.name} has no {number} questions on one document",
+                    f"{self.name} has no {count} questions on one document",
                     hint=f"Ask for {len(questions)}, or for fewer.",
                 )
-            questions.append(drawn)
+            questions.append(question)
         return questions
 
-    def _make_question(self, facts: EnglishFacts) -> _EnglishQuestion:
+    def _draw_question(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
-            answer = _bare(chain[-1].value)
-            gives = (*(after.subject for after in chain[1:]), answer)
+            answer = _without_article(chain[-1].value)
+            evidence_gold = (*(after.subject for after in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
             foreign = (facts.fact(chain[-1].relation),)
-            return _EnglishQuestion(question, (answer,), tuple(chain[::order]), gives[::order], foreign, tuple(chain))
+            return _EnglishQuestion(
+                question, (answer,), tuple(chain[::order]), evidence_gold[::order], foreign, tuple(chain)
+            )
         if self.kind == "list":
             first = facts.fact(facts.relation(plural=True))
-            listed = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
-            values = tuple(fact.value for fact in listed)
+            facts_of_list = [first, *(facts.fact(first.relation, subject=first.subject) for _ in range(2))]
+            values = tuple(fact.value for fact in facts_of_list)
             question = facts.random.choice(first.relation.plural_questions).replace("{s}", first.subject)
-            return _EnglishQuestion(question, values, tuple(listed), values, (facts.fact(first.relation),), (first,))
+            return _EnglishQuestion(
+                question, values, tuple(facts_of_list), values, (facts.fact(first.relation),), (first,)
+            )
         if self.kind == "change":
             old = facts.fact(facts.relation(changes=True))
             new = facts.change(old)
             question, answer = facts.question(new)
-            before = old.subject if answer == new.subject else old.value
-            gives = (before, _bare(answer))
-            return _EnglishQuestion(question, (_bare(answer),), (old, new), gives, (facts.near_miss(new),), (old, new))
+            old_answer = old.subject if answer == new.subject else old.value
+            evidence_gold = (old_answer, _without_article(answer))
+            return _EnglishQuestion(
+                question, (_without_article(answer),), (old, new), evidence_gold, (facts.near_miss(new),), (old, new)
+            )
         fact = facts.fact()
         question, answer = facts.question(fact)
         if self.kind == "absent":
             return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
         return _EnglishQuestion(
-            question, (_bare(answer),), (fact,), (_bare(answer),), (facts.near_miss(fact),), (fact,)
+            question,
+            (_without_article(answer),),
+            (fact,),
+            (_without_article(answer),),
+            (facts.near_miss(fact),),
+            (fact,),
         )
 
 
@@ -162,8 +173,8 @@ def _more_facts(path: str) -> MoreFacts:
         ) from error
 
 
-def _bare(answer: str) -> str:
-    """Return an answer without its article."""
+def _without_article(answer: str) -> str:
+    """Return an answer without its article, as gold strings are."""
     return _ARTICLE.sub("", answer)
 
 
@@ -172,7 +183,7 @@ ENGLISH: Final = tuple(f"english_{kind}" for kind in ("fact", "new", "change", "
 
 
 def english_task(name: str, settings: TaskSettings) -> EnglishTask:
-    """One of `ENGLISH`."""
+    """Return the task of one of `ENGLISH`."""
     kind = name.removeprefix("english_")
     metric = Metric.ANY if kind == "absent" else Metric.ALL
     return EnglishTask(name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS, metric=metric, kind=kind)

@@ -1,6 +1,6 @@
-"""The common part of all generated tasks: random numbers by name, and samples from planned documents.
+"""What all generated tasks have in common: seeded random numbers, and samples from laid-out documents.
 
-Random numbers are the same in every process, and orders need no memory.
+Random numbers are the same in every process, and permutations need no memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,35 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.placements import Haystack, Insertion, lay_out, least_tokens
+from memagent_evaluation.tasks.placements import Haystack, Insertion, lay_out, min_tokens
 from memagent_graph.errors import EvaluationError
 
 DEPTHS = tuple(step / 39 for step in range(40))
-"""RULER's places for needles: forty of them, evenly spaced, from a document's beginning to its end."""
+"""RULER's forty needle depths, evenly spaced from the beginning of a document to its end."""
 
 SMALL_ANSWER_TOKENS = 48
-"""An answer's tokens in small variants, if the published number is larger: the embedded policy's budget."""
+"""The answer's tokens in small variants whose published number is larger: the embedded policy's budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedTask(ABC):
-    """The common part of a task: its description, and the arithmetic of lengths.
+    """The base class of generated tasks: their description, and the arithmetic of lengths.
 
     Attributes:
-        name: its name.
-        settings: its settings.
+        name: the name, with its options.
+        settings: the settings of all tasks.
         answer_tokens: how many tokens of a length are reserved for the answer.
         metric: how several gold strings count.
         unit: what lengths count.
         shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
-        dials: the fields that can be set after its name, as in "multi_hop_2:gap=0.1".
-        margin: the largest ratio between the smallest lengths of two samples.
-        whole_document: whether the answer is based on the whole document, so that needles are not all its evidence.
+        options: the fields that can be set after the name, as in "state_2:facts=50".
+        length_margin: how much longer the smallest length of one sample can be than that of another, as a ratio.
     """
 
-    whole_document: ClassVar[bool] = False
     shares_documents: ClassVar[bool] = False
-    dials: ClassVar[tuple[str, ...]] = ()
-    margin: ClassVar[float] = 1.15
+    options: ClassVar[tuple[str, ...]] = ()
+    length_margin: ClassVar[float] = 1.15
 
     name: str
     settings: TaskSettings
@@ -56,49 +54,46 @@ class GeneratedTask(ABC):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
-    def shared(self, index: int) -> tuple[int, int]:
-        """Return the number of a sample's document, and the index of its question among those about the document."""
+    def document_of(self, index: int) -> tuple[int, int]:
+        """Return the number of a sample's document, and the position of its question among those on the document."""
         return divmod(index, self.settings.questions_per_document)
 
     @property
-    def draws_of(self) -> str:
-        """The name that random numbers depend on: the task's, with its options."""
+    def seed_name(self) -> str:
+        """What the random numbers depend on, besides the seed: the task's name, with its options."""
         return self.name
 
-    def chance(self, length: int, index: int, *purpose: str | int) -> random.Random:
-        """Return the sample's random numbers: the same for the same seed, task, length and index, in any process.
+    def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
+        """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
 
         Raises:
-            EvaluationError: there can be no such sample.
+            EvaluationError: the length or the index is impossible.
         """
         if index < 0:
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
         if length < 1:
             raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
-        return source(self.settings, self.draws_of, length, index, *purpose)
+        return seeded_rng(self.settings, self.seed_name, length, index, *purpose)
 
-    def room(self, length: int, question: str) -> int:
+    def document_budget(self, length: int, question: str) -> int:
         """Return how many tokens are left for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
     def too_short(self, length: int, missing: int) -> EvaluationError:
-        """Return the error for a length that is too small for the task's parts.
+        """Return the error for a length that is `missing` units too small for the task's parts.
 
-        Keys and words differ at other lengths and indices: the recommended length is a few tokens more than needed
-        here.
+        Other samples may have longer keys and words, so the error recommends a somewhat larger length.
         """
-        least, counted = length + missing, "of the document"
+        min_length, unit = length + missing, "of the document"
         if self.unit is LengthUnit.TOKENS:
-            least, counted = (
-                10 * math.ceil(self.margin * least / 10),
-                "of document, question, prompt and answer together",
-            )
+            min_length = 10 * math.ceil(self.length_margin * min_length / 10)
+            unit = "of document, question, prompt and answer together"
         return EvaluationError(
             f"a length of {length:,} {self.unit} is too small for {self.name}",
-            hint=f"Ask for at least {least:,}, {counted}.",
+            hint=f"Ask for at least {min_length:,}, {unit}.",
         )
 
-    def planned(
+    def lay_out_sample(
         self,
         length: int,
         index: int,
@@ -106,72 +101,72 @@ class GeneratedTask(ABC):
         gold: tuple[str, ...],
         haystack: Haystack,
         insertions: Sequence[Insertion],
-        beside: Sequence[str] = (),
+        all_questions: Sequence[str] = (),
     ) -> Sample:
-        """Return the sample whose document is a haystack with insertions, with the requested length or slightly less.
+        """Return the sample whose document is a haystack with insertions, as long as `length` allows.
 
         Args:
-            length: as asked.
-            index: as asked.
-            question: the sample's.
-            gold: the sample's.
+            length: the requested length.
+            index: the sample's index.
+            question: the sample's question.
+            gold: its gold strings.
             haystack: the text around the insertions.
-            insertions: those of all questions about the document; only this sample's evidence has gold strings.
-            beside: all questions about the document, if there are several: the longest one determines its length, so
-                that it is the same for all.
+            insertions: those of all questions on the document; only this sample's evidence has gold strings.
+            all_questions: if the document has several: the longest one limits its length, so that it is the same for
+                all of them.
 
         Raises:
-            EvaluationError: the insertions alone are longer.
+            EvaluationError: the insertions alone are too long.
         """
         tokenizer = self.settings.tokenizer
-        room = min(self.room(length, text) for text in (question, *beside))
-        least = least_tokens(haystack, insertions, tokenizer)
-        if least > room:
-            raise self.too_short(length, least - room)
-        layout, tokens = lay_out(haystack, insertions, room, tokenizer)
+        budget = min(self.document_budget(length, text) for text in (question, *all_questions))
+        needed = min_tokens(haystack, insertions, tokenizer)
+        if needed > budget:
+            raise self.too_short(length, needed - budget)
+        layout, tokens = lay_out(haystack, insertions, budget, tokenizer)
         text = functools.partial(layout.pieces, haystack)
-        reached = length - self.room(length, question) + tokens
+        reached = length - self.document_budget(length, question) + tokens
         return Sample(self, length, index, question, gold, text, layout.needles(haystack), reached)
 
 
-def source(settings: TaskSettings, *names: str | int) -> random.Random:
-    """Random numbers that depend only on the seed and these names."""
+def seeded_rng(settings: TaskSettings, *names: str | int) -> random.Random:
+    """Return a generator that depends only on the seed and these names."""
     return random.Random("/".join(str(name) for name in (settings.seed, *names)))
 
 
-class Order:
+class Permutation:
     """The numbers below `size` in a random order that is computed, not stored.
 
     A number goes through a bijection on the next power of two (multiplications by odd numbers, and exclusive ors with
-    its own upper half), with constants drawn from `chance`, repeated until the result is below `size`.
+    its own upper half), with constants drawn from `rng`, repeated until the result is below `size`.
     """
 
-    def __init__(self, size: int, chance: random.Random) -> None:
+    def __init__(self, size: int, rng: random.Random) -> None:
         bits = max(2, (size - 1).bit_length())
         self._size = size
         self._mask = (1 << bits) - 1
         self._shift = (bits + 1) // 2
-        self._factors = tuple(chance.getrandbits(bits) | 1 for _ in range(3))
-        self._offset = chance.getrandbits(bits)
+        self._factors = tuple(rng.getrandbits(bits) | 1 for _ in range(3))
+        self._offset = rng.getrandbits(bits)
 
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: int) -> int:
-        """Return the number at a place; places are 0 to `size` - 1."""
-        if not 0 <= place < self._size:
-            raise IndexError(place)
+    def __getitem__(self, position: int) -> int:
+        """Return the number at a position from 0 to `size` - 1."""
+        if not 0 <= position < self._size:
+            raise IndexError(position)
         mask, shift, (first, second, third) = self._mask, self._shift, self._factors
-        mixed = place
+        number = position
         while True:
-            mixed = ((mixed + self._offset) * first) & mask
-            mixed ^= mixed >> shift
-            mixed = (mixed * second) & mask
-            mixed ^= mixed >> shift
-            mixed = (mixed * third) & mask
-            mixed ^= mixed >> shift
-            if mixed < self._size:
-                return mixed
+            number = ((number + self._offset) * first) & mask
+            number ^= number >> shift
+            number = (number * second) & mask
+            number ^= number >> shift
+            number = (number * third) & mask
+            number ^= number >> shift
+            if number < self._size:
+                return number
 
     def __iter__(self) -> Iterator[int]:
         return map(self.__getitem__, range(self._size))

@@ -1,6 +1,7 @@
-"""The text that needles are hidden in: noise, other needles, prose. All of them are endless streams.
+"""Endless text to hide needles in: noise, lines that resemble needles, or prose.
 
-Prose is a user's, or what comes with Python: the language reference that `help()` shows, and the library's docstrings.
+Prose comes from the user's files, or from Python itself: the language reference that `help()` shows, and the standard
+library's docstrings.
 """
 
 from __future__ import annotations
@@ -29,60 +30,60 @@ NOISE = (
 """Sentences without information, repeated in this order."""
 
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+(?=[^a-z\s])|[。！？]+[」』”’）]*")
-_MAX_SENTENCE = 600
-_MAX_PARAGRAPH = 4000
-_FIRST_SENTENCES = 1000
+_MAX_SENTENCE_CHARACTERS = 600
+_MAX_PARAGRAPH_CHARACTERS = 4000
+_MAX_SKIPPED_SENTENCES = 1000
 _SUFFIXES = {".txt", ".md"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The lines of a stream."""
+    """A haystack of lines."""
 
     lines: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """Return the lines."""
+        """Return the endless lines."""
         return self.lines()
 
     def piece(self, position: int, text: str) -> str:
-        """Return a line with its end."""
+        """Return a line with its line break."""
         return text + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ProseHaystack:
-    """Sentences of paragraphs; the white space between them is part of the sentences."""
+    """A haystack of the sentences of paragraphs. The white space after a sentence belongs to it."""
 
     paragraphs: Callable[[], Iterator[str]]
-    """Without end."""
+    """Yields paragraphs without end."""
     skipped: int = 0
-    """The index of the first sentence."""
+    """How many sentences are left out at the beginning."""
 
     def units(self) -> Iterator[str]:
-        """Return the sentences."""
+        """Return the endless sentences."""
         sentences = itertools.chain.from_iterable(map(split_sentences, self.paragraphs()))
         return itertools.islice(sentences, self.skipped, None)
 
     def piece(self, position: int, text: str) -> str:
-        """Return a sentence, separated from the next one."""
+        """Return a sentence, with a space after it if it has none."""
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
 
 def noise() -> Lines:
-    """Return the noise sentences, one per line."""
+    """Return a haystack of the noise sentences, one per line."""
     return Lines(lambda: itertools.cycle(NOISE))
 
 
-def prose(path: Path | None, chance: random.Random) -> Haystack:
-    """Return prose from a user's file or folder, or from Python's own texts, beginning at one of its first sentences.
+def prose(path: Path | None, rng: random.Random) -> Haystack:
+    """Return prose from a file or folder, or from Python's own texts, from one of the first thousand sentences on.
 
-    Python's texts depend on its version, so samples are equal only if the versions are.
+    Python's texts depend on its version, so samples are equal only with equal versions.
 
     Raises:
         EvaluationError: there is no text at `path`.
     """
-    skipped = chance.randrange(_FIRST_SENTENCES)
+    skipped = rng.randrange(_MAX_SKIPPED_SENTENCES)
     if path is None:
         return ProseHaystack(python_prose, skipped)
     files = _text_files(path)
@@ -96,15 +97,15 @@ def prose(path: Path | None, chance: random.Random) -> Haystack:
 
 
 def split_sentences(paragraph: str) -> Iterator[str]:
-    """Yield a paragraph's sentences, each with the white space after it; the last one ends the paragraph.
+    """Yield the sentences of a paragraph, each with the white space after it; the last one ends with an empty line.
 
-    Text without a sentence end for hundreds of characters is split at spaces.
+    A sentence of more than 600 characters is split at spaces.
     """
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(paragraph)), len(paragraph)]:
-        while end - start > _MAX_SENTENCE:
-            space = paragraph.rfind(" ", start, start + _MAX_SENTENCE)
-            cut = space + 1 if space > start else start + _MAX_SENTENCE
+        while end - start > _MAX_SENTENCE_CHARACTERS:
+            space = paragraph.rfind(" ", start, start + _MAX_SENTENCE_CHARACTERS)
+            cut = space + 1 if space > start else start + _MAX_SENTENCE_CHARACTERS
             yield paragraph[start:cut]
             start = cut
         if paragraph[start:end].strip():
@@ -113,22 +114,22 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 
 def reference_topics() -> Iterator[str]:
-    """Paragraphs of the language reference that `help()` shows, about 0.5 MB, always in the same order."""
+    """Yield the paragraphs of the language reference that `help()` shows (about 0.5 MB), always in the same order."""
     for name in sorted(pydoc_data.topics.topics):
         yield from _paragraphs_of(pydoc_data.topics.topics[name])
 
 
 @functools.lru_cache(maxsize=1)
 def library_docstrings() -> tuple[str, ...]:
-    """Return the paragraphs of the docstrings in the standard library's source, always in the same order.
+    """Return the paragraphs of the standard library's docstrings, always in the same order.
 
-    They are about a megabyte, and kept: parsing the library takes seconds.
+    They have about a megabyte and are cached, because parsing the library takes seconds.
     """
     return tuple(paragraph for docstring in whole_docstrings() for paragraph in _paragraphs_of(docstring))
 
 
 def whole_docstrings() -> Iterator[str]:
-    """Yield these docstrings, with their line breaks and indentation."""
+    """Yield the standard library's docstrings unchanged, with line breaks and indentation."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if {"test", "tests", "site-packages", "idlelib"} & set(path.parts):
             continue
@@ -142,7 +143,7 @@ def whole_docstrings() -> Iterator[str]:
 
 
 def python_prose() -> Iterator[str]:
-    """Paragraphs without end: the topics, the docstrings, and so on from the beginning."""
+    """Yield the reference's paragraphs, then the docstrings', and start again, without end."""
     while True:
         yield from reference_topics()
         yield from library_docstrings()
@@ -166,7 +167,7 @@ def _text_files(path: Path) -> tuple[Path, ...]:
 
 
 def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
-    """Paragraphs of files, read one line at a time: separated by empty lines, with single spaces."""
+    """Yield the paragraphs of files, which are separated by empty lines, with white space collapsed."""
     for path in files:
         try:
             with path.open(encoding="utf-8-sig") as file:
@@ -178,7 +179,7 @@ def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
 
 
 def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
-    return iter(lambda: readline(_MAX_PARAGRAPH), "")
+    return iter(lambda: readline(_MAX_PARAGRAPH_CHARACTERS), "")
 
 
 def _join_lines(lines: Iterator[str]) -> Iterator[str]:
@@ -186,7 +187,7 @@ def _join_lines(lines: Iterator[str]) -> Iterator[str]:
     characters = 0
     for line in itertools.chain(lines, [""]):
         words = " ".join(line.split())
-        if paragraph and (not words or characters + len(words) > _MAX_PARAGRAPH):
+        if paragraph and (not words or characters + len(words) > _MAX_PARAGRAPH_CHARACTERS):
             yield " ".join(paragraph)
             paragraph, characters = [], 0
         if words:

@@ -1,6 +1,6 @@
 """RULER's counting tasks: the ten most common words of a list, and the three most frequent coded words.
 
-As in RULER, a list gets words as long as it is estimated to fit, and states the length that it reached.
+As in RULER, a list grows until its estimated length would be too long; the sample states the length it reached.
 
 Small variants: `cwe` asks for five words, which occur 6 times among words that occur once, at any length, and its
 worked example has five and five words instead of ten and ten; `fwe` has words of four letters, and a vocabulary of a
@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import ClassVar
 
 from memagent_evaluation.samples import Needle, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.needles import all_words, pair
+from memagent_evaluation.tasks.needles import all_words, word_pair
 
 LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
@@ -42,10 +41,8 @@ class CommonWordsTask(GeneratedTask):
     or 40 in lists below 4096 tokens.
 
     Attributes:
-        common: how many words are asked for.
+        common: how many of the most common words the question asks for.
     """
-
-    whole_document: ClassVar[bool] = True
 
     common: int = 10
 
@@ -59,25 +56,25 @@ class CommonWordsTask(GeneratedTask):
         is_short = length < _SHORT_LENGTH or self.settings.small
         often, rarely = (6, 1) if is_short else (30, 3)
         tokens_of = self.settings.tokenizer.count
-        room = self.room(length, self.question)
-        for drawn in map(_drawn_words, (False, True), (self.chance(length, index), self.chance(length, index))):
-            header = self._example(list(islice(drawn, (2 if is_short else 4) * self.common)), is_short=is_short)
-            gold = tuple(islice(drawn, self.common))
+        budget = self.document_budget(length, self.question)
+        for words in (_draw_words(self.rng(length, index), pairs=pairs) for pairs in (False, True)):
+            header = self._example(list(islice(words, (2 if is_short else 4) * self.common)), is_short=is_short)
+            gold = tuple(islice(words, self.common))
             tokens = tokens_of(header) + sum(tokens_of(f" {at}. {word}") for at, word in enumerate(gold * often, 1))
             rare: list[str] = []
-            for word in drawn:
-                place = self.common * often + (len(rare) + 1) * rarely
-                tokens += rarely * tokens_of(f" {place}. {word}")
-                if tokens > room and len(rare) >= self.common:
-                    words = partial(_common_and_rare_words, gold, often, rare, rarely)
+            for word in words:
+                position = self.common * often + (len(rare) + 1) * rarely
+                tokens += rarely * tokens_of(f" {position}. {word}")
+                if tokens > budget and len(rare) >= self.common:
+                    draw = partial(_common_and_rare_words, gold, often, rare, rarely)
                     draft = WordList(header, (), numbered=True, seed=self._order(length, index))
-                    return _longest(self, length, index, gold, draft, words, range(self.common, len(rare) + 1))
+                    return _fit_longest(self, length, index, gold, draft, draw, range(self.common, len(rare) + 1))
                 rare.append(word)
         raise self.too_short(length, self.common)
 
     @property
     def question(self) -> str:
-        """The same for all samples of a size."""
+        """The question, the same for all samples."""
         number = _NUMBER_WORDS[self.common]
         return f"Which are the {number} words that occur most often in the list in question? Name all {number}."
 
@@ -87,27 +84,27 @@ class CommonWordsTask(GeneratedTask):
     def _example(self, words: list[str], *, is_short: bool) -> str:
         frequent, rare = words[: self.common], words[self.common :]
         entries = [*frequent * 3, *rare] if is_short else [*frequent * 10, *rare * 3]
-        listed = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
+        example = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
         return (
-            f"An example of a list: {listed}\nThe {_NUMBER_WORDS[self.common]} words that occur most often in the "
+            f"An example of a list: {example}\nThe {_NUMBER_WORDS[self.common]} words that occur most often in the "
             f"example are: {', '.join(frequent)}.\n\nThe list in question: "
         )
 
 
-def _drawn_words(pairs: bool, chance: random.Random) -> Iterator[str]:
-    """Yield different words in random order: adjectives, nouns and verbs; or endless pairs."""
+def _draw_words(rng: random.Random, *, pairs: bool) -> Iterator[str]:
+    """Yield distinct words in random order: each adjective, noun and verb once, or pairs without end."""
     if not pairs:
-        yield from chance.sample(all_words(), len(all_words()))
+        yield from rng.sample(all_words(), len(all_words()))
         return
-    drawn: set[str] = set()
-    for word in iter(partial(pair, chance), None):
-        if word not in drawn:
-            drawn.add(word)
+    used: set[str] = set()
+    for word in iter(partial(word_pair, rng), None):
+        if word not in used:
+            used.add(word)
             yield word
 
 
 def _common_and_rare_words(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
-    """Return the common words, and the first `size` rare ones."""
+    """Return the common words and the first `size` rare ones, each as often as it occurs."""
     return [*gold] * often + [*rare[:size]] * rarely
 
 
@@ -116,20 +113,18 @@ class FrequentWordsTask(GeneratedTask):
     """Frequent coded words: random letters whose frequencies fall with the square of their rank; rank 1 is dots.
 
     Attributes:
-        letters: how long a coded word is.
-        tokens_per_word: how many tokens of the length there are for each word of the vocabulary.
+        letters: the number of letters of a coded word.
+        tokens_per_word: the length, in tokens, for each word of the vocabulary.
     """
-
-    whole_document: ClassVar[bool] = True
 
     letters: int = 6
     tokens_per_word: int = 50
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
-        room = self.room(length, self.question)
-        ranks = max(min(length // self.tokens_per_word, math.isqrt(max(room, 0)) + 1), 5)
-        words = [NOISE_WORD, *self._words(ranks - 1, self.chance(length, index))]
+        budget = self.document_budget(length, self.question)
+        ranks = max(min(length // self.tokens_per_word, math.isqrt(max(budget, 0)) + 1), 5)
+        words = [NOISE_WORD, *self._words(ranks - 1, self.rng(length, index))]
         costs = [self.settings.tokenizer.count(f" {word}") for word in words]
 
         def tokens(size: int) -> int:
@@ -140,26 +135,26 @@ class FrequentWordsTask(GeneratedTask):
             return [word for word, number in zip(words, frequencies, strict=False) for _ in range(number)]
 
         # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
-        least = next(size for size in count(1) if len(set(_frequencies(size, ranks)[1:5])) == 4)
-        missing = max(tokens(least) - room, 5 * self.tokens_per_word - length)
+        min_size = next(size for size in count(1) if len(set(_frequencies(size, ranks)[1:5])) == 4)
+        missing = max(tokens(min_size) - budget, 5 * self.tokens_per_word - length)
         if missing > 0:
             raise self.too_short(length, missing)
-        most = bisect_right(range(4 * room), room, lo=1, key=tokens)
+        max_size = bisect_right(range(4 * budget), budget, lo=1, key=tokens)
         draft = WordList("", (), numbered=False, seed=f"{self.settings.seed}/{self.name}/{length}/{index}/order")
-        return _longest(self, length, index, tuple(words[1:4]), draft, entries, range(least, most))
+        return _fit_longest(self, length, index, tuple(words[1:4]), draft, entries, range(min_size, max_size))
 
     @property
     def question(self) -> str:
-        """The same for all samples."""
+        """The question, the same for all samples."""
         return (
             "The text consists of coded words and of dots. Leaving out the dots, which three coded words occur most "
             "often in it?"
         )
 
-    def _words(self, number: int, chance: random.Random) -> list[str]:
+    def _words(self, number: int, rng: random.Random) -> list[str]:
         words: dict[str, None] = {}
         while len(words) < number:
-            words["".join(chance.choices(string.ascii_lowercase, k=self.letters))] = None
+            words["".join(rng.choices(string.ascii_lowercase, k=self.letters))] = None
         return list(words)
 
 
@@ -177,7 +172,7 @@ class WordList:
     words: Sequence[str]
     numbered: bool
     seed: str
-    """The seed of the order."""
+    """Determines the order."""
 
     def pieces(self) -> Iterator[str]:
         """Yield the text."""
@@ -188,7 +183,7 @@ class WordList:
             gap = " "
 
     def needles(self, gold: Sequence[str]) -> tuple[Needle, ...]:
-        """Return the first place of each gold word."""
+        """Return the first occurrence of each gold word as a needle."""
         first: dict[str, tuple[str, int]] = {}
         end = len(self.header)
         for entry in self._entries():
@@ -200,10 +195,10 @@ class WordList:
 
     def _entries(self) -> Iterator[str]:
         words = random.Random(self.seed).sample(self.words, len(self.words))
-        return (f"{place}. {word}" if self.numbered else word for place, word in enumerate(words, 1))
+        return (f"{position}. {word}" if self.numbered else word for position, word in enumerate(words, 1))
 
 
-def _longest(
+def _fit_longest(
     task: CommonWordsTask | FrequentWordsTask,
     length: int,
     index: int,
@@ -212,26 +207,26 @@ def _longest(
     words_of: Callable[[int], list[str]],
     sizes: range,
 ) -> Sample:
-    """Return the sample with the largest text that fits; the largest size is an estimate.
+    """Return the sample with the longest list that fits. The largest of `sizes` is only an estimate.
 
     Raises:
         EvaluationError: not even the smallest size fits.
     """
-    room = task.room(length, task.question)
+    budget = task.document_budget(length, task.question)
     size = sizes.stop - 1
     while True:
         text = WordList(draft.header, words_of(size), numbered=draft.numbered, seed=draft.seed)
         tokens = task.settings.tokenizer.count("".join(text.pieces()))
-        if tokens <= room:
+        if tokens <= budget:
             needles = text.needles(gold)
-            return Sample(task, length, index, task.question, gold, text.pieces, needles, length - room + tokens)
-        size -= max(1, (tokens - room) * size // tokens)
+            return Sample(task, length, index, task.question, gold, text.pieces, needles, length - budget + tokens)
+        size -= max(1, (tokens - budget) * size // tokens)
         if size < sizes.start:
-            raise task.too_short(length, tokens - room)
+            raise task.too_short(length, tokens - budget)
 
 
 def list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:
-    """One of `LISTS`."""
+    """Return the task of one of `LISTS`."""
     if name == "cwe":
         if settings.small:
             return CommonWordsTask(name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS, common=5)

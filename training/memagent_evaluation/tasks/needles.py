@@ -62,9 +62,9 @@ class Shape:
     keys: int = 1
     """How many keys are in the text besides the haystack's own."""
     values: int = 1
-    """How many values each of them has."""
+    """How many values each key has."""
     queried: int = 1
-    """How many of them are asked for."""
+    """How many keys the question asks about."""
     key: KeyKind = KeyKind.WORDS
     value: KeyKind = KeyKind.NUMBERS
 
@@ -81,8 +81,9 @@ SHAPES = {
 }
 
 _ANSWER_TOKENS = 128
-_SMALL_MOST = 2
-_SMALL_DRAWS = 5000
+_MAX_SMALL_PARTS = 2
+"""How many values or queried keys the small variants have at most."""
+_MAX_KEY_DRAWS = 5000
 """The number of attempts to draw an unused key."""
 _VARIABLES_ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096
@@ -93,7 +94,7 @@ _PLAIN = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key, its values, the sentences that state them, and the question for only this key."""
+    """A key, its values, the sentences that state them, and the question about this key alone."""
 
     name: str
     values: tuple[str, ...]
@@ -101,47 +102,47 @@ class _Key:
     question: str
 
 
-class _FullSize:
-    """Keys and values of RULER's kinds, each new: not in `used`."""
+class _RulerKeys:
+    """Draws keys and values of RULER's kinds that are not in `used`."""
 
-    def __init__(self, shape: Shape, chance: random.Random) -> None:
+    def __init__(self, shape: Shape, rng: random.Random) -> None:
         self._shape = shape
-        self._chance = chance
+        self._rng = rng
 
     def key(self, values: int, used: Container[str]) -> _Key:
-        name = self._new(self._shape.key, used)
-        numbers: list[str] = []
-        while len(numbers) < values:
-            value = self._new(self._shape.value, used)
-            if value not in (name, *numbers):
-                numbers.append(value)
+        name = self._draw(self._shape.key, used)
+        drawn: list[str] = []
+        while len(drawn) < values:
+            value = self._draw(self._shape.value, used)
+            if value not in (name, *drawn):
+                drawn.append(value)
         kind = self._shape.value
-        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in numbers]
+        statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in drawn]
         verb = f"is the special magic {kind}" if values == 1 else f"are all the special magic {kind}s"
         question = f"What {verb} for {name} mentioned in the provided text?"
-        return _Key(name, tuple(numbers), tuple(statements), question)
+        return _Key(name, tuple(drawn), tuple(statements), question)
 
-    def _new(self, kind: KeyKind, used: Container[str]) -> str:
+    def _draw(self, kind: KeyKind, used: Container[str]) -> str:
         while True:
             if kind is KeyKind.WORDS:
-                drawn = pair(self._chance)
+                key = word_pair(self._rng)
             elif kind is KeyKind.NUMBERS:
-                drawn = str(self._chance.randrange(10**6, 10**7))
+                key = str(self._rng.randrange(10**6, 10**7))
             else:
-                drawn = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
-            if drawn not in used:
-                return drawn
+                key = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+            if key not in used:
+                return key
 
 
-class _Small:
-    """Facts in a form that the embedded policy can read, from the split that it never saw."""
+class _SmallKeys:
+    """Draws facts in a form that the embedded policy can read, from the split that it was not trained on."""
 
-    def __init__(self, shape: Shape, chance: random.Random) -> None:
-        self._facts = PlantedFacts(chance, held_out=True, number_share=1.0)
+    def __init__(self, shape: Shape, rng: random.Random) -> None:
+        self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
         self._any_attribute = shape.value is KeyKind.UUIDS
 
     def key(self, values: int, used: Container[str]) -> _Key:
-        for _ in range(_SMALL_DRAWS):
+        for _ in range(_MAX_KEY_DRAWS):
             attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
             entity = self._facts.entity(bare=attribute.startswith(MAGIC))
             name = entity.replace("-", " ").removeprefix("the ").lower()
@@ -166,7 +167,7 @@ class NeedleTask(GeneratedTask):
     """One of RULER's needle tasks.
 
     Attributes:
-        shape: its row of the table.
+        shape: the row of RULER's table.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -180,42 +181,42 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        number, member = self.shared(index)
-        chance = self.chance(length, number)
-        source = self._keys(chance)
+        document, member = self.document_of(index)
+        rng = self.rng(length, document)
+        key_source = self._key_source(rng)
         used: set[str] = set()
         keys: list[_Key] = []
         for _ in range(self.settings.questions_per_document * self.shape.keys):
-            key = source.key(self.shape.values, used)
+            key = key_source.key(self.shape.values, used)
             used |= {key.name, *key.values}
             keys.append(key)
         groups = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
         queried = groups[member]
         statements = len(keys) * self.shape.values
-        depths = iter(chance.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
+        depths = iter(rng.sample(DEPTHS * math.ceil(statements / len(DEPTHS)), statements))
         insertions = [
             Insertion(statement, next(depths), value if key in queried else None)
             for key in keys
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
         gold = tuple(value for key in queried for value in key.values)
-        haystack = self._haystack(length, number, frozenset(used))
+        haystack = self._haystack(length, document, frozenset(used))
         questions = [self._question(group) for group in groups]
-        return self.planned(length, index, questions[member], gold, haystack, insertions, questions)
+        return self.lay_out_sample(length, index, questions[member], gold, haystack, insertions, questions)
 
-    def _keys(self, chance: random.Random) -> _FullSize | _Small:
-        return (_Small if self.settings.small else _FullSize)(self.shape, chance)
+    def _key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
+        return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)
 
-    def _haystack(self, length: int, number: int, used: frozenset[str]) -> Haystack:
+    def _haystack(self, length: int, document: int, used: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.noise()
         if self.shape.hay is Hay.PROSE:
-            return haystacks.prose(self.settings.haystack, self.chance(length, number, "prose"))
+            return haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
 
         def lines() -> Iterator[str]:
-            source = self._keys(self.chance(length, number, "lines"))
+            key_source = self._key_source(self.rng(length, document, "lines"))
             while True:
-                yield source.key(1, used).statements[0]
+                yield key_source.key(1, used).statements[0]
 
         return haystacks.Lines(lines)
 
@@ -229,15 +230,15 @@ class NeedleTask(GeneratedTask):
 
 
 def needle_task(name: str, settings: TaskSettings) -> NeedleTask:
-    """One of `SHAPES`."""
+    """Return the task of one of `SHAPES`."""
     shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
     if settings.small:
         answer_tokens = SMALL_ANSWER_TOKENS
-        number = min(shape.queried, _SMALL_MOST)
+        number = min(shape.queried, _MAX_SMALL_PARTS)
         shape = replace(
             shape,
             keys=number if shape.queried > 1 else shape.keys,
-            values=min(shape.values, _SMALL_MOST),
+            values=min(shape.values, _MAX_SMALL_PARTS),
             queried=number,
         )
     return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)
@@ -257,68 +258,68 @@ class VariablesTask(GeneratedTask):
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
-        chance = self.chance(length, index)
-        names, value, statements = self._chain(chance)
-        depths = sorted(chance.sample(DEPTHS, len(names)))
+        rng = self.rng(length, index)
+        names, value, statements = self._chain(rng)
+        depths = sorted(rng.sample(DEPTHS, len(names)))
         chain = [
             Insertion(statement, depth, name) for name, statement, depth in zip(names, statements, depths, strict=True)
         ]
         if not self.settings.small:
             # Before everything else at the beginning: insertions of one depth keep their order.
-            example = self._example(length, self.chance(length, index, "example"), {*names, value})
+            example = self._example(length, self.rng(length, index, "example"), {*names, value})
             chain.insert(0, Insertion(example, 0.0))
         question = (
             f"Which variables have the value {value} in the provided text, be it assigned or taken over from "
             "another variable? Name all of them."
         )
-        return self.planned(length, index, question, tuple(names), haystacks.noise(), chain)
+        return self.lay_out_sample(length, index, question, tuple(names), haystacks.noise(), chain)
 
-    def _chain(self, chance: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
-        """Variables, their value, and the sentences that state it; without anything in `used`."""
+    def _chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
+        """Return variables, their value, and the sentences that state it, with no name or value of `used`."""
         names: list[str] = []
         while len(names) <= self.hops:
-            name = "".join(chance.choices(string.ascii_uppercase, k=self.capitals))
+            name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
             if name not in names and name not in used:
                 names.append(name)
-        value = str(chance.randrange(10_000, 100_000))
+        value = str(rng.randrange(10_000, 100_000))
         while value in used:
-            value = str(chance.randrange(10_000, 100_000))
-        sources = [value, *(f"VAR {name}" for name in names)]
-        return names, value, [f"VAR {name} = {source}" for name, source in zip(names, sources, strict=False)]
+            value = str(rng.randrange(10_000, 100_000))
+        right_sides = [value, *(f"VAR {name}" for name in names)]
+        return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
 
-    def _example(self, length: int, chance: random.Random, used: Container[str]) -> str:
-        names, value, statements = self._chain(chance, used)
+    def _example(self, length: int, rng: random.Random, used: Container[str]) -> str:
+        names, value, statements = self._chain(rng, used)
         number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
         lines = list(itertools.islice(haystacks.noise().units(), number))
-        for place, statement in zip(
-            sorted(chance.sample(range(number), len(names)))[::-1], statements[::-1], strict=True
+        for position, statement in zip(
+            sorted(rng.sample(range(number), len(names)))[::-1], statements[::-1], strict=True
         ):
-            lines.insert(place, statement)
-        listed = "\n".join(lines)
+            lines.insert(position, statement)
+        example = "\n".join(lines)
         return (
-            f"An example of a text:\n{listed}\nThe variables that have the value {value} in the example are: "
+            f"An example of a text:\n{example}\nThe variables that have the value {value} in the example are: "
             f"{', '.join(names)}.\n\nThe text in question:"
         )
 
 
 def variables_task(name: str, settings: TaskSettings) -> VariablesTask:
-    """`vt`."""
+    """Return the task "vt"."""
     if settings.small:
         return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS, hops=2, capitals=3)
     return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS)
 
 
-def pair(chance: random.Random) -> str:
-    """Return an adjective and a noun as one word, such as "quiet-falcon".
+def word_pair(rng: random.Random) -> str:
+    """Draw an adjective and a noun, and return them as one word, such as "quiet-falcon".
 
     Raises:
         MissingExtraError: the word lists are not installed.
     """
-    return f"{chance.choice(words('adjective'))}-{chance.choice(words('noun'))}"
+    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
 
 
 def all_words() -> tuple[str, ...]:
-    """Adjectives, nouns and verbs, each once, in alphabetical order."""
+    """Return all adjectives, nouns and verbs in alphabetical order."""
     return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
 
 

@@ -1,4 +1,4 @@
-"""Questions whose paragraphs are among others: RULER's two QA tasks, by tokens, and RULER-HQA, by passages.
+"""Questions whose paragraphs are hidden among others: RULER's two QA tasks (in tokens), and RULER-HQA (in passages).
 
 Questions and paragraphs come from a data file: SQuAD's for `qa_1`, HotpotQA's for `qa_2` and `ruler_hqa`. The `index`
 is the same question at every length. Besides the gold paragraphs, there are the question's own distractors, then
@@ -19,7 +19,7 @@ from functools import partial
 from memagent_evaluation.data_files.published import data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Order, source
+from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Permutation, seeded_rng
 from memagent_evaluation.tasks.placements import DocumentLayout, Insertion
 from memagent_graph.errors import EvaluationError
 
@@ -28,31 +28,32 @@ PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
 _SMALL_QUESTION_TOKENS = 96
-_OWN_SHARE = 0.75
+_MAX_OWN_SHARE = 0.75
+"""The maximum share of a document that the question's own distractors take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passages:
-    """Numbered paragraphs."""
+    """A haystack of numbered paragraphs."""
 
     texts: Callable[[], Iterator[str]]
 
     def units(self) -> Iterator[str]:
-        """Return the paragraphs, each with its title."""
+        """Return the endless paragraphs, each with its title."""
         return self.texts()
 
     def piece(self, position: int, text: str) -> str:
-        """Return a paragraph with its number."""
+        """Return a paragraph under its number."""
         return f"Document {position + 1}:\n{text}\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassagesTask(GeneratedTask):
-    """Questions on paragraphs.
+    """Questions about paragraphs of a data set.
 
     Attributes:
-        records: the questions.
-        paragraphs: everything that can be a distractor, each once.
+        records: the questions with their paragraphs.
+        paragraphs: all distinct paragraphs, any of which can be a distractor.
     """
 
     records: Sequence[QARecord] = field(repr=False)
@@ -64,23 +65,21 @@ class PassagesTask(GeneratedTask):
         Raises:
             EvaluationError: the gold paragraphs do not fit, or there are not enough questions or passages.
         """
-        chance = self.chance(length, index)
+        rng = self.rng(length, index)
         record = self._record(index)
-        gold = [
-            Insertion(paragraph.written, chance.random(), record.contribution(paragraph)) for paragraph in record.gold
-        ]
+        gold = [Insertion(paragraph.written, rng.random(), record.contribution(paragraph)) for paragraph in record.gold]
         gold_texts = {paragraph.text for paragraph in record.gold}
-        own = [paragraph for paragraph in dict.fromkeys(record.distractors) if paragraph.text not in gold_texts]
-        chance.shuffle(own)
+        distractors = [paragraph for paragraph in dict.fromkeys(record.distractors) if paragraph.text not in gold_texts]
+        rng.shuffle(distractors)
         if self.unit is LengthUnit.PASSAGES:
-            return self._by_passages(length, index, record, gold, own)
-        room = self.room(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
-        own = self._that_fit(own, _OWN_SHARE * room)
-        decoys = [Insertion(paragraph.written, chance.random()) for paragraph in own]
+            return self._sample_by_passages(length, index, record, gold, distractors)
+        budget = self.document_budget(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
+        distractors = self._fitting(distractors, _MAX_OWN_SHARE * budget)
+        decoys = [Insertion(paragraph.written, rng.random()) for paragraph in distractors]
         haystack = Passages(
-            partial(self._others, length, index, frozenset(gold_texts | {paragraph.text for paragraph in own}))
+            partial(self._others, length, index, frozenset(gold_texts | {paragraph.text for paragraph in distractors}))
         )
-        return self.planned(length, index, record.question, record.answers, haystack, [*gold, *decoys])
+        return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def count(self, length: int) -> int:
         """Return how many samples there are of any length: one for each question."""
@@ -91,25 +90,25 @@ class PassagesTask(GeneratedTask):
         """Return the question of a sample, without planning its document. Raises EvaluationError like `sample`."""
         return self._record(index).question
 
-    def _by_passages(
-        self, length: int, index: int, record: QARecord, gold: list[Insertion], own: list[Paragraph]
+    def _sample_by_passages(
+        self, length: int, index: int, record: QARecord, gold: list[Insertion], distractors: list[Paragraph]
     ) -> Sample:
         if length < len(gold):
             raise self.too_short(length, len(gold) - length)
-        own = own[: length - len(gold)]
-        left = length - len(gold) - len(own)
-        used = frozenset({paragraph.text for paragraph in (*record.gold, *own)})
-        if left and left > (number := sum(paragraph.text not in used for paragraph in self.paragraphs)):
+        distractors = distractors[: length - len(gold)]
+        others = length - len(gold) - len(distractors)
+        used = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
+        if others and others > (available := sum(paragraph.text not in used for paragraph in self.paragraphs)):
             raise EvaluationError(
-                f"{length:,} passages are more than the data file has: {number + length - left:,} for this question",
+                f"the data file has {available + length - others:,} passages for this question, not {length:,}",
                 hint="Ask for fewer, or name a data file with more questions, such as the training split.",
             )
-        chance = self.chance(length, index, "places")
-        inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in own)]
-        places = sorted(chance.sample(range(length), len(inserted)))
-        chance.shuffle(inserted)
-        slots = tuple(place - number for number, place in enumerate(places))
-        layout = DocumentLayout(tuple(inserted), slots, left)
+        rng = self.rng(length, index, "places")
+        inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in distractors)]
+        positions = sorted(rng.sample(range(length), len(inserted)))
+        rng.shuffle(inserted)
+        slots = tuple(position - number for number, position in enumerate(positions))
+        layout = DocumentLayout(tuple(inserted), slots, others)
         haystack = Passages(partial(self._others, length, index, used))
         text = partial(layout.pieces, haystack)
         return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
@@ -120,32 +119,32 @@ class PassagesTask(GeneratedTask):
                 f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
                 hint="Ask for fewer samples, or name a data file with more questions.",
             )
-        return self.records[Order(len(self.records), source(self.settings, self.name, "questions"))[index]]
+        return self.records[Permutation(len(self.records), seeded_rng(self.settings, self.name, "questions"))[index]]
 
-    def _that_fit(self, paragraphs: Sequence[Paragraph], room: float) -> list[Paragraph]:
+    def _fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
         fitting = []
         for paragraph in paragraphs:
-            room -= self._tokens([paragraph.written])
-            if room < 0:
+            budget -= self._tokens([paragraph.written])
+            if budget < 0:
                 break
             fitting.append(paragraph)
         return fitting
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        """Return the approximate tokens of passages: their numbers are not known yet."""
+        """Return about how many tokens passages have, whatever their numbers will be."""
         return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
 
     def _others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
-        """Yield all paragraphs except those with a used text, repeated without end, each time in another order."""
-        chance = self.chance(length, index, "others")
-        none_yet = True
+        """Yield all paragraphs whose text is not in `used`, again and again, each time in another order."""
+        rng = self.rng(length, index, "others")
+        is_empty = True
         while True:
-            for place in Order(len(self.paragraphs), chance):
-                paragraph = self.paragraphs[place]
+            for number in Permutation(len(self.paragraphs), rng):
+                paragraph = self.paragraphs[number]
                 if paragraph.text not in used:
-                    none_yet = False
+                    is_empty = False
                     yield paragraph.written
-            if none_yet:
+            if is_empty:
                 raise EvaluationError(
                     f"the data file of {self.name} has no paragraph that could be a distractor",
                     hint="Name a data file with more questions.",
@@ -153,7 +152,7 @@ class PassagesTask(GeneratedTask):
 
 
 def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
-    """One of `PASSAGE_TASKS`.
+    """Return the task of one of `PASSAGE_TASKS`.
 
     Raises:
         EvaluationError: its data file is missing, damaged or another data set's, or no question fits a small policy.
@@ -164,10 +163,10 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
 
 
 def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
-    """One of `PASSAGE_TASKS` on records of your own.
+    """Return the task of one of `PASSAGE_TASKS` with other records.
 
     Raises:
-        EvaluationError: None of them can be asked.
+        EvaluationError: none of them is usable.
     """
     pool = tuple(dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors)))
     if settings.small:

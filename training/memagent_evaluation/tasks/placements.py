@@ -1,8 +1,7 @@
-"""Lays out documents up to a number of tokens: units of a haystack in order, and insertions between them.
+"""Lays out documents up to a number of tokens: the units of a haystack in order, and insertions between them.
 
 As in RULER, a document grows by one unit (a sentence, line or passage) at a time, and ends before the unit that would
-make it too long. So it has at most the requested tokens, and is short by less than a unit; the sample states its
-length.
+make it too long. So it is shorter than requested by less than a unit, and the sample states the length it reached.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from memagent_evaluation.samples import Needle
 from memagent_graph.tokenizers import Tokenizer
 
 _TAIL_CHARACTERS = 16
-"""How much text before a part can change how many tokens the part has."""
+"""How much of the preceding text can change the number of tokens that a part has."""
 _LATE_POSITION = 999_999
 """A position whose number has as many digits as any: for the largest possible number of tokens."""
 
 
 class Haystack(Protocol):
-    """The parts of a document besides insertions."""
+    """The text that insertions are hidden in."""
 
     def units(self) -> Iterator[str]:
-        """Sentences, lines or passages without end, the same at each call."""
+        """Yield sentences, lines or passages without end, the same ones at each call."""
         ...
 
     def piece(self, position: int, text: str) -> str:
@@ -35,28 +34,28 @@ class Haystack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Something to put between a haystack's units."""
+    """A text to put between the units of a haystack."""
 
     text: str
     depth: float
-    """Its place: after this share of the haystack's tokens (or of its units, if these are counted), 0 to 1."""
+    """The share of the haystack's tokens (or units, if lengths count these) that precedes it, 0 to 1."""
     gold: str | None = None
     """The needle's gold string; None for a decoy, which is not evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentLayout:
-    """A planned document: with the haystack, the text can be made from it any number of times."""
+    """A planned document. Together with the haystack it gives the text, any number of times."""
 
     insertions: tuple[Insertion, ...]
     """In the document's order."""
     slots: tuple[int, ...]
     """The index of the unit before which each insertion is."""
     units: int
-    """How many units from the haystack's beginning are used."""
+    """How many units of the haystack the document has, from the first one on."""
 
     def pieces(self, haystack: Haystack) -> Iterator[str]:
-        """Yield the document's parts; white space at its end is left out."""
+        """Yield the document's text in parts, without white space at its end."""
         previous = ""
         for part, _ in self._parts(haystack):
             if previous:
@@ -66,7 +65,7 @@ class DocumentLayout:
             yield previous
 
     def needles(self, haystack: Haystack) -> tuple[Needle, ...]:
-        """Return the insertions with gold strings, and the places where they begin."""
+        """Return the insertions that have gold strings as needles."""
         starts: list[tuple[Insertion, str, int]] = []
         characters = end = 0
         for part, insertion in self._parts(haystack):
@@ -78,7 +77,7 @@ class DocumentLayout:
         return tuple(Needle(insertion.text, gold, start / total) for insertion, gold, start in starts)
 
     def _parts(self, haystack: Haystack) -> Iterator[tuple[str, Insertion | None]]:
-        """Yield the document's parts, with the insertion if a part is one."""
+        """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = inserted = 0
         for number, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
             while inserted < len(self.slots) and self.slots[inserted] <= number:
@@ -90,41 +89,41 @@ class DocumentLayout:
                 position += 1
 
 
-def least_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
-    """Return how many tokens a document with only the insertions has."""
-    pieces = (haystack.piece(place, insertion.text) for place, insertion in enumerate(_in_order(insertions)))
+def min_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
+    """Return the number of tokens of a document that has nothing but the insertions."""
+    pieces = (haystack.piece(position, insertion.text) for position, insertion in enumerate(_by_depth(insertions)))
     return tokenizer.count("".join(pieces).rstrip())
 
 
 def lay_out(
     haystack: Haystack, insertions: Sequence[Insertion], budget: int, tokenizer: Tokenizer
 ) -> tuple[DocumentLayout, int]:
-    """Return the longest document of at most `budget` tokens that is a beginning of the haystack with the insertions.
+    """Lay out the longest document of at most `budget` tokens: the insertions in a beginning of the haystack.
 
     Args:
-        haystack: its units.
-        insertions: what is between them; they alone must fit.
-        budget: tokens.
+        haystack: the text around the insertions.
+        insertions: the texts to insert; they alone must fit.
+        budget: the maximum number of tokens.
         tokenizer: what counts them.
 
     Returns:
-        The document, and its number of tokens.
+        The layout, and the document's number of tokens.
     """
-    ordered = _in_order(insertions)
+    ordered = _by_depth(insertions)
     reserved = [tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in ordered]
     hay_budget = max(0, budget - sum(reserved))
     slots: list[int] = []
-    text = _MeasuredText(tokenizer)
+    text = _TokenCounter(tokenizer)
     units = hay_tokens = 0
-    left = sum(reserved)
+    reserved_left = sum(reserved)
     for unit in haystack.units():
         while len(slots) < len(ordered) and hay_tokens >= ordered[len(slots)].depth * hay_budget:
-            left -= reserved[len(slots)]
+            reserved_left -= reserved[len(slots)]
             text.add(haystack.piece(units + len(slots), ordered[len(slots)].text))
             slots.append(units)
         piece = haystack.piece(units + len(slots), unit)
         tokens = text.tokens_of(piece)
-        if text.tokens + tokens + left > budget:
+        if text.tokens + tokens + reserved_left > budget:
             break
         text.add(piece, tokens)
         units, hay_tokens = units + 1, hay_tokens + tokens
@@ -134,8 +133,8 @@ def lay_out(
     return DocumentLayout(ordered, tuple(slots), units), text.tokens
 
 
-class _MeasuredText:
-    """The number of tokens of a text to which parts are added."""
+class _TokenCounter:
+    """Counts the tokens of a text that grows by parts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokens = 0
@@ -144,15 +143,15 @@ class _MeasuredText:
         self._tail_tokens = 0
 
     def tokens_of(self, part: str) -> int:
-        """Return how many tokens a part would add."""
+        """Return how many tokens the text would gain from a part."""
         return self._tokenizer.count(self._tail + part) - self._tail_tokens
 
     def add(self, part: str, tokens: int | None = None) -> None:
-        """Add a part, whose tokens may be known."""
+        """Add a part; `tokens` is what `tokens_of` returned for it, if it was called."""
         self.tokens += self.tokens_of(part) if tokens is None else tokens
         self._tail = (self._tail + part)[-_TAIL_CHARACTERS:]
         self._tail_tokens = self._tokenizer.count(self._tail)
 
 
-def _in_order(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
+def _by_depth(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
     return tuple(sorted(insertions, key=lambda insertion: insertion.depth))

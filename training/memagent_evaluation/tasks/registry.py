@@ -1,14 +1,12 @@
 """Tasks by name: the generated ones, those that need a data file, and users' own.
 
 niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
-multi_hop_N                  a chain of N facts (2 to 4) among others, in the order in which they are followed
-multi_hop_N_backward         the last one first; _shuffled: in any order
 state_1, state_2, state_3    where a person is, where a thing is, where it was before
 english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
                              (change), several (list), that lead to each other (hop_2, hop_3), the same with the
                              last one first (hop_2_backward, hop_3_backward), or none (absent)
 
-Some have options after the name: "multi_hop_2:gap=0.1:distractors=40", "english_fact:foreign=100".
+Some have options after the name: "state_2:facts=50:people=3", "english_fact:foreign=100".
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from memagent_evaluation.samples import Task, TaskSettings
 from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, english_task
 from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_evaluation.tasks.lists import LISTS, list_task
-from memagent_evaluation.tasks.multi_hop import MULTI_HOP, MultiHopTask, multi_hop_task
 from memagent_evaluation.tasks.needles import SHAPES, needle_task, variables_task
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
 from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
@@ -38,14 +35,12 @@ _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     "vt": variables_task,
     **dict.fromkeys(LISTS, list_task),
     **dict.fromkeys(PASSAGE_TASKS, passage_task),
-    **dict.fromkeys(MULTI_HOP, multi_hop_task),
     **dict.fromkeys(STATES, state_task),
     **dict.fromkeys(ENGLISH, english_task),
 }
-_DIALS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(MULTI_HOP, MultiHopTask.dials),
-    **dict.fromkeys(STATES, StateTask.dials),
-    **dict.fromkeys(ENGLISH, EnglishTask.dials),
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(STATES, StateTask.options),
+    **dict.fromkeys(ENGLISH, EnglishTask.options),
 }
 _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 
@@ -57,7 +52,7 @@ def task_names() -> tuple[str, ...]:
 
 def task_options(name: str) -> tuple[str, ...]:
     """Return the options of a task."""
-    return _DIALS.get(name, ())
+    return _OPTIONS.get(name, ())
 
 
 def load_task(name: str, settings: TaskSettings) -> Task:
@@ -120,9 +115,9 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
     """Return a generated task with options, which are part of its name."""
     if not options:
         return task
-    if unknown := [option for option in options if option not in task.dials]:
+    if unknown := [option for option in options if option not in task.options]:
         raise EvaluationError(
-            f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.dials) or 'none'}."
+            f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.options) or 'none'}."
         )
     try:
         values = typed_options(type(task), task.name, options)

@@ -4,7 +4,7 @@ training split.
     memagent rl --task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign ...
 
 Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
-`recipes.embedded.evaluate` ask for. They are planted in unchanged text, with its line breaks, headings and
+`benchmarks.length_figure` ask for. They are planted in unchanged text, with its line breaks, headings and
 tables: a file from the settings, as written by `recipes.embedded.corpus`, or the docstrings of the standard
 library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
 in the others between any two words. The target fact is biased toward the start, so it must survive more updates. Some
@@ -51,7 +51,7 @@ class Words:
 
     text: str
     start: int
-    """A place in the first word, or before it."""
+    """An index in the first word, or before it."""
 
     def units(self) -> Iterator[str]:
         """Yield the words."""
@@ -79,23 +79,23 @@ class _PlantedFact(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the facts, question and answer.
         """
-        chance = self.chance(length, index)
-        facts = PlantedFacts(chance, number_share=1.0)
-        fact = self._asked(facts, chance)
-        insertions = [Insertion(other.statement, chance.random()) for other in self.foreign(facts, fact, length)]
-        is_there = chance.random() >= self.absent
+        rng = self.rng(length, index)
+        facts = PlantedFacts(rng, number_share=1.0)
+        fact = self._draw_target(facts, rng)
+        insertions = [Insertion(other.statement, rng.random()) for other in self.foreign(facts, fact, length)]
+        is_there = rng.random() >= self.absent
         if is_there:
-            insertions.append(Insertion(fact.statement, chance.random() ** 2, fact.value))
+            insertions.append(Insertion(fact.statement, rng.random() ** 2, fact.value))
         gold = fact.value if is_there else EMPTY
-        return self.planned(length, index, fact.question, (gold,), self._haystack(chance), insertions)
+        return self.lay_out_sample(length, index, fact.question, (gold,), self._haystack(rng), insertions)
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
         """Other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
     @staticmethod
-    def _asked(facts: PlantedFacts, chance: random.Random) -> Fact:
-        draw = chance.random()
+    def _draw_target(facts: PlantedFacts, rng: random.Random) -> Fact:
+        draw = rng.random()
         fact = facts.fact()
         for share, hard in _HARD_VALUES:
             while 0 <= draw < share and not hard.match(fact.value):
@@ -103,10 +103,10 @@ class _PlantedFact(GeneratedTask):
             draw -= share
         return fact
 
-    def _haystack(self, chance: random.Random) -> Haystack:
+    def _haystack(self, rng: random.Random) -> Haystack:
         text = _text(self.settings.haystack)
-        start = max(text.find(" ", chance.randrange(len(text))), 0)
-        if chance.random() < _BETWEEN_SENTENCES:
+        start = max(text.find(" ", rng.randrange(len(text))), 0)
+        if rng.random() < _BETWEEN_SENTENCES:
             return ProseHaystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
         return Words(text, start)
 

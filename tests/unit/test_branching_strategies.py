@@ -14,15 +14,15 @@ from memagent_graph import Budget, Document, Limits, ScriptedPolicy, StopReason,
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
+from memagent_graph.reading.branching import Finding, cut_segments, groups_that_fit, join_findings, parse_finding
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.side_by_side import Finding, cut_segments, groups_that_fit, join_findings, unless_none
 from memagent_graph.reading.steps import StepContext
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.tokenizers import load_tokenizer
 
 QUESTION = "What is the key of harbor?"
 FACT = "The key of harbor is 4711."
-LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=3000)
+LONG = document_with({0.1: "The key of castle is 12.", 0.6: FACT}, words=900)
 TOKENIZER = load_tokenizer("embedded")
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 
@@ -67,7 +67,7 @@ async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> 
     policy = Counting()
     assert (await reader(policy, branches=bound).aread(LONG, QUESTION)).answer == "4711"
     assert policy.most == bound
-    assert len(mapped(policy)) > 30
+    assert len(mapped(policy)) > 10
 
 
 async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_other_begins(reader) -> None:
@@ -136,7 +136,7 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader
         return " ".join(dict.fromkeys(found)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
 
     policy = Counting(script)
-    text = document_with({number / 80: f"F{number}" for number in range(80)}, words=7000)
+    text = document_with({number / 80: f"F{number}" for number in range(80)}, words=2400)
     options = {"profile": load_profile("embedded"), "prompts": None, "budget": SMALL} if own else {}
     result = await reader(policy, **options).aread(text, QUESTION)
     merges = [update for update in result.updates if update.chunk_index is None]
@@ -201,12 +201,12 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
 
 @pytest.mark.parametrize("text", ["none", " None. ", '"none"', "(empty)", "EMPTY"])
 def test_the_one_word_says_that_there_is_nothing(text) -> None:
-    assert unless_none(text, load_prompts()).text == ""
+    assert parse_finding(text, load_prompts()).text == ""
 
 
 @pytest.mark.parametrize("text", ["nonesuch", "none of it is 12", "12 (none)"])
 def test_other_words_are_a_finding(text) -> None:
-    assert unless_none(text, load_prompts()).text == text
+    assert parse_finding(text, load_prompts()).text == text
 
 
 async def context_of(reader, chunk_tokens: int):
@@ -247,10 +247,10 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
     reader, monkeypatch, words, count
 ) -> None:
-    monkeypatch.setattr("memagent_graph.reading.side_by_side._MAX_PLACES", 5)
+    monkeypatch.setattr("memagent_graph.reading.branching._MAX_CURSORS", 5)
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
-    step = StepContext.outside_a_run({"document": document, "question": QUESTION}, await agent.aprepare())
+    step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
     while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)

@@ -27,7 +27,7 @@ from memagent_graph.reading.steps import Change, Route, StepContext, answer_from
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import Parsed, Role, read_template
 
-_MAX_PLACES = 512
+_MAX_CURSORS = 512
 _LINE_TOKENS = 2
 """The most tokens of a line break between two findings."""
 
@@ -39,7 +39,7 @@ class Finding(TypedDict):
     text: str
 
 
-class SideBySideState(ReaderState):
+class BranchingState(ReaderState):
     """Where the next chunks begin, which were chosen, and the branches' findings."""
 
     cursor: NotRequired[Cursor]
@@ -51,7 +51,7 @@ class SideBySideState(ReaderState):
     """The findings to merge, by branch; empty once all fit into one memory."""
 
 
-class Branch(SideBySideState):
+class Branch(BranchingState):
     """The state of a branch: the chunk that it reads, or the findings that it merges."""
 
     branch: str
@@ -59,12 +59,12 @@ class Branch(SideBySideState):
     group: NotRequired[dict[str, Finding]]
 
 
-class SideBySide(Strategy):
-    """What parallel ways of reading have in common: findings are merged, and the answer is based on them."""
+class BranchingStrategy(Strategy):
+    """A strategy that reads in parallel: its branches' findings are merged, and the answer is based on them."""
 
-    state: ClassVar[type] = SideBySideState
-    chooses: ClassVar[str] = "choose_chunks"
-    concludes: ClassVar[str] = "gather"
+    state: ClassVar[type] = BranchingState
+    choosing_node: ClassVar[str] = "choose_chunks"
+    concluding_node: ClassVar[str] = "gather"
 
     def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
@@ -76,11 +76,11 @@ class SideBySide(Strategy):
         graph.add_node("gather", gather)
         graph.add_node("merge_findings", merge_findings)
         graph.add_node("answer", answer_from_findings)
-        graph.add_conditional_edges("gather", each_group("merge_findings", then=then), ["merge_findings", then])
+        graph.add_conditional_edges("gather", branch_per_group("merge_findings", then=then), ["merge_findings", then])
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
-    def so_far(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
         return context.beginning(join_findings(findings, context), context.budget.memory_tokens), _steps(findings)
@@ -103,18 +103,18 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     The document is read once, as a stream. Only some hundreds of its chunks' places are kept, however many there
     are, and the segments' edges are found from the nearest place.
     """
-    places, stride, chunks = [start_cursor()], 1, 0
+    cursors, stride, chunks = [start_cursor()], 1, 0
     cursor = start_cursor()
     while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         cursor, chunks = choice[1], chunks + 1
         if chunks % stride == 0:
-            places.append(cursor)
-        if len(places) > _MAX_PLACES:
-            places, stride = places[::2], 2 * stride
+            cursors.append(cursor)
+        if len(cursors) > _MAX_CURSORS:
+            cursors, stride = cursors[::2], 2 * stride
     edges = [chunks * number // count for number in range(count + 1)]
     segments = []
     for start, end in pairwise(edges):
-        cursor = places[start // stride]
+        cursor = cursors[start // stride]
         while cursor["index"] < start and (choice := await step.next_chunk(cursor, to_read=False)) is not None:
             cursor = choice[1]
         if start < end:
@@ -122,19 +122,19 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     return segments
 
 
-async def choose_chunks(state: SideBySideState, step: StepContext, width: int) -> Change:
+async def choose_chunks(state: BranchingState, step: StepContext, width: int) -> Change:
     """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
     if stop := step.limit():
         return {"spans": [], **stop}
-    most = step.chunks_left(width)
-    while len(spans) < most and (choice := await step.next_chunk(cursor)):
+    count = step.chunks_left(width)
+    while len(spans) < count and (choice := await step.next_chunk(cursor)):
         span, cursor = choice
         spans.append(span.stored)
     return {"spans": spans, "cursor": cursor}
 
 
-def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
+def branch_per_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
     """Return the route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
 
     Args:
@@ -143,7 +143,7 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
         values: a function of the state: other values in the branches' states.
     """
 
-    def each_chunk(state: Any) -> str | Sequence[Send]:
+    def branch_per_chunk(state: Any) -> str | Sequence[Send]:
         if state.get("stop_reason"):
             return END
         number = state.get("number") or 1
@@ -151,41 +151,41 @@ def each_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] 
         others, spans = values(state), state.get("spans") or ()
         return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or then
 
-    return each_chunk
+    return branch_per_chunk
 
 
-async def gather(state: SideBySideState, step: StepContext) -> Change:
+async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
-    nothing = [name for name, finding in findings.items() if not unless_none(finding["text"], prompts).text]
-    left = {name: finding for name, finding in findings.items() if name not in nothing}
-    return {"findings": dict.fromkeys(nothing), "groups": groups_that_fit(left, step.context)}
+    empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
+    rest = {name: finding for name, finding in findings.items() if name not in empty}
+    return {"findings": dict.fromkeys(empty), "groups": groups_that_fit(rest, step.context)}
 
 
-def each_group(node: str, then: str) -> Route:
+def branch_per_group(node: str, then: str) -> Route:
     """Return the route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
 
-    def each_group(state: SideBySideState) -> str | Sequence[Send]:
+    def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
         return [
-            branch(node, state, _extent(group), group={name: findings[name] for name in group})
+            branch(node, state, _merge_name(group), group={name: findings[name] for name in group})
             for group in state.get("groups", ())
         ] or then
 
-    return each_group
+    return branch_per_group
 
 
-def with_finding(reply: Reply, step: StepContext, *, instead_of: Iterable[str] = (), known: str = "") -> Change:
+def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:
     """Return the change that adds a branch's reply as a finding.
 
     Args:
-        reply: what it wrote. A reply that is empty, or equal to `known`, is not a finding.
+        reply: what it wrote. A reply that is empty, or equal to `memory`, is not a finding.
         step: the branch's step.
-        instead_of: the findings that it merges.
-        known: the memory that was shown.
+        replaces: the findings that it merges.
+        memory: the memory that was shown.
     """
-    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != known else None
-    return {"findings": {**dict.fromkeys(instead_of), step.branch: finding}}
+    finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != memory else None
+    return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
 
 
 async def merge_findings(state: Branch, step: StepContext) -> Change:
@@ -194,10 +194,10 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
     texts = join_findings(group.values(), step.context)
     previous = step.context.beginning(texts, step.context.budget.memory_tokens)
     reply = await step.ask(MERGE, chunk=texts, previous=previous, parents=_steps(group.values()))
-    return with_finding(reply, step, instead_of=group)
+    return add_finding(reply, step, replaces=group)
 
 
-async def answer_from_findings(state: SideBySideState, step: StepContext) -> Change:
+async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
     """Ask for the answer from all findings that are left."""
     findings = in_order(state.get("findings", {})).values()
     return await answer_from(join_findings(findings, step.context), step, _steps(findings))
@@ -209,28 +209,28 @@ def _steps(findings: Iterable[Finding]) -> list[str]:
 
 def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
     """Return findings in the order of the passes and chunks that they come from."""
-    return {name: findings[name] for name in sorted(findings, key=_place)}
+    return {name: findings[name] for name in sorted(findings, key=_order)}
 
 
-def _place(name: str) -> tuple[int, int]:
+def _order(name: str) -> tuple[int, int]:
     """Return the pass, counted from 1, and the chunk at the beginning of a finding's name."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
 
 
-def _extent(names: Sequence[str]) -> str:
+def _merge_name(names: Sequence[str]) -> str:
     """Return the name of a merge: its first and last chunk, as in "12-15"."""
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
-def unless_none(text: str, prompts: Prompts) -> Parsed:
+def parse_finding(text: str, prompts: Prompts) -> Parsed:
     """Parse a reply; one that says that there is nothing is an empty memory."""
     word = text.strip().strip(".\"'()").casefold()
     return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
 MERGE = Role(
-    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=unless_none, stand_in="update"
+    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=parse_finding, stand_in="update"
 )
 
 
@@ -238,7 +238,7 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
     """Return findings, one below the other; several are each cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
-        longest = _longest(context)
+        longest = _max_tokens(context)
         texts = [context.beginning(text, longest) for text in texts]
     return "\n".join(texts)
 
@@ -253,23 +253,23 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
     """
     if len(findings) <= 1:
         return []
-    longest, room = _longest(context), context.budget.chunk_tokens
+    longest, room = _max_tokens(context), context.budget.chunk_tokens
     lengths = {name: context.shown_tokens(finding["text"]) for name, finding in findings.items()}
     sizes = {name: min(longest, length) + _LINE_TOKENS for name, length in lengths.items()}
     if sum(sizes.values()) <= context.budget.memory_tokens:
         return []
     groups: list[list[str]] = []
-    filled = room
+    used_tokens = room
     for name, size in sizes.items():
-        if filled + size > room:
+        if used_tokens + size > room:
             groups.append([])
-            filled = 0
+            used_tokens = 0
         groups[-1].append(name)
-        filled += size
+        used_tokens += size
     return [group for group in groups if len(group) > 1]
 
 
-def _longest(context: ReaderContext) -> int:
+def _max_tokens(context: ReaderContext) -> int:
     """Return how many tokens a finding may have."""
     budget = context.budget
     longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)
