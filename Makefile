@@ -13,7 +13,7 @@ help:  ## List the targets
 $(VENV)/.installed: pyproject.toml constraints/development.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints/development.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt --group dev --editable ".[local,language,hub,files,schema,export,report,eval,train,langchain,mcp,serve,corpus,studio]"
+	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt --group dev --editable ".[local,language,hub,files,schema,export,eval,train,langchain,mcp,serve,corpus,studio]"
 	touch $@
 
 $(VENV)/.policy: $(VENV)/.installed $(wildcard memagent_graph/english/*.* memagent_graph/english/templates/*)

@@ -29,7 +29,7 @@ from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server, take_turns
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_run import exclusive, run_corpus
+from memagent_corpus.corpus_run import lock_table, run_corpus
 from memagent_graph import (
     Budget,
     Completion,
@@ -53,7 +53,7 @@ QUESTION: Final = "What does it say?"
 async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) -> int:
     """Read a table like `memagent corpus`, and return the number of calls."""
     inputs, folder = open_inputs(str(table)), TableFolder(str(out))
-    with exclusive(folder) as work:
+    with lock_table(folder) as work:
         agent = MemAgent(
             policy,
             tokenizer="embedded",

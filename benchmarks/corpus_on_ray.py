@@ -26,7 +26,7 @@ from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import slow_server
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
-from memagent_corpus.corpus_run import CHECKPOINTS, exclusive, run_corpus
+from memagent_corpus.corpus_run import CHECKPOINTS, lock_table, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusSize
 from memagent_graph.reader import MemAgent
@@ -100,7 +100,7 @@ async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> C
     """Read a table with this number of actors on the connected cluster, or in this process if it is 0."""
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
     with ExitStack() as stack:
-        work = stack.enter_context(exclusive(folder))
+        work = stack.enter_context(lock_table(folder))
         checkpoints = str(work / CHECKPOINTS)
         engine: Any = None
         if actors:

@@ -17,7 +17,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from memagent_training.forward.layouts import lay_out
-from memagent_training.job.memory_estimate import ModelSizes, Precision, estimate_memory, lora_of_rank
+from memagent_training.job.base_model import lora_config
+from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
 from memagent_training.serving.policy_sync.probe import ProbeRow
 
 RANKS = (1, 2, 6, 8)
@@ -41,7 +42,7 @@ def sizes_of(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = Qwen3ForCausalLM(config)
-        return ModelSizes.of(get_peft_model(model, lora_of_rank(32)) if with_adapters else model)
+        return ModelSizes.of(get_peft_model(model, lora_config(32)) if with_adapters else model)
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
     )
     for name, shape in SHAPES.items():
         whole, adapted = (
-            estimate_memory(each, micro_batch, precision=Precision(4, mixed=True), checkpointing=True)
+            estimate_memory(each, micro_batch, mixed_precision=True, checkpointing=True)
             for each in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
         )
         totals = [decimal(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]

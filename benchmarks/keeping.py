@@ -26,8 +26,8 @@ def main() -> None:
 
     from memagent_evaluation.planted_facts import PlantedFacts
     from memagent_graph.policies.profile import load_profile
+    from recipes.embedded.batched_reader import Reader, ReplyRequest, default_prose
     from recipes.embedded.documents import Setting, cut, prose_from
-    from recipes.embedded.evaluate import Reader, ReplyRequest, default_prose
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")

@@ -1,7 +1,7 @@
 """The reads behind `benchmarks.length_figure`: missing ones are made; each is a line of a file.
 
 A document is held-out prose with planted facts, cut into chunks. The policy reads it with the batched readers of
-`recipes.embedded.evaluate`, which compute the same as the graph and a server, for many documents at once. The
+`recipes.embedded.batched_reader`, which compute the same as the graph and a server, for many documents at once. The
 baselines use the same policy on the same text, as systems of `memagent_evaluation`.
 """
 
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from memagent_graph.policies.model_info import weights_version
 
 if TYPE_CHECKING:
+    from recipes.embedded.batched_reader import Reader
     from recipes.embedded.documents import Question
-    from recipes.embedded.evaluate import Reader
 
 OUTCOMES = "outcomes.jsonl"
 MAX_QUESTIONS, MIN_QUESTIONS, CHUNKS_PER_QUESTION = 40, 4, 4
@@ -149,8 +149,8 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
     from memagent_evaluation.planted_facts import PlantedFacts
     from memagent_graph.policies.profile import load_profile
     from memagent_graph.tokenizers import load_tokenizer
+    from recipes.embedded.batched_reader import default_prose
     from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
-    from recipes.embedded.evaluate import default_prose
 
     torch.set_num_threads(1)
     profile = load_profile(model)
@@ -173,7 +173,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
         reader.noise.manual_seed(random.Random(source).randrange(2**31))
         outcomes = reader.read(asked, [cell.temperature for cell in cells], guarded=guarded)
         told = [
-            [(o.right, 0, 0.0, o.lost_at) if guarded else (o.right, o.overwrites, o.risk, o.lost_at) for o in way]
+            [(o.is_right, 0, 0.0, o.lost_at) if guarded else (o.is_right, o.overwrites, o.risk, o.lost_at) for o in way]
             for way in outcomes
         ]
     else:
@@ -197,7 +197,7 @@ def _read_document(model: Path, weights: str, cells: Sequence[Cell], document: i
 
 @functools.lru_cache(maxsize=1)
 def _reader(model: Path) -> Reader:
-    from recipes.embedded.evaluate import Reader
+    from recipes.embedded.batched_reader import Reader
 
     return Reader(model, seed=0)
 

@@ -66,8 +66,8 @@ def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollout
         "groups": found.group_of,
         "reward": found.reward,
         "with_variance": len(found.groups),
-        "without": len(found.uniform),
-        "failed": len(found.failed),
+        "without": len(found.uniform_groups),
+        "failed": len(found.failures),
         "seconds": time.monotonic() - began,
     }
     (folder / "collected.json").write_text(json.dumps(told))

@@ -274,11 +274,11 @@ def run_loop(folder: Path, given: argparse.Namespace) -> None:
     from memagent_training.rl.loop_status import LoopStatus, Phase
 
     class Teller(LoopStatus):
-        def begins(self, iteration: int, phase: Phase) -> None:
-            super().begins(iteration, phase)
+        def on_phase(self, iteration: int, phase: Phase) -> None:
+            super().on_phase(iteration, phase)
             tell(iteration, phase.value)
 
-        def ends(self, reason: str) -> None:
+        def on_end(self, reason: str) -> None:
             tell(given.iterations, "end")
 
     def tell(iteration: int, phase: str) -> None:

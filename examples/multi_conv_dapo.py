@@ -197,14 +197,12 @@ def step_loss(
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
         losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
-        part = (
-            losses.sum()
-            / {
-                "token_mean": tokens_of.total(),
-                "rollout_mean": len(tokens_of) * tokens_of[run_id],
-                "conversation_mean": len(rows) * len(losses),
-            }[settings.loss_weights]
-        )
+        divisor = {
+            "token_mean": tokens_of.total(),
+            "rollout_mean": len(tokens_of) * tokens_of[run_id],
+            "conversation_mean": len(rows) * len(losses),
+        }[settings.loss_weights]
+        part = losses.sum() / divisor
         if backward:  # at once, so that one conversation is held at a time
             part.backward()  # type: ignore[no-untyped-call]
         loss = loss + (part.detach() if backward else part)
@@ -244,8 +242,9 @@ def main() -> None:
     gold, settings = GoldAnswers.load(given.gold) if given.gold else None, PRESETS[given.preset]
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
-    terms = {each.reward: built_in(each.reward, gold) for each in settings.terms if each.reward != "outcome"}
-    replay = load_groups(given.runs, reward=BoxedExactMatch(gold) if gold else given.reward, term_rewards=terms)
+    terms = {each.reward: built_in(each.reward) for each in settings.terms if each.reward != "outcome"}
+    reward, gold_of = (BoxedExactMatch(), gold.of) if gold else (given.reward, None)
+    replay = load_groups(given.runs, reward=reward, term_rewards=terms, gold_of=gold_of)
     train(model, replay.require_groups(), settings, steps=given.steps, learning_rate=given.learning_rate)
     shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
     model.save_pretrained(given.out)

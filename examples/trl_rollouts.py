@@ -114,7 +114,7 @@ class ReaderRollouts:
             log.warning("question %d was not read: %s", number, error)
             self.metrics_queue.put({"rollout/failed_groups_total": 1.0})
             return
-        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collected.uniform))})
+        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collected.uniform_groups))})
         for group in collected.groups:
             for row in await asyncio.to_thread(self._rows, group):
                 await asyncio.to_thread(self._put, _sample_of(row, number, version, group))

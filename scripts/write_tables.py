@@ -89,12 +89,12 @@ METRICS: Final = {
     "memory/peak_gib": "Peak memory of this process, of its GPU if it has one.",
     "mfu": "Share of the GPU's bfloat16 operations, if it is a known one.",
     "collect/reward, collect/reward_LENGTH, collect/reward_TASK": "`rl`: mean reward of the reads of an iteration.",
-    "collect/groups, collect/all_right, collect/other_uniform, collect/failed": "`rl`: groups with variance; always "
-    "right; other groups without; failed reads.",
+    "collect/groups, collect/solved_groups, collect/uniform_groups, collect/failed_groups": "`rl`: groups with "
+    "variance; always right; other groups without variance; groups with a failed read.",
     "collect/stage, collect/epoch": "`rl`: the longest length asked, from 0; passes over your own questions.",
     "collect/cached_fraction, collect/tokens_per_second": "`rl`: share of prompt tokens in the prefix cache; speed.",
-    "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions at a temperature, as_used with the rule for "
-    "invented words.",
+    "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions at a temperature; as_deployed: with the rule "
+    "for invented words.",
     "sync/seconds, collect/seconds, measure/seconds": "`rl`: time of an iteration's phases.",
 }
 """What a training logs; a test compares the names with a real one's."""
@@ -219,9 +219,8 @@ def training_page() -> str:
         "",
     ]
     kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
-    rewards = [(name, of, make(None)) for of, makers in kinds.items() for name, make in makers.items()]
-    rewards += [(name, "each conversation", made) for name, made in reward_names.FORMAT_REWARDS.items()]
-    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(made))) for n, of, made in rewards))
+    rewards = [(name, of, reward) for of, rewards in kinds.items() for name, reward in rewards.items()]
+    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(reward))) for n, of, reward in rewards))
     lines += [
         "",
         "## Rows",

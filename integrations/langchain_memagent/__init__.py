@@ -1,10 +1,8 @@
 """MemAgent in LangChain agents and LangGraph graphs.
 
 - `ReadLongDocument`: a tool with which an agent reads a document of any length;
-- `WriteReport`: a tool with which an agent has a report written over several documents;
 - `MemAgentMiddleware`: tool results and histories that are too long are read for the question, not cut off;
-- `memagent_node`: reading as a node of any `StateGraph`;
-- `cited_answer`: a result as a message whose text block has the document's quotes as citations.
+- `memagent_node`: reading as a node of any `StateGraph`.
 
 Names are imported when they are first used; only the middleware needs the extra "langchain".
 """
@@ -15,17 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_memagent.cited_answers import cited_answer as cited_answer
     from langchain_memagent.middleware import MemAgentMiddleware as MemAgentMiddleware
     from langchain_memagent.node import memagent_node as memagent_node
     from langchain_memagent.read_long_document import ReadLongDocument as ReadLongDocument
-    from langchain_memagent.report_tool import WriteReport as WriteReport
 
 _MODULE_OF = {
     "MemAgentMiddleware": "middleware",
     "ReadLongDocument": "read_long_document",
-    "cited_answer": "cited_answers",
-    "WriteReport": "report_tool",
     "memagent_node": "node",
 }
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that sees nothing of the surrounding graph, but everything else in the context."""
+    """Await a coroutine in a context without the calling graph's callbacks and streams."""
     return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_context_without_callbacks())
 
 
@@ -80,10 +80,10 @@ class ReadCost:
 async def report_read(
     config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: Report
 ) -> AsyncIterator[ReadCost]:
-    """Report a detached read as a run below the one that `config` belongs to; handlers see no text of the document.
+    """Report a detached read as one child of the run in `config`; handlers see no text of the document.
 
     Args:
-        config: that of the graph around.
+        config: the calling graph's config.
         model: the policy's name.
         inputs: the inputs of the run.
         report: called with every update that is added to the cost.
@@ -92,11 +92,11 @@ async def report_read(
         inheritable_callbacks=config.get("callbacks"), inheritable_metadata=config.get("metadata")
     )
     run = await manager.on_chain_start({}, dict(inputs), name="MemAgent")
-    below = run.get_child(NOT_STREAMED)
-    below.add_metadata({"ls_model_type": "chat", "ls_model_name": model}, inherit=False)
-    shown = HumanMessage("(the prompts of a whole read, kept out of traces)")
-    (calls,) = await below.on_chat_model_start(
-        {}, [[shown]], name="MemAgent policy", invocation_params={"model": model}
+    children = run.get_child(NOT_STREAMED)
+    children.add_metadata({"ls_model_type": "chat", "ls_model_name": model}, inherit=False)
+    placeholder = HumanMessage("(the prompts of a whole read, kept out of traces)")
+    (calls,) = await children.on_chat_model_start(
+        {}, [[placeholder]], name="MemAgent policy", invocation_params={"model": model}
     )
     cost = ReadCost(model, report)
     try:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -65,7 +64,7 @@ class GraphReads:
         return with_response_format(await self.reader.aprepare(), self._format)
 
     async def store(self, document: Any) -> DocumentRef:
-        """Store a document, anything that `Document.of` takes, and return its reference; a reference stays as it is."""
+        """Store a document that `Document.of` accepts, and return its reference; a reference is returned unchanged."""
         return await store_document(
             document, self.reader.store, replace_undecodable=self.reader.settings.replace_undecodable
         )
@@ -95,23 +94,15 @@ class GraphReads:
         async def read(question: str, run_id: str | None, pace: Reach) -> ReadResult:
             name = run_id or new_run_id()
             options: Any = {"response_format": self._format, "limits": limits, "pace": pace}
-            goes_on = question in past_limit
-
-            async def parts() -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-                if run_id is not None:
-                    try:
-                        async with aclosing(self.reader.astream_resume(name, past_limit=goes_on, **options)) as resumed:
-                            async for part in resumed:
-                                yield part
-                        return
-                    except (RunNotFoundError, RunMismatchError):
-                        pass  # it has not begun, or by a reader with other settings
-                reference = document if isinstance(document, dict) else await document()
-                async with aclosing(self.reader.astream(reference, question, run_id=name, **options)) as begun:
-                    async for part in begun:
-                        yield part
-
-            return await result_of(parts(), partial(report, name, question))
+            on_update = partial(report, name, question)
+            if run_id is not None:
+                try:
+                    stream = self.reader.astream_resume(name, past_limit=question in past_limit, **options)
+                    return await result_of(stream, on_update)
+                except (RunNotFoundError, RunMismatchError):
+                    pass  # it has not begun, or by a reader with other settings
+            reference = document if isinstance(document, dict) else await document()
+            return await result_of(self.reader.astream(reference, question, run_id=name, **options), on_update)
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
         return await in_passes(reads, AT_ONCE)
@@ -124,15 +115,15 @@ def run_id_in(config: RunnableConfig, *key: object) -> str | None:
         config: the config of the node or tool.
         key: what distinguishes the read from others of the task.
     """
-    place = config.get("configurable", {})
-    if not place.get("checkpoint_ns"):
+    task = config.get("configurable", {})
+    if not task.get("checkpoint_ns"):
         return None
-    names = repr((place.get("thread_id"), place["checkpoint_ns"], *key))
+    names = repr((task.get("thread_id"), task["checkpoint_ns"], *key))
     return "in-" + hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:24]
 
 
 def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine for a synchronous node or tool. It ends if the caller breaks off the stream of a graph around.
+    """Run a coroutine for a synchronous node or tool. Breaking off the stream of an enclosing graph cancels it.
 
     Raises:
         LastingError: the stream was broken off.
@@ -144,8 +135,8 @@ def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass(frozen=True)
-class Around:
-    """The graph that a read belongs to: its config, and its custom stream, which exists only in its own context."""
+class CallingGraph:
+    """The graph that calls a read: its config, and its custom stream, which exists only in its context."""
 
     config: RunnableConfig
     write: Callable[[Any], None]
@@ -153,8 +144,8 @@ class Around:
     tool_call_id: str | None = None
 
     @classmethod
-    def here(cls, tool_call_id: str | None = None) -> Around:
-        """Return the graph around the calling code; outside a graph nothing is written."""
+    def current(cls, tool_call_id: str | None = None) -> CallingGraph:
+        """Return the graph that runs the calling code; outside a graph, events are dropped."""
         try:
             write = get_stream_writer()
         except (RuntimeError, KeyError):

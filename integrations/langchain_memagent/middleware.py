@@ -1,4 +1,4 @@
-"""`MemAgentMiddleware`: for agents of `langchain.agents.create_agent`; what is too long to show is read instead."""
+"""`MemAgentMiddleware`: reads tool results and histories that are too long for an agent's model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langgraph.types import Command
 from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detach, report_read
-from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
 from langchain_memagent.questions import Questions, latest_request, result_question
 from langchain_memagent.rolling_history import RollingHistory
 from langchain_memagent.transcripts import block_text
@@ -38,8 +38,8 @@ except ImportError as error:
 ToolResult: TypeAlias = ToolMessage | Command[Any]
 _READINGS = "memagent_readings"
 _MAX_QUESTIONS = 8
-_AROUND_BYTES = 700
-"""Reserved for the text around the beginning of a result that could not be read."""
+_FRAME_BYTES = 700
+"""Reserved for the sentences that introduce the beginning of a result that could not be read."""
 _MAX_ERROR_LENGTH = 300
 
 
@@ -119,7 +119,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self._reads = GraphReads(agent)
         self._result_tokens = result_tokens
         self._limits = limits
-        self._was_asked = False
+        self._has_tried_to_prepare = False
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
@@ -143,7 +143,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Run the tool; read what it returned if that is too long."""
         result = handler(request)
-        if not self._is_concerned(request, result):
+        if not self._needs_reading(request, result):
             return result
         return run_in_graph(self._read_results(request, result))
 
@@ -152,9 +152,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     ) -> ToolResult:
         """`wrap_tool_call` for asynchronous agents."""
         result = await handler(request)
-        return await self._read_results(request, result) if self._is_concerned(request, result) else result
+        return await self._read_results(request, result) if self._needs_reading(request, result) else result
 
-    def _is_concerned(self, request: ToolCallRequest, result: ToolResult) -> bool:
+    def _needs_reading(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
         return any(_over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
@@ -165,11 +165,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
         documents = {run_id: document for _, stored in readings for run_id, document in stored.items()}
-        noted = {_READINGS: documents} if documents else {}
+        state_update = {_READINGS: documents} if documents else {}
         if isinstance(result, ToolMessage):
             message = replacements[id(result)]
-            return Command(update={"messages": [message], **noted}) if noted else message
-        update: dict[str, Any] = {**(result.update or {}), **noted}
+            return Command(update={"messages": [message], **state_update}) if state_update else message
+        update: dict[str, Any] = {**(result.update or {}), **state_update}
         update["messages"] = [replacements.get(id(message), message) for message in update["messages"]]
         return replace(result, update=update)
 
@@ -177,12 +177,12 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """One message and, if it was read, its document, under its run id."""
-        assert self._result_tokens is not None  # noqa: S101  _is_concerned looked
+        assert self._result_tokens is not None  # noqa: S101  _needs_reading looked
         text = _over_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
-        around, tool = Around.here(request.tool_call["id"]), message.name or request.tool_call["name"]
-        run_id = run_id_in(around.config, message.tool_call_id, text) or new_run_id()
+        caller, tool = CallingGraph.current(request.tool_call["id"]), message.name or request.tool_call["name"]
+        run_id = run_id_in(caller.config, message.tool_call_id, text) or new_run_id()
         document: DocumentRef | None = None
         try:
             context = await self._reads.prepare()
@@ -190,22 +190,22 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             if tokens <= self._result_tokens:
                 return message, {}
             document = await self._store(text, tool)
-            wish = latest_request(_messages(request.state))
+            user_request = latest_request(_messages(request.state))
             question = result_question(
-                wish[1] if wish else None,
+                user_request[1] if user_request else None,
                 tool,
                 request.tool_call["args"],
                 context.budget.question_tokens,
                 context.tokenizer,
             )
-            [result] = raise_first(await self._read(document, {question: run_id}, around))
+            [result] = raise_first(await self._read(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
             # Whatever failed, the result is kept if possible.
             with suppress(MemAgentError, OSError):
                 document = document or await self._store(text, tool)
-            shown = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
+            failure_text = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
-            new = _replace_text(message, shown, {"run_id": run_id, **original, "error": str(error)})
+            new = _replace_text(message, failure_text, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
         return _replace_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
@@ -214,11 +214,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
 
     async def _read(
-        self, document: DocumentRef, run_ids: Mapping[str, str], around: Around
+        self, document: DocumentRef, run_ids: Mapping[str, str], caller: CallingGraph
     ) -> list[ReadResult | Exception]:
         """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
-        async with report_read(around.config, self._agent.policy.name, inputs, around.report) as cost:
+        async with report_read(caller.config, self._agent.policy.name, inputs, caller.report) as cost:
             outcomes = await detach(self._reads.read_each(document, run_ids, cost.add, limits=self._limits))
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
@@ -236,18 +236,22 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _aask(
         self, run_id: str, questions: list[str], runtime: ToolRuntime[Any, Any]
     ) -> tuple[str, dict[str, Any]]:
-        known = runtime.state.get(_READINGS) or {}
-        if run_id not in known:
-            remedy = f"Those that can be asked: {', '.join(known)}." if known else "None was too long to show so far."
+        documents = runtime.state.get(_READINGS) or {}
+        if run_id not in documents:
+            remedy = (
+                f"Those that can be asked: {', '.join(documents)}."
+                if documents
+                else "None was too long to show so far."
+            )
             raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {remedy}")
-        around = Around.here(runtime.tool_call_id)
+        caller = CallingGraph.current(runtime.tool_call_id)
         try:
             context = await self._reads.prepare()
             texts = [
                 shortened(question, context.budget.question_tokens, context.tokenizer.count) for question in questions
             ]
-            run_ids = {text: run_id_in(around.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
-            outcomes = dict(zip(run_ids, await self._read(known[run_id], run_ids, around), strict=True))
+            run_ids = {text: run_id_in(caller.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
+            outcomes = dict(zip(run_ids, await self._read(documents[run_id], run_ids, caller), strict=True))
             return await asyncio.to_thread(_further_findings, texts, [outcomes[text] for text in texts])
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
@@ -260,7 +264,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Call the model, with a memory instead of the older messages if there are too many."""
         if self._history is None or run_sync(self._fits(self._history, request)):
             return handler(request)
-        return handler(request.override(messages=run_in_graph(self._shown_messages(self._history, request))))
+        return handler(request.override(messages=run_in_graph(self._shorten_history(self._history, request))))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -268,21 +272,21 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """`wrap_model_call` for asynchronous agents."""
         if self._history is None or await self._fits(self._history, request):
             return await handler(request)
-        return await handler(request.override(messages=await self._shown_messages(self._history, request)))
+        return await handler(request.override(messages=await self._shorten_history(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Return whether the history is certainly short. At the first call, check the limit itself."""
-        if self._agent.prepared is None and not self._was_asked:
-            self._was_asked = True
+        """Whether the history certainly fits. The first call also checks the limit."""
+        if self._agent.prepared is None and not self._has_tried_to_prepare:
+            self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
                 history.require_room((await self._agent.aprepare()).budget)
         return not history.may_be_long(request.messages)
 
-    async def _shown_messages(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
-        around = Around.here()
+    async def _shorten_history(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
+        caller = CallingGraph.current()
         try:
-            report = partial(around.report, kind="history_update")
-            return await history.within(list(request.messages), around.config, report)
+            report = partial(caller.report, kind="history_update")
+            return await history.shorten(list(request.messages), caller.config, report)
         except MemAgentError as error:
             error.add_note(
                 "The message history was too long to send and could not be read. The agent's state is as it was: "
@@ -336,7 +340,7 @@ def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: s
         )
     else:
         remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
-    head = text.encode(errors="replace")[: max(0, tokens - _AROUND_BYTES)].decode(errors="ignore")
+    head = text.encode(errors="replace")[: max(0, tokens - _FRAME_BYTES)].decode(errors="ignore")
     return (
         f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_MAX_ERROR_LENGTH]} "
         f"{remedy} This is how it begins:]\n\n{head}"

@@ -1,4 +1,4 @@
-"""Which documents a model's arguments may refer to.
+"""Checks which documents a model's arguments may name.
 
 A model chooses a tool's arguments, and a text that it has read may influence that choice. So each kind of source has
 its own check: files must be below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
@@ -99,15 +99,15 @@ class DocumentSources:
                 hint=f"Give one of: {', '.join(self.kinds)}.",
             )
         if named.path is not None:
-            return await self._file(named.path)
+            return await self._open_path(named.path)
         if named.text is not None:
-            return self._document(named.text, "the text")
+            return self._make_document(named.text, "the text")
         if named.state_key is not None:
-            return self._from_state(named.state_key, state)
+            return self._open_state_key(named.state_key, state)
         return await self._fetch(named.url or "")
 
-    async def _file(self, path: str) -> Document:
-        if self.backend is not None and (file := await self._virtual_file(path, self.backend)):
+    async def _open_path(self, path: str) -> Document:
+        if self.backend is not None and (file := await self._open_virtual_file(path, self.backend)):
             return file
         if self.backend is not None and not self.roots.roots:
             raise RefusedSourceError(
@@ -116,7 +116,7 @@ class DocumentSources:
             )
         return await asyncio.to_thread(self.roots.document, path)
 
-    async def _virtual_file(self, path: str, backend: FileBackend) -> Document | None:
+    async def _open_virtual_file(self, path: str, backend: FileBackend) -> Document | None:
         """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""
         virtual = PurePosixPath(path)
         if not virtual.is_absolute() or ".." in virtual.parts or "\0" in path:
@@ -131,15 +131,15 @@ class DocumentSources:
             return None
         if reply.content is None:
             return None
-        return self._document(reply.content, repr(shortened_name(path)), virtual.name)
+        return self._make_document(reply.content, repr(shortened_name(path)), virtual.name)
 
-    def _from_state(self, key: str, state: Any) -> Document:
+    def _open_state_key(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
             remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
             raise RefusedSourceError(f"the state key {shortened_name(key)!r} may not be read", hint=remedy)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
         if isinstance(value, str | bytes):
-            return self._document(value, f"state key {key!r}", key)
+            return self._make_document(value, f"state key {key!r}", key)
         documents: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
         if documents and all(isinstance(getattr(item, "page_content", None), str) for item in documents):
             size = sum(len(item.page_content.encode("utf-8", "replace")) for item in documents)
@@ -151,7 +151,7 @@ class DocumentSources:
         )
 
     async def _fetch(self, url: str) -> Document:
-        shown = shortened_name(url)
+        display_url = shortened_name(url)
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
         try:
@@ -161,7 +161,7 @@ class DocumentSources:
             is_web = None
         if not is_web:
             raise RefusedSourceError(
-                f"{shown!r} is not a web address", hint="Only whole http and https addresses are read."
+                f"{display_url!r} is not a web address", hint="Only whole http and https addresses are read."
             )
         try:
             content = await asyncio.to_thread(self.fetcher, url)
@@ -169,17 +169,17 @@ class DocumentSources:
                 content = await content
         except Exception as error:  # a fetcher may raise anything, and the model should be told
             raise RefusedSourceError(
-                f"{shown!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
+                f"{display_url!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
                 hint="Check the address, or read something else.",
             ) from error
         if not isinstance(content, str | bytes):
             raise RefusedSourceError(
-                f"what was fetched from {shown!r} is a {type(content).__name__}, not text or bytes",
+                f"what was fetched from {display_url!r} is a {type(content).__name__}, not text or bytes",
                 hint="Read something else.",
             )
-        return self._document(content, shown, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
+        return self._make_document(content, display_url, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
 
-    def _document(self, content: Fetched, what: str, name: str = "text") -> Document:
+    def _make_document(self, content: Fetched, what: str, name: str = "text") -> Document:
         if isinstance(content, bytes):
             self.roots.require_size(len(content), what)
             return Document.from_bytes(content, name)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
-from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
@@ -17,15 +17,15 @@ from memagent_graph.reading.langgraph_internals import state_keys
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.response_format import ResponseFormatSource
 
-From: TypeAlias = str | Callable[[Any], Any]
+StateSource: TypeAlias = str | Callable[[Any], Any]
 """A key of the parent's state, or a function of it."""
 
 
 def memagent_node(
     agent: MemAgent,
     *,
-    question: From = "question",
-    document: From = "document",
+    question: StateSource = "question",
+    document: StateSource = "document",
     answer: str | None = "answer",
     memory: str | None = None,
     run_id: str | None = None,
@@ -90,30 +90,32 @@ def memagent_node(
     def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
         """Return what the node writes."""
         rows = [values_of(result) for result in results]
-        written = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
-        return written | dict(write(state, results if is_list else results[0]) if write else {})
+        changes = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
+        return changes | dict(write(state, results if is_list else results[0]) if write else {})
 
-    def taken(state: Any) -> tuple[Any, Any]:
+    def inputs_of(state: Any) -> tuple[Any, Any]:
         return _value(state, document, "document"), _value(state, question, "question")
 
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(source)
         run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
-        outcomes = dict(zip(run_ids, await reads.read_each(reference, run_ids, Around.here().report), strict=True))
+        outcomes = dict(
+            zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
+        )
         return raise_first([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = taken(state)
+        source, questions = inputs_of(state)
         return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = taken(state)
+        source, questions = inputs_of(state)
         results = await read(source, questions, config)
         return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
     node = _UntracedState(run, arun, name=name)
-    node.written = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
+    node.written_keys = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
     return node
 
 
@@ -123,13 +125,13 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
     The run of the parent's own node around it shows the state, unless that was added with a `TracePolicy`.
     """
 
-    written: Collection[str] = ()
+    written_keys: Collection[str] = ()
     """The keys that it writes in any case."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
         function: Any = self.func
-        self._require_keys(self.written, config)
+        self._require_keys(self.written_keys, config)
         change = self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
         self._require_keys(change, config)
         return change
@@ -137,7 +139,7 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """`invoke` for asynchronous code."""
         function: Any = self.afunc
-        self._require_keys(self.written, config)
+        self._require_keys(self.written_keys, config)
         change = await self._acall_with_config(
             lambda _, config: function(input, config), _keys(input), ensure_config(config)
         )
@@ -156,7 +158,7 @@ def _keys(state: Any) -> dict[str, list[str]]:
     return {"keys of the state": list(state if isinstance(state, Mapping) else getattr(state, "__dict__", ()))}
 
 
-def _value(state: Any, source: From, name: str) -> Any:
+def _value(state: Any, source: StateSource, name: str) -> Any:
     if callable(source):
         return source(state)
     value = state.get(source) if isinstance(state, Mapping) else getattr(state, source, None)

@@ -34,7 +34,7 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memagent.graph_reads import Around, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
 from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.questions import Questions
 from langchain_memagent.readings import Outcome, ReadArtifact, content_for_model, reading_of, unfinished_runs
@@ -150,7 +150,7 @@ class ReadLongDocument(BaseTool):
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **named: str | None
     ) -> tuple[str | ToolMessage, ReadArtifact]:
         questions = self._check(questions)
-        source, around = NamedSource(**named), Around.here(getattr(runtime, "tool_call_id", None))
+        source, caller = NamedSource(**named), CallingGraph.current(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
             _check_lengths(questions, await self._reads.prepare())
             state, opened = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
@@ -162,16 +162,16 @@ class ReadLongDocument(BaseTool):
                 return await opened[0]
 
             run_ids = {
-                question: run_id_in(around.config, around.tool_call_id, source, question) for question in questions
+                question: run_id_in(caller.config, caller.tool_call_id, source, question) for question in questions
             }
             earlier = await self._unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
-                reference, run_ids | earlier, around.report, limits=self.limits, past_limit=earlier
+                reference, run_ids | earlier, caller.report, limits=self.limits, past_limit=earlier
             )
             document = await opened[0] if opened else None  # if it may not be read, all reads have its error
             answers = dict(zip(run_ids, map(self._accept, outcomes), strict=True))
             rows = [(question, answers[question]) for question in questions]
-            return await asyncio.to_thread(self._reply, rows, document, around, is_kept=all(run_ids.values()))
+            return await asyncio.to_thread(self._reply, rows, document, caller, can_continue=all(run_ids.values()))
 
     def _check(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
@@ -201,25 +201,25 @@ class ReadLongDocument(BaseTool):
         raise outcome
 
     def _reply(
-        self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, around: Around, *, is_kept: bool
+        self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, caller: CallingGraph, *, can_continue: bool
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        content = content_for_model(rows, is_kept=is_kept)
+        content = content_for_model(rows, can_continue=can_continue)
         results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
-        readings = [reading_of(question, outcome, is_kept=is_kept) for question, outcome in rows]
+        readings = [reading_of(question, outcome, can_continue=can_continue) for question, outcome in rows]
         artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
         if results:
             return content, artifact
-        if around.tool_call_id is None:
+        if caller.tool_call_id is None:
             raise ToolException(content)
         # The message of an exception has no artifact, without which the read cannot be continued.
         failed = ToolMessage(
-            content, artifact=artifact, tool_call_id=around.tool_call_id, name=self.name, status="error"
+            content, artifact=artifact, tool_call_id=caller.tool_call_id, name=self.name, status="error"
         )
         return failed, artifact
 
     @contextmanager
     def _errors_for_model(self) -> Iterator[None]:
-        """Errors become messages for the model, unless `on_failure` is "raise" and the read failed.
+        """Turn errors into messages for the model, unless `on_failure` is "raise" and the read failed.
 
         The model is always told if a document cannot be read.
         """
@@ -232,7 +232,7 @@ class ReadLongDocument(BaseTool):
 
 
 class _Arguments(BaseModel):
-    """Base of the arguments of every such tool; it has the kinds of source that this tool does not read."""
+    """The base class of the arguments. It refuses the kinds of source that this tool does not read."""
 
     offered: ClassVar[tuple[str, ...]] = ()
 

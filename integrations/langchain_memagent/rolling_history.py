@@ -71,7 +71,7 @@ class RollingHistory:
         """Return whether the messages may exceed the limit, by their bytes: a token has at least one."""
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
-    async def within(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
+    async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
         """Return the messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
 
         The user's latest request always stays, shortened if it alone would fill the limit.
@@ -96,26 +96,26 @@ class RollingHistory:
         request_size = context.tokenizer.count(transcript([short_request])) if short_request else 0
         room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
         cuts = self._cuts(messages, thread)
-        begin, memory = self._newest(cuts)
-        chosen = self._choose(cuts, sizes, room)
+        begin, memory = self._newest_memory(cuts)
+        cut = self._choose_cut(cuts, sizes, room)
         position = begin
-        if sum(sizes[begin:]) > room and chosen.position > begin:
+        if sum(sizes[begin:]) > room and cut.position > begin:
             text = request[1] if request else None
             question = history_question(text, context.budget.question_tokens, context.tokenizer)
-            older = messages[begin : chosen.position]
+            older = messages[begin : cut.position]
             memory = await read_on(self._agent, memory, older, question, config=config, report=report)
-            self._remember(chosen.key, memory)
-            position = chosen.position
+            self._remember(cut.key, memory)
+            position = cut.position
         recent = messages[position:]
-        shown: list[AnyMessage] = [memory_message(memory, position)] if position else []
+        result: list[AnyMessage] = [memory_message(memory, position)] if position else []
         if request and short_request:
             if request[0] < position:
-                shown.append(short_request)
+                result.append(short_request)
             else:
                 recent[request[0] - position] = short_request
-        return shown + recent
+        return result + recent
 
-    def _newest(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
+    def _newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
         """Return how much of the history is in a memory already, and that memory."""
         for cut in reversed(cuts):
             memory = self._memories.get(cut.key)
@@ -124,9 +124,9 @@ class RollingHistory:
                 return cut.position, memory
         return 0, ""
 
-    def _choose(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
+    def _choose_cut(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
         """Return the last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
-        preferred = max(place for place, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
+        preferred = max(index for index, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
         return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
 

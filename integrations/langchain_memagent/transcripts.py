@@ -94,5 +94,5 @@ def _kind(block: str | dict[str, Any]) -> str:
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Return whether a part is dialogue: calls are shown from `tool_calls`, and reasoning is none of it."""
+    """Whether a block belongs in a transcript: tool calls are taken from `tool_calls`, and reasoning is left out."""
     return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}

@@ -18,8 +18,8 @@ _PROPERTIES: Final = "Pr"
 _UNREAD: Final = frozenset(("annotation", "annotation-xml", "mphantom"))
 
 Formula = tuple[str, str, list[Any]]
-"""An element's name without its namespace, its own text, and its children. Of Office's properties it has `chr` and the
-like, with the value as text."""
+"""An element: its name without a namespace, its text, and its children. Office's properties, such as `chr`, have their
+value as text."""
 
 
 def format_script(mark: str, text: str) -> str:
@@ -70,6 +70,6 @@ def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for 
 
 
 def _group(text: str) -> str:
-    """Return a part of a formula that stands before or below another; in parentheses if it is more than one thing."""
+    """Return an operand of a formula, in parentheses if it has more than one term."""
     is_one = _SIMPLE.fullmatch(text) or re.fullmatch(r"\([^()]*\)|.", text) or re.fullmatch(r"√\([^()]*\)", text)
     return text if is_one else f"({text})"

@@ -16,11 +16,11 @@ from typing import Any, Final
 from memagent_converters.equations import format_script, linearize
 from memagent_graph.converters import Block, Omission, Parts, SourceFile, limit_cpu_time
 
-_UNREAD: Final = frozenset(
+_SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
 PICTURES: Final = "pictures without a description"
-_LOST: Final = {
+_LOST_CONTENT: Final = {
     "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
@@ -36,11 +36,11 @@ _MARKS: Final = {
     "b": "**", "strong": "**", "i": "*", "em": "*", "s": "~~", "del": "~~", "strike": "~~", "code": "`", "kbd": "`",
     "samp": "`", "tt": "`",
 }  # fmt: skip
-_FRAMED: Final = frozenset(
+_FRAMED_TAGS: Final = frozenset(
     (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
      "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
-"""Elements whose text gets Markdown around it; the text of all others goes unchanged to the parent element."""
+"""Elements that add Markdown to their text; the text of other elements goes unchanged to the parent."""
 _INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
@@ -51,7 +51,7 @@ _MAX_DEPTH: Final = 200
 """Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
 _CHARACTERS_PER_SECOND: Final = 1_000_000
 """Sets the parser's time limit. Usual pages need 2% of it; time grows with the square of depth and attributes."""
-LONGEST_REPEATED: Final = 200
+MAX_REPEATED_LENGTH: Final = 200
 """Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
 _BEGIN: Final = "\x02"
 """Marks the beginning of a heading while the Markdown is built."""
@@ -61,7 +61,7 @@ _INLINE: Final = re.compile(r"[*`~]+|\[\^\w+\]|\]\([^)]*\)|!?\[")
 """Markdown syntax in a heading's text."""
 
 _CLASS: Final = re.compile(r"\.([\w-]+)\s*(?:,|$)")
-_RAISED: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_SCRIPT_STYLE: Final = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
 
 _NOTE: Final = frozenset(("noteref", "doc-noteref"))
 
@@ -99,10 +99,10 @@ class _Cell:
 
 def convert(source: SourceFile) -> Parts:
     """Convert an HTML file, which is UTF-8."""
-    yield from blocks(source.read().decode("utf-8", "surrogatepass"))
+    yield from markdown_blocks(source.read().decode("utf-8", "surrogatepass"))
 
 
-def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
+def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
     """Yield HTML as Markdown, one block for each heading with the text below it, then the omissions.
 
     Args:
@@ -111,63 +111,65 @@ def blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
         end: text to append.
     """
     lost: Counter[str] = Counter()
-    text = _mark(html, lost) + end
+    text = _render(html, lost) + end
     if not text.strip() and not lost:  # pictures marked as decoration are the only content
         lost[PICTURES] += len(_PICTURE.findall(html))
     starts = list(_HEADING.finditer(text))
     if not starts or starts[0].start() or label is not None:
         yield Block(text[: starts[0].start() if starts else None].replace(_BEGIN, ""), label)
     path: list[tuple[int, str]] = []
-    for start, following in zip_longest(starts, starts[1:]):
+    for start, next_start in zip_longest(starts, starts[1:]):
         level = len(start[1])
         path = [outer for outer in path if outer[0] < level] + [(level, _INLINE.sub("", start[2]).strip())]
-        below = text[start.start() : following.start() if following else None].replace(_BEGIN, "")
+        below = text[start.start() : next_start.start() if next_start else None].replace(_BEGIN, "")
         yield Block(below, headings=tuple(title for _, title in path))
-    yield from omissions(lost, label or "")
+    yield from list_omissions(lost, label or "")
 
 
-def omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
+def list_omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
     """Yield the counted losses of a document, or of a part of it, as omissions."""
     for what, count in (+lost).items():
         yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
 
-def markdown(html: str) -> str:
+def html_as_markdown(html: str) -> str:
     """Return HTML as Markdown, as one text."""
-    return _mark(html, Counter()).replace(_BEGIN, "")
+    return _render(html, Counter()).replace(_BEGIN, "")
 
 
-def _mark(html: str, lost: Counter[str]) -> str:
+def _render(html: str, lost: Counter[str]) -> str:
     """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `lost`."""
     tree = _parse(html)
     if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
-    raised = _raised_classes(tree) if "vertical-align" in html else None
+    script_classes = _script_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
-    in_pre = deeper = 0
-    for node, is_end in _walk(tree.root):
+    in_pre = excess_depth = 0
+    for node, is_end in _iter_nodes(tree.root):
         frame = frames[-1]
         tag = node.tag
-        if tag == "span" and raised is not None:
-            tag = _script(node.attributes, raised)
+        if tag == "span" and script_classes is not None:
+            tag = _script_tag(node.attributes, script_classes)
         if tag == "-text":
             _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
-        elif tag in _FRAMED and (deeper or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)):
-            deeper += -1 if is_end else 1
+        elif tag in _FRAMED_TAGS and (
+            excess_depth or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)
+        ):
+            excess_depth += -1 if is_end else 1
             frame.tokens.append(2)
-        elif tag in _FRAMED:
+        elif tag in _FRAMED_TAGS:
             in_pre += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(_Frame(tag, node.attributes, number=_start(node) if tag == "ol" else 0))
+                frames.append(_Frame(tag, node.attributes, number=_number_before_list(node) if tag == "ol" else 0))
             else:
                 frames.pop()
-                _close(frame, frames, node)
+                _close_element(frame, frames, node)
         elif not is_end or tag in _PARAGRAPHS:
             _add_element(frame, tag, node)
-            if not is_end and tag in _LOST and _is_lost(node.attributes):
-                lost[_LOST[tag]] += 1
-    return _text(frames[0].tokens)
+            if not is_end and tag in _LOST_CONTENT and _is_lost(node.attributes):
+                lost[_LOST_CONTENT[tag]] += 1
+    return _join_tokens(frames[0].tokens)
 
 
 def _parse(html: str) -> Any:
@@ -183,30 +185,30 @@ def _parse(html: str) -> Any:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out
 
 
-def _raised_classes(tree: Any) -> dict[str, str]:
+def _script_classes(tree: Any) -> dict[str, str]:
     """Return the classes for superscripts and subscripts in the page's style sheets, with the tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
         name: match[1][:3]
         for names, _, rule in rules
-        if (match := _RAISED.search(rule))
+        if (match := _SCRIPT_STYLE.search(rule))
         for name in _CLASS.findall(names)
     }
 
 
-def _script(attributes: Mapping[str, str | None], raised: Mapping[str, str]) -> str:
+def _script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
     """Return the tag that the style of a span corresponds to: sup, sub or span."""
-    if match := _RAISED.search(attributes.get("style") or ""):
+    if match := _SCRIPT_STYLE.search(attributes.get("style") or ""):
         return match[1][:3]
-    return next((raised[name] for name in (attributes.get("class") or "").split() if name in raised), "span")
+    return next((tags[name] for name in (attributes.get("class") or "").split() if name in tags), "span")
 
 
-def _walk(root: Any) -> Iterator[tuple[Any, bool]]:
+def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
     """Yield every node at its beginning (False), and every element at its end (True), in document order."""
-    node, inside = root, False
+    node, is_done = root, False
     while node is not None:
-        skipped = node.tag in _UNREAD or node.tag == "math"
-        if not inside:
+        skipped = node.tag in _SKIPPED_TAGS or node.tag == "math"
+        if not is_done:
             yield node, False
             if not skipped and (child := node.child) is not None:
                 node = child
@@ -215,8 +217,8 @@ def _walk(root: Any) -> Iterator[tuple[Any, bool]]:
             yield node, True
         if node.mem_id == root.mem_id:  # comparing nodes would compare their whole HTML
             return
-        following = node.next
-        node, inside = (following, False) if following is not None else (node.parent, True)
+        next_node = node.next
+        node, is_done = (next_node, False) if next_node is not None else (node.parent, True)
 
 
 def _add_text(frame: _Frame, text: str, *, in_pre: bool) -> None:
@@ -236,11 +238,11 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             if alt := (node.attributes.get("alt") or "").strip():
                 tokens.append(f"![{_SPACE.sub(' ', alt)}]")
         case "input":
-            tokens.append(_input(node.attributes))
+            tokens.append(_format_input(node.attributes))
         case "option":
             tokens.append(1)
         case "math":
-            tokens.append(linearize(_math(node)))
+            tokens.append(linearize(_parse_formula(node)))
         case _ if tag in _PARAGRAPHS:
             tokens.append(2)
 
@@ -250,64 +252,63 @@ def _is_lost(attributes: Mapping[str, str | None]) -> bool:
     return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
-def _input(attributes: Mapping[str, str | None]) -> str:
+def _format_input(attributes: Mapping[str, str | None]) -> str:
     kind = (attributes.get("type") or "text").lower()
     if kind in {"checkbox", "radio"}:
         return "☒ " if "checked" in attributes else "☐ "
     return "" if kind in _INPUTS_WITHOUT_TEXT else f" {attributes.get('value') or ''} "
 
 
-def _math(node: Any) -> tuple[str, str, list[Any]]:
+def _parse_formula(node: Any) -> tuple[str, str, list[Any]]:
     """Return a formula in the form that `linearize` takes: tag, text, children."""
     children, child = [], node.child
     while child is not None:
         if child.tag[0] not in "-_!":
-            children.append(_math(child))
+            children.append(_parse_formula(child))
         child = child.next
     return node.tag, "" if children else (node.text() or "").strip(), children
 
 
-def _start(node: Any) -> int:
+def _number_before_list(node: Any) -> int:
     """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
-        return _number(node.attributes.get("start"), 1) - 1
-    return _number(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
+        return _parse_int(node.attributes.get("start"), 1) - 1
+    return _parse_int(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
 
 
-def _number(text: str | None, default: int) -> int:
+def _parse_int(text: str | None, default: int) -> int:
     return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
 
 
-def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR0912  one case for each element
+def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR0912  one case for each element
     """Add the text of a finished element to its parent."""
-    around, tag = frames[-1], frame.tag
-    tokens = around.tokens
+    parent, tag = frames[-1], frame.tag
+    tokens = parent.tokens
     match tag:
         case "tr":
-            table = next((outer for outer in reversed(frames) if outer.tag == "table"), around)
+            table = next((outer for outer in reversed(frames) if outer.tag == "table"), parent)
             table.rows.append(frame.cells)
         case "td" | "th":
-            row = next((outer for outer in reversed(frames) if outer.tag in {"tr", "table"}), around)
-            spans = [max(1, _number(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
+            row = next((outer for outer in reversed(frames) if outer.tag in {"tr", "table"}), parent)
+            spans = [max(1, _parse_int(frame.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if frame.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
-            row.cells.append(_Cell(_text(frame.tokens), min(spans[0], _MAX_COLUMNS), spans[1]))
+            row.cells.append(_Cell(_join_tokens(frame.tokens), min(spans[0], _MAX_COLUMNS), spans[1]))
         case "table":
             before = [2, frame.tokens[0], 2] if frame.tokens else []
-            tokens += [*before, 2, _Verbatim(table_text(frame.rows)), 2]
-            around.attributes = {**around.attributes, "nests": "1"}
+            tokens += [*before, 2, _Verbatim(format_table(frame.rows)), 2]
         case "caption":
-            tokens.insert(0, _text(frame.tokens))
+            tokens.insert(0, _join_tokens(frame.tokens))
         case "pre":
             lines = "".join("\n" if isinstance(token, int) else token for token in frame.tokens).strip("\n")
             tokens += [2, _Verbatim(f"```\n{lines}\n```"), 2]
         case "ul" | "ol":
-            is_inner = any(outer.tag == "li" for outer in frames)
-            tokens += [1 if is_inner else 2, _Verbatim(_text(frame.tokens)), 1 if is_inner else 2]
+            is_nested = any(outer.tag == "li" for outer in frames)
+            tokens += [1 if is_nested else 2, _Verbatim(_join_tokens(frame.tokens)), 1 if is_nested else 2]
         case "li":
-            tokens += [1, _Verbatim(_item(frame, around)), 1]
+            tokens += [1, _Verbatim(_format_item(frame, parent)), 1]
         case "blockquote" | "dd":
-            inner = _text(frame.tokens)
+            inner = _join_tokens(frame.tokens)
             mark = "> " if tag == "blockquote" else "  "
             tokens += (
                 [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
@@ -317,14 +318,14 @@ def _close(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # noqa: PLR
         case "textarea":
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADINGS:
-            if inner := " ".join(_text(frame.tokens).split()):
+            if inner := " ".join(_join_tokens(frame.tokens).split()):
                 tokens += [2, _BEGIN + _HEADINGS[tag] + inner.replace(_BEGIN, ""), 2]
         case _:
-            _close_inline(frame, around)
+            _close_inline_element(frame, parent)
 
 
-def _close_inline(frame: _Frame, around: _Frame) -> None:
-    tokens, tag = around.tokens, frame.tag
+def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
+    tokens, tag = parent.tokens, frame.tag
     if any(isinstance(token, int) or (isinstance(token, _Verbatim) and "\n" in token) for token in frame.tokens):
         tokens += frame.tokens  # it has blocks in it
         return
@@ -360,16 +361,16 @@ def _selected_options(node: Any) -> str:
     return ", ".join((option.text() or "").strip() for option in selection)
 
 
-def _item(frame: _Frame, around: _Frame) -> str:
+def _format_item(frame: _Frame, parent: _Frame) -> str:
     """Return a list item with its number, or with the marker that another converter has set."""
-    indent = "  " * min(_number(frame.attributes.get("level"), 0), 20)
+    indent = "  " * min(_parse_int(frame.attributes.get("level"), 0), 20)
     marker = frame.attributes.get("marker") or "-"
-    if around.tag == "ol":
-        step = -1 if "reversed" in around.attributes else 1
-        around.number = _number(frame.attributes.get("value"), around.number + step)
-        style = around.attributes.get("type") or "1"
-        marker = f"{numeral(around.number, STYLES.get(style, 'decimal'))}."
-    lines = _text(frame.tokens).split("\n")
+    if parent.tag == "ol":
+        step = -1 if "reversed" in parent.attributes else 1
+        parent.number = _parse_int(frame.attributes.get("value"), parent.number + step)
+        style = parent.attributes.get("type") or "1"
+        marker = f"{format_number(parent.number, STYLES.get(style, 'decimal'))}."
+    lines = _join_tokens(frame.tokens).split("\n")
     rest = [f"{indent}{' ' * (len(marker) + 1)}{line}".rstrip() for line in lines[1:]]
     return "\n".join([f"{indent}{marker} {lines[0]}".rstrip(), *rest])
 
@@ -378,7 +379,7 @@ STYLES: Final = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I":
 """Word's name of a numbering style, by the `type` of an HTML list."""
 
 
-def numeral(number: int, style: str) -> str:
+def format_number(number: int, style: str) -> str:
     """Return a number as lists and headings show it.
 
     Args:
@@ -399,7 +400,7 @@ def numeral(number: int, style: str) -> str:
     return text.lower() if style.startswith("lower") else text
 
 
-def table_text(rows: list[list[_Cell]]) -> str:
+def format_table(rows: list[list[_Cell]]) -> str:
     """Return a table as Markdown. If it is only page layout, return its cells one after the other.
 
     A cell that spans rows or columns is repeated in each of them, unless it is long.
@@ -409,46 +410,46 @@ def table_text(rows: list[list[_Cell]]) -> str:
         if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
             return " | ".join(cell.text.replace(_BEGIN, "") for cell in cells)
         return "\n\n".join(cell.text for cell in cells if cell.text)
-    grid = list(_grid(rows))
-    width = max(map(len, grid), default=0)
-    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in grid]
+    lines_of_cells = list(_lay_out(rows))
+    width = max(map(len, lines_of_cells), default=0)
+    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in lines_of_cells]
     return "\n".join([*lines[:1], "| " + " | ".join(["---"] * width) + " |", *lines[1:]]) if width else ""
 
 
-def _grid(rows: list[list[_Cell]]) -> Iterator[list[str]]:
+def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
     """Yield the rows with a text for each column, including cells that are spanned from above or the left."""
-    spanning: dict[int, tuple[int, str]] = {}
+    spans_below: dict[int, tuple[int, str]] = {}
     """How many more rows a cell from above spans, and its text, by column."""
     for row in rows:
         line: list[str] = []
         cells = iter(row)
         while len(line) < _MAX_COLUMNS:
-            left, text = spanning.get(len(line), (0, ""))
+            left, text = spans_below.get(len(line), (0, ""))
             if left:
-                spanning[len(line)] = left - 1, text
+                spans_below[len(line)] = left - 1, text
                 line.append(text)
                 continue
             cell = next(cells, None)
             if cell is None:
-                if not any(left for column, (left, _) in spanning.items() if column > len(line)):
+                if not any(left for column, (left, _) in spans_below.items() if column > len(line)):
                     break
                 line.append("")
                 continue
             text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
-            repeated = text if len(text) <= LONGEST_REPEATED else ""
+            repeated = text if len(text) <= MAX_REPEATED_LENGTH else ""
             for column in range(cell.columns):
-                spanning[len(line)] = cell.rows - 1, repeated
+                spans_below[len(line)] = cell.rows - 1, repeated
                 line.append(repeated if column else text)
         yield line
 
 
-def rows_text(rows: list[list[str]]) -> str:
+def format_rows(rows: list[list[str]]) -> str:
     """Return rows of plain texts as a Markdown table."""
-    return table_text([[_Cell(text) for text in row] for row in rows])
+    return format_table([[_Cell(text) for text in row] for row in rows])
 
 
-def _text(tokens: list[Token]) -> str:
-    """Join tokens, collapse white space, and remove it at the beginning and end of lines."""
+def _join_tokens(tokens: list[Token]) -> str:
+    """Join tokens, without the white space at the beginning and end of lines."""
     pieces: list[str] = []
     newlines, ends_with_space = 0, True
     for token in tokens:

@@ -13,7 +13,7 @@ from email.message import Message
 from email.parser import BytesParser
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import markdown
+from memagent_converters.html_to_markdown import html_as_markdown
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import web_text
 
@@ -65,7 +65,7 @@ def _messages(source: SourceFile) -> Iterator[bytes]:
 
 
 def _message(source: SourceFile, message: Message[Any, Any]) -> Parts:
-    """Yield a message's headers, its text, and what is attached to it."""
+    """Yield a message's headers, text and attachments."""
     headers = [f"{name}: {_header(message, name)}" for name in _HEADERS if message[name] is not None]
     subject = _header(message, "Subject")
     yield Block("\n".join(headers) + GAP if headers else "", headings=(subject,) if subject else None)
@@ -89,19 +89,19 @@ def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
             yield Block("Forwarded message:\n")
             yield from _message(source, inner[0])
     elif part.is_multipart():
-        parts = [each for each in part.get_payload() if isinstance(each, Message)]
+        parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if kind == "multipart/alternative":
-            plain = next((each for each in parts if each.get_content_type() == "text/plain"), parts[-1])
-            html = "".join(_text(each) for each in parts[-1].walk() if each.get_content_type() == "text/html")
-            says_little = len(markdown(html).split()) > 3 * len(_text(plain).split())
+            plain = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), parts[-1])
+            html = "".join(_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html")
+            says_little = len(html_as_markdown(html).split()) > 3 * len(_text(plain).split())
             parts = parts[-1:] if says_little else [plain]
-        for each in parts:
-            yield from _content(source, each)
+        for subpart in parts:
+            yield from _content(source, subpart)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
         yield from _convert_attachment(source, part, kind)
     else:
         text = _text(part)
-        yield Block((markdown(text) if kind == "text/html" else text.strip()) + GAP)
+        yield Block((html_as_markdown(text) if kind == "text/html" else text.strip()) + GAP)
 
 
 def _text(part: Message[Any, Any]) -> str:
@@ -122,6 +122,6 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) 
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif kind.startswith("text/"):
         text = _text(part)
-        yield Block((markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
+        yield Block((html_as_markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
     else:
         yield from source.embedded(name, data)

@@ -47,7 +47,7 @@ def convert(source: SourceFile) -> Parts:
     import pypdfium2  # noqa: PLC0415  the extra `files`
 
     document = _open(pypdfium2, source)
-    pages = _choose(source, len(document))
+    pages = _select_pages(source, len(document))
     for index, number in enumerate(pages, 1):
         if index % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
@@ -64,7 +64,7 @@ def convert(source: SourceFile) -> Parts:
             ) from error
         yield Block(text if number == pages[-1] else text + GAP, label)
         yield from omissions
-    yield from _form_data(pypdfium2.raw, document)
+    yield from _read_xfa_values(pypdfium2.raw, document)
     for index in range(document.count_attachments()):
         attachment = document.get_attachment(index)
         yield Block(GAP)
@@ -83,7 +83,7 @@ def _open(pdfium: Any, source: SourceFile) -> Any:
     return document
 
 
-def _choose(source: SourceFile, count: int) -> list[int]:
+def _select_pages(source: SourceFile, count: int) -> list[int]:
     """Return the requested pages in order, counted from 0; all pages if none were requested."""
     if not source.pages:
         return list(range(count))
@@ -113,9 +113,9 @@ def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[
         text = _UNMAPPED.sub("", text)
     elif unmapped:
         text = text.replace("\x00", "")
-    if characters < _MAX_SCAN_CHARACTERS and (what := _visible_content(pdfium.raw, page, has_text=characters > 0)):
+    if characters < _MAX_SCAN_CHARACTERS and (what := _describe_content(pdfium.raw, page, has_text=characters > 0)):
         omissions.append(Omission(what, label, _OCR))
-    values = list(_annotations(pdfium.raw, document, page))
+    values = list(_format_annotations(pdfium.raw, document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
@@ -123,11 +123,11 @@ def _sort_columns(raw: Any, textpage: Any, text: str) -> str:
     """Return a page's text, column by column, with superscripts and subscripts marked."""
     if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
-    place = raw.FS_RECTF()
+    rectangle = raw.FS_RECTF()
 
     def box(index: int) -> tuple[float, float, float]:
-        raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), place)
-        return place.left, place.right, place.top - place.bottom
+        raw.FPDFText_GetLooseCharBox(textpage, raw.FPDFText_GetCharIndexFromTextIndex(textpage, index), rectangle)
+        return rectangle.left, rectangle.right, rectangle.top - rectangle.bottom
 
     is_whole = raw.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_ROWS  # no line is in parts
     parts = [(0, len(text))] if is_whole else _split_columns(text, box)
@@ -141,7 +141,7 @@ def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) 
     its lines are full, and some of them continue a sentence. Otherwise the lines are rows of a table, as one part.
     `box` returns where on the page a character begins and ends, and its height, in points.
     """
-    lines = [[*_parts(text, *match.span(), box)] for match in _LINE.finditer(text)]
+    lines = [[*_split_line(text, *match.span(), box)] for match in _LINE.finditer(text)]
     columns: list[int] = []
     for left, count in sorted(Counter(round(part[2]) for line in lines for part in line[1:]).items()):
         if count >= _MIN_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
@@ -158,13 +158,13 @@ def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) 
     return [(0, len(text))] if ordered == sorted(ordered) else [part[:2] for part in ordered]
 
 
-def _parts(text: str, begin: int, end: int, box: Callable[[int], tuple[float, float, float]]) -> Iterator[_Part]:
+def _split_line(text: str, begin: int, end: int, box: Callable[[int], tuple[float, float, float]]) -> Iterator[_Part]:
     left = box(begin)[0]
-    for at in (at for at in range(begin + 1, end - 1) if text[at] == " "):
-        (_, right, height), following = box(at - 1), box(at + 1)[0]
-        if following - right > 1.2 * height:
-            yield begin, at, left, right
-            begin, left = at + 1, following
+    for space in (index for index in range(begin + 1, end - 1) if text[index] == " "):
+        (_, right, height), next_left = box(space - 1), box(space + 1)[0]
+        if next_left - right > 1.2 * height:
+            yield begin, space, left, right
+            begin, left = space + 1, next_left
     yield begin, end, left, box(end - 1)[1]
 
 
@@ -177,14 +177,14 @@ def _is_prose(text: str, lines: Sequence[_Part]) -> bool:
 
 
 def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
-    """Mark numbers as superscripts (`10^6`) or subscripts (`CO_2`) if they are smaller and higher or lower than before.
+    """Mark superscripts (`10^6`) and subscripts (`CO_2`): digits that are smaller, and raised or lowered.
 
     `text` begins at character `offset` of the page's text.
     """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
-    def place(index: int) -> tuple[float, float]:
-        """Return the height of a character's line on the page, and its own height."""
+    def box_of(index: int) -> tuple[float, float]:
+        """Return the baseline of a character on the page, and the character's height."""
         index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
         raw.FPDFText_GetLooseCharBox(textpage, index, box)
         raw.FPDFText_GetCharOrigin(textpage, index, x, y)
@@ -192,15 +192,15 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
 
     def mark(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
-        line, height = place(match.start() - 1)
-        for at in range(begin, end):
-            own_line, own_height = place(at)
-            if own_height < _MAX_SCRIPT_SIZE * height and abs(own_line - line) > _MIN_SHIFT * height:
-                before = text[match.start() : at] if at > begin else ""  # without the space of another line
-                goes_on = match["end"] and abs(place(match.end())[0] - line) < _MIN_SHIFT * height
-                sign = "^" if own_line > line else "_"
-                return before + format_script(sign, text[at:end]) + ("" if goes_on else match["end"])
-            line, height = own_line, own_height
+        line, height = box_of(match.start() - 1)
+        for index in range(begin, end):
+            digit_line, digit_height = box_of(index)
+            if digit_height < _MAX_SCRIPT_SIZE * height and abs(digit_line - line) > _MIN_SHIFT * height:
+                before = text[match.start() : index] if index > begin else ""  # without the space of another line
+                continues_line = match["end"] and abs(box_of(match.end())[0] - line) < _MIN_SHIFT * height
+                sign = "^" if digit_line > line else "_"
+                return before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
+            line, height = digit_line, digit_height
         return match[0]
 
     return _NUMBER.sub(mark, text)
@@ -218,7 +218,7 @@ def _join_words(text: str) -> str:
     return _LINE_END_HYPHEN.sub(join, text).replace("\ufffe", "-").replace("\xad", "")
 
 
-def _visible_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
+def _describe_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows instead: an image or drawn letters; None if it is empty."""
     images = segments = 0.0
     for item in page.get_objects(max_depth=3):
@@ -232,7 +232,7 @@ def _visible_content(raw: Any, page: Any, *, has_text: bool) -> str | None:
     return "pages that are drawn, without characters" if segments > 15 and not has_text else None  # fewer are a frame
 
 
-def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
+def _format_annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
     """Yield a page's annotations as lines: form fields with their values, notes, texts."""
     form = document.formenv
     for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MAX_VALUES)):
@@ -241,32 +241,32 @@ def _annotations(raw: Any, document: Any, page: Any) -> Iterator[str]:
             continue
         kind = raw.FPDFAnnot_GetSubtype(annotation)
         if kind == raw.FPDF_ANNOT_WIDGET and form is not None:
-            line = _field(raw, form, annotation)
+            line = _format_field(raw, form, annotation)
         elif kind in {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET}:
             line = ""
         else:
-            contents = _string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
+            contents = _read_string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
             line = f"[Note: {contents}]" if contents else ""
         raw.FPDFPage_CloseAnnot(annotation)
         if line:
             yield line
 
 
-def _field(raw: Any, form: Any, annotation: Any) -> str:
+def _format_field(raw: Any, form: Any, annotation: Any) -> str:
     """Return a form field's name and value; empty if it has none."""
     kind = raw.FPDFAnnot_GetFormFieldType(form, annotation)
-    name = _string(raw.FPDFAnnot_GetFormFieldAlternateName, form, annotation) or _string(
+    name = _read_string(raw.FPDFAnnot_GetFormFieldAlternateName, form, annotation) or _read_string(
         raw.FPDFAnnot_GetFormFieldName, form, annotation
     )
-    value = _string(raw.FPDFAnnot_GetFormFieldValue, form, annotation).strip()
+    value = _read_string(raw.FPDFAnnot_GetFormFieldValue, form, annotation).strip()
     if kind in {raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON}:
         is_on = raw.FPDFAnnot_IsChecked(form, annotation)
-        choice = _string(raw.FPDFAnnot_GetFormFieldExportValue, form, annotation)
-        own = f" ({choice})" if choice and choice.lower() not in {"yes", "on", "1", "true"} else ""
-        return f"{'☒' if is_on else '☐'} {name}{own}"
+        choice = _read_string(raw.FPDFAnnot_GetFormFieldExportValue, form, annotation)
+        suffix = f" ({choice})" if choice and choice.lower() not in {"yes", "on", "1", "true"} else ""
+        return f"{'☒' if is_on else '☐'} {name}{suffix}"
     if kind in {raw.FPDF_FORMFIELD_LISTBOX, raw.FPDF_FORMFIELD_COMBOBOX}:
         options = [
-            _string(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
+            _read_string(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
             for index in range(min(raw.FPDFAnnot_GetOptionCount(form, annotation), _MAX_VALUES))
             if raw.FPDFAnnot_IsOptionSelected(form, annotation, index)
         ]
@@ -276,7 +276,7 @@ def _field(raw: Any, form: Any, annotation: Any) -> str:
     return f"{name}: {value}"
 
 
-def _string(function: Any, *arguments: Any) -> str:
+def _read_string(function: Any, *arguments: Any) -> str:
     """Return a string from a pdfium function that writes UTF-16 into a buffer."""
     size = function(*arguments, None, 0)
     if size <= 2:
@@ -287,7 +287,7 @@ def _string(function: Any, *arguments: Any) -> str:
     return buffer.raw[: size - 2].decode("utf-16-le", "replace").replace("\r", "\n")
 
 
-def _form_data(raw: Any, document: Any) -> Parts:
+def _read_xfa_values(raw: Any, document: Any) -> Parts:
     """Yield the values of an XFA form, which are not on any page."""
     if document.get_formtype() != raw.FORMTYPE_XFA_FULL:
         return

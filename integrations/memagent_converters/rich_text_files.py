@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Final
 
-from memagent_converters.html_to_markdown import PICTURES, omissions
+from memagent_converters.html_to_markdown import PICTURES, list_omissions
 from memagent_graph.converters import Block, Parts, SourceFile
 
 _SCRIPTS: Final = re.compile(
@@ -27,7 +27,7 @@ def convert(source: SourceFile) -> Parts:
     text = rtf_to_text(_with_notes(_DELETED.sub(r"\\*", marked)), errors="replace")
     # It leaves the two halves of a character beyond 16 bits apart.
     yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
-    yield from omissions(Counter({what: len(mark.findall(raw)) for what, mark in _LOST.items()}))
+    yield from list_omissions(Counter({what: len(mark.findall(raw)) for what, mark in _LOST.items()}))
 
 
 def _with_notes(rtf: str) -> str:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import LONGEST_REPEATED, blocks, omissions, rows_text
-from memagent_converters.slide_files import shapes
-from memagent_converters.xml_archives import XmlArchive, attribute, descendants
+from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, list_omissions, markdown_blocks
+from memagent_converters.slide_files import iter_shapes
+from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
 
 _BOOK: Final = "xl/workbook.xml"
@@ -33,8 +33,8 @@ def convert(source: SourceFile) -> Parts:
     values = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formulas = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
     relations = archive.relations(_BOOK)
-    for entry in descendants(archive.required(_BOOK), "sheet"):
-        name, (_, member) = attribute(entry, "name"), relations.get(attribute(entry, "id"), ("", ""))
+    for entry in iter_descendants(archive.read_required_xml(_BOOK), "sheet"):
+        name, (_, member) = get_attribute(entry, "name"), relations.get(get_attribute(entry, "id"), ("", ""))
         sheet, data = values[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
             yield Omission("sheets that are charts", name, "Read the sheets with their numbers.")
@@ -52,7 +52,7 @@ def convert(source: SourceFile) -> Parts:
             _fill(rows, range(first, min(last, width) + 1), range(top, bottom + 1))
         used = sorted({column for row in rows.values() for column in row})
         texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
-        yield Block(f"## {name}\n\n" + rows_text(texts) + GAP, f"sheet {name}", (name,))
+        yield Block(f"## {name}\n\n" + format_rows(texts) + GAP, f"sheet {name}", (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(data)):
             pieces = _FORMAT_CODE.sub(_format_text, html.unescape(heading.decode("utf-8", "replace"))).split()
             yield Block(f"On each page: {' '.join(pieces)}{GAP}" if pieces else "")
@@ -65,17 +65,17 @@ def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
     lost: Counter[str] = Counter()
     for member in sorted(archive.names):
-        if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.xml(member)) is not None:
-            for comment in descendants(root, "comment", "threadedComment"):
+        if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.read_xml(member)) is not None:
+            for comment in iter_descendants(root, "comment", "threadedComment"):
                 if text := "".join(comment.itertext()).strip():
-                    yield Block(f"Comment at {attribute(comment, 'ref')}: {text}\n")
+                    yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
-        elif member.startswith("xl/drawings/drawing") and (root := archive.xml(member)) is not None:
-            yield from blocks("".join(shapes(root, lost)), end=GAP)
-            lost["charts"] += sum(1 for _ in descendants(root, "chart"))
+        elif member.startswith("xl/drawings/drawing") and (root := archive.read_xml(member)) is not None:
+            yield from markdown_blocks("".join(iter_shapes(root, lost)), end=GAP)
+            lost["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
             yield from source.embedded(member.rpartition("/")[2], archive.read(member))
-    yield from omissions(lost)
+    yield from list_omissions(lost)
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
@@ -98,7 +98,7 @@ def _format_text(code: re.Match[str]) -> str:
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
     """Copy the text of merged cells into each cell, in rows that have a value."""
     text = rows.get(numbers.start, {}).get(columns.start, "")
-    if 0 < len(text) <= LONGEST_REPEATED:
+    if 0 < len(text) <= MAX_REPEATED_LENGTH:
         for number in rows if len(rows) < len(numbers) else numbers:
             if number in numbers and number in rows:
                 rows[number].update(dict.fromkeys(columns, text))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, blocks, numeral, omissions
+from memagent_converters.html_to_markdown import PICTURES, format_number, list_omissions, markdown_blocks
 from memagent_converters.xml_archives import (
     XmlArchive,
-    attribute,
-    child,
-    descendants,
-    formula,
-    html_table,
-    local,
-    quoted,
+    find_child,
+    format_formula,
+    get_attribute,
+    iter_descendants,
+    local_name,
+    make_html_table,
 )
 from memagent_graph.converters import GAP, Parts, SourceFile
 
@@ -27,7 +27,7 @@ _RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagr
 _STYLES: Final = {
     "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
 }  # fmt: skip
-_UNREAD: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
+_SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 """Placeholders without text that belongs to the slide."""
 
 
@@ -35,90 +35,92 @@ def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XmlArchive(source.name, source.file)
     relations = archive.relations(_MAIN)
-    for number, entry in enumerate(descendants(archive.required(_MAIN), "sldId"), 1):
+    for number, entry in enumerate(iter_descendants(archive.read_required_xml(_MAIN), "sldId"), 1):
         reference = next((value for key, value in entry.items() if key.endswith("}id")), "")
         member = relations.get(reference, ("", ""))[1]
-        label, slide = f"slide {number}", archive.xml(member)
+        label, slide = f"slide {number}", archive.read_xml(member)
         if slide is None:
-            yield from omissions(Counter({"slides that cannot be read": 1}), label)
+            yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue
         lost: Counter[str] = Counter()
-        html = "".join(shapes(slide, lost))
+        html = "".join(iter_shapes(slide, lost))
         for kind, target in archive.relations(member).values():
-            root = archive.xml(target) if kind in _RELATED_PARTS else None
+            root = archive.read_xml(target) if kind in _RELATED_PARTS else None
             if root is not None:
-                texts = shapes(root, lost) if kind == "notesSlide" else map(_paragraph, descendants(root, "p", "text"))
+                paragraphs = map(_paragraph, iter_descendants(root, "p", "text"))
+                texts = iter_shapes(root, lost) if kind == "notesSlide" else paragraphs
                 html += f"<p>{_RELATED_PARTS[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
                 lost["charts"] += 1
             elif kind in {"package", "oleObject"}:
                 yield from source.embedded(target.rpartition("/")[2], archive.read(target))
-        yield from blocks(html, label, end=GAP)
-        yield from omissions(lost, label)
+        yield from markdown_blocks(html, label, end=GAP)
+        yield from list_omissions(lost, label)
 
 
-def shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
+def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
     """Yield the shapes of a slide or a sheet as HTML: texts, tables, descriptions of pictures."""
     for element in parent:
-        match local(element):
+        match local_name(element):
             case "sp":
-                holder = child(element, "nvSpPr", "nvPr", "ph")
-                kind = attribute(holder, "type")
-                if kind not in _UNREAD:
+                holder = find_child(element, "nvSpPr", "nvPr", "ph")
+                kind = get_attribute(holder, "type")
+                if kind not in _SKIPPED_PLACEHOLDERS:
                     yield from _texts(element, is_title=kind in _TITLES)
             case "tbl":
                 rows = [
                     [
                         (
                             "".join(_texts(cell)),
-                            int(attribute(cell, "gridSpan", "1")),
-                            int(attribute(cell, "rowSpan", "1")),
+                            int(get_attribute(cell, "gridSpan", "1")),
+                            int(get_attribute(cell, "rowSpan", "1")),
                         )
                         for cell in row
-                        if local(cell) == "tc"
-                        and not {attribute(cell, "hMerge"), attribute(cell, "vMerge")} & {"1", "true"}
+                        if local_name(cell) == "tc"
+                        and not {get_attribute(cell, "hMerge"), get_attribute(cell, "vMerge")} & {"1", "true"}
                     ]
                     for row in element
-                    if local(row) == "tr"
+                    if local_name(row) == "tr"
                 ]
-                yield html_table(rows)
+                yield make_html_table(rows)
             case "pic":
-                text = attribute(child(element, "nvPicPr", "cNvPr"), "descr").strip()
+                text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
                 lost[PICTURES] += not text
-                yield f"<p>![{quoted(text)}]</p>" if text else ""
+                yield f"<p>![{escape(text)}]</p>" if text else ""
             case "Fallback":
                 continue
             case _:
-                yield from shapes(element, lost)
+                yield from iter_shapes(element, lost)
 
 
 def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
     counts: dict[int, int] = {}
-    """The last paragraph number, by level."""
-    for paragraph in descendants(shape, "p"):
-        text, properties = _paragraph(paragraph), child(paragraph, "pPr")
-        level, numbers = int(attribute(properties, "lvl", "0")), child(properties, "buAutoNum")
-        counts = {at: count for at, count in counts.items() if at < level + (numbers is not None)}
+    """The number of the last paragraph, by level."""
+    for paragraph in iter_descendants(shape, "p"):
+        text, properties = _paragraph(paragraph), find_child(paragraph, "pPr")
+        level, numbers = int(get_attribute(properties, "lvl", "0")), find_child(properties, "buAutoNum")
+        counts = {other: count for other, count in counts.items() if other < level + (numbers is not None)}
         if is_title:
             text = f"<h2>{text[3:-4]}</h2>"
         elif numbers is not None:
-            counts[level] = counts.get(level, int(attribute(numbers, "startAt", "1")) - 1) + 1
-            marker = numeral(counts[level], _STYLES.get(attribute(numbers, "type")[:7], "decimal"))
+            counts[level] = counts.get(level, int(get_attribute(numbers, "startAt", "1")) - 1) + 1
+            marker = format_number(counts[level], _STYLES.get(get_attribute(numbers, "type")[:7], "decimal"))
             text = f'<li marker="{marker}." level="{level}">{text[3:-4]}</li>'
         yield text
 
 
 def _paragraph(paragraph: Element) -> str:
-    pieces = [quoted(paragraph.text or "")] if local(paragraph) == "text" else []
+    pieces = [escape(paragraph.text or "")] if local_name(paragraph) == "text" else []
     for run in paragraph.iter():
-        match local(run):
-            case "r" | "fld" if child(run, "t") is not None:
-                text = quoted(child(run, "t").text or "")  # type: ignore[union-attr]
-                baseline = int(attribute(child(run, "rPr"), "baseline", "0").rstrip("%").partition(".")[0] or 0)
+        match local_name(run):
+            case "r" | "fld" if find_child(run, "t") is not None:
+                text = escape(find_child(run, "t").text or "")  # type: ignore[union-attr]
+                shift = get_attribute(find_child(run, "rPr"), "baseline", "0")
+                baseline = int(shift.rstrip("%").partition(".")[0] or 0)
                 tag = "sup" if baseline > 0 else "sub" if baseline < 0 else ""
                 pieces.append(f"<{tag}>{text}</{tag}>" if tag else text)
             case "br":
                 pieces.append("<br>")
             case "oMath":
-                pieces.append(formula(run))
+                pieces.append(format_formula(run))
     return f"<p>{''.join(pieces)}</p>"

@@ -9,26 +9,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from html import escape
 from itertools import groupby
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, blocks, numeral, omissions
+from memagent_converters.html_to_markdown import PICTURES, format_number, list_omissions, markdown_blocks
 from memagent_converters.xml_archives import (
     XmlArchive,
-    attribute,
-    child,
-    descendants,
-    formula,
-    html_table,
-    local,
-    number,
-    quoted,
+    find_child,
+    format_formula,
+    get_attribute,
+    iter_descendants,
+    local_name,
+    make_html_table,
+    value_as_int,
 )
 from memagent_graph.converters import Parts, SourceFile
 
 _MAIN: Final = "word/document.xml"
-_UNREAD: Final = frozenset(("del", "moveFrom", "instrText", "delText", "rPr", "pPr", "Fallback", "sdtPr", "sectPr"))
+_SKIPPED_TAGS: Final = frozenset(
+    ("del", "moveFrom", "instrText", "delText", "rPr", "pPr", "Fallback", "sdtPr", "sectPr")
+)
 _MARKS: Final = {"b": "b", "i": "i", "strike": "s", "dstrike": "s"}
 _OFF: Final = frozenset(("0", "false", "none", "off"))
 _DINGBATS: Final = {
@@ -43,15 +45,15 @@ _SYMBOLS: Final = dict(
     )
 )
 """The characters that the font Symbol shows for letters."""
-_OF_SYMBOLS: Final = re.compile("[\uf020-\uf0ff]")
+_SYMBOL_LETTERS: Final = re.compile("[\uf020-\uf0ff]")
 _LEVEL: Final = re.compile(r"%([1-9])")
 
 
 def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
     document = _WordDocument(XmlArchive(source.name, source.file))
-    yield from blocks(document.html())
-    yield from omissions(document.lost)
+    yield from markdown_blocks(document.html())
+    yield from list_omissions(document.lost)
     archive = document.archive
     for name in sorted(archive.names):
         if name.startswith("word/embeddings/"):
@@ -59,14 +61,14 @@ def convert(source: SourceFile) -> Parts:
 
 
 class _WordDocument:
-    """A Word file's parts, and what was lost on the way to HTML."""
+    """Converts a Word file to HTML, and counts what is lost."""
 
     def __init__(self, archive: XmlArchive) -> None:
         self.archive = archive
         self.lost: Counter[str] = Counter()
         self._relations = archive.relations(_MAIN)
-        self._styles = _Styles(archive.xml("word/styles.xml"))
-        self._numbers = _ListNumbers(archive.xml("word/numbering.xml"), self._styles)
+        self._styles = _Styles(archive.read_xml("word/styles.xml"))
+        self._numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
         self._boxes: list[str] = []
         """Text boxes of the paragraph that is converted."""
         self._field: list[Element] = []
@@ -74,45 +76,45 @@ class _WordDocument:
 
     def html(self) -> str:
         """Return the whole document."""
-        root = self.archive.required(_MAIN)
-        body = child(root, "body")
-        around = {kind: self._around(kind) for kind in ("header", "footer")}
+        root = self.archive.read_required_xml(_MAIN)
+        body = find_child(root, "body")
+        header, footer = self._page_headings("header"), self._page_headings("footer")
         text = "".join(self._blocks(body)) if body is not None else ""
         notes = "".join(
             self._notes(f"word/{name}.xml", mark)
             for name, mark in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
         )
-        return f"{around['header']}{text}{notes}{around['footer']}"
+        return f"{header}{text}{notes}{footer}"
 
-    def _around(self, kind: str) -> str:
+    def _page_headings(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
         for type_, target in self._relations.values():
-            root = self.archive.xml(target) if type_ == kind else None
+            root = self.archive.read_xml(target) if type_ == kind else None
             if root is not None:
                 texts["".join(self._blocks(root))] = None
         return "".join(text for text in texts if re.search(r"[^\W\d_]{2}", re.sub(r"<[^>]*>", "", text)))
 
     def _notes(self, member: str, mark: str) -> str:
-        root = self.archive.xml(member)
+        root = self.archive.read_xml(member)
         notes = []
         for note in root if root is not None else ():
-            if attribute(note, "type") not in {"separator", "continuationSeparator", "continuationNotice"}:
-                author = f" {attribute(note, 'author')}:" if mark == "c" else ""
+            if get_attribute(note, "type") not in {"separator", "continuationSeparator", "continuationNotice"}:
+                author = f" {get_attribute(note, 'author')}:" if mark == "c" else ""
                 text = re.sub(r"</?p>", " ", "".join(self._blocks(note)))
-                notes.append(f"<p>[^{mark}{attribute(note, 'id')}]:{quoted(author)} {text}</p>")
+                notes.append(f"<p>[^{mark}{get_attribute(note, 'id')}]:{escape(author)} {text}</p>")
         return "".join(notes)
 
     def _blocks(self, parent: Element) -> Iterator[str]:
         for element in parent:
-            match local(element):
+            match local_name(element):
                 case "p":
                     yield self._paragraph(element)
                 case "tbl":
                     yield self._table(element)
                 case "altChunk":
                     self.lost["imported parts"] += 1
-                case name if name not in _UNREAD:
+                case name if name not in _SKIPPED_TAGS:
                     yield from self._blocks(element)
 
     def _paragraph(self, element: Element) -> str:
@@ -124,44 +126,44 @@ class _WordDocument:
             for tags, same in groupby(self._runs(element), key=lambda run: run[0])
         )
         boxes, self._boxes = "".join(self._boxes), outer
-        properties = child(element, "pPr")
-        style = attribute(child(properties, "pStyle"), "val")
+        properties = find_child(element, "pPr")
+        style = _child_value(properties, "pStyle")
         label, level = self._numbers.label(properties, style)
         heading = self._styles.heading(style, properties)
         if heading and runs.strip():
-            return f"<h{heading}>{quoted(label + ' ' if label else '')}{runs}</h{heading}>{boxes}"
+            return f"<h{heading}>{escape(label + ' ' if label else '')}{runs}</h{heading}>{boxes}"
         if label:
-            return f'<li marker="{quoted(label)}" level="{level}">{runs}</li>{boxes}'
+            return f'<li marker="{escape(label)}" level="{level}">{runs}</li>{boxes}'
         return f"<p>{runs}</p>{boxes}"
 
     def _runs(self, parent: Element, tags: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the pieces of a paragraph, each with the HTML elements that it is in."""
         for element in parent:
-            name = local(element)
+            name = local_name(element)
             match name:
                 case "r":
-                    tags_of_run = self._tags(child(element, "rPr"))
+                    tags_of_run = self._tags(find_child(element, "rPr"))
                     for text in self._run(element):
                         yield tags_of_run, text
                 case "hyperlink":
-                    _, target = self._relations.get(attribute(element, "id"), ("", ""))
+                    _, target = self._relations.get(get_attribute(element, "id"), ("", ""))
                     text = "".join(piece for _, piece in self._runs(element))
-                    yield (), f'<a href="{quoted(target)}">{text}</a>' if target else text
+                    yield (), f'<a href="{escape(target)}">{text}</a>' if target else text
                 case "oMath" | "oMathPara":
-                    yield (), " ".join(map(formula, descendants(element, "oMath")))
+                    yield (), " ".join(map(format_formula, iter_descendants(element, "oMath")))
                 case "sdt":
-                    box = next(descendants(element, "checkbox"), None)
-                    if box is not None and child(element, "sdtPr", "checkbox") is box:
-                        yield (), "☒" if attribute(child(box, "checked"), "val", "0") not in _OFF else "☐"
+                    box = next(iter_descendants(element, "checkbox"), None)
+                    if box is not None and find_child(element, "sdtPr", "checkbox") is box:
+                        yield (), "☒" if _child_value(box, "checked", "0") not in _OFF else "☐"
                     else:
                         yield from self._runs(element)
-                case _ if name not in _UNREAD:
+                case _ if name not in _SKIPPED_TAGS:
                     yield from self._runs(element)
 
     def _tags(self, properties: Element | None) -> tuple[str, ...]:
         tags = []
         for element in properties if properties is not None else ():
-            name, value = local(element), attribute(element, "val")
+            name, value = local_name(element), get_attribute(element, "val")
             if name in _MARKS and value not in _OFF:
                 tags.append(_MARKS[name])
             elif name == "vertAlign" and value in {"superscript", "subscript"}:
@@ -170,9 +172,9 @@ class _WordDocument:
 
     def _run(self, run: Element) -> Iterator[str]:
         for element in run:
-            match local(element):
+            match local_name(element):
                 case "t":
-                    yield quoted(self._letters(element.text or "", run))
+                    yield escape(self._letters(element.text or "", run))
                 case "tab" | "ptab":
                     yield " "
                 case "br" | "cr":
@@ -180,24 +182,24 @@ class _WordDocument:
                 case "noBreakHyphen":
                     yield "-"
                 case "sym":
-                    yield self._symbol(attribute(element, "font"), attribute(element, "char").upper())
+                    yield self._symbol(get_attribute(element, "font"), get_attribute(element, "char").upper())
                 case "footnoteReference" | "endnoteReference" | "commentReference" as kind:
                     mark = {"f": "", "e": "e", "c": "c"}[kind[0]]
-                    yield f"[^{mark}{attribute(element, 'id')}]"
+                    yield f"[^{mark}{get_attribute(element, 'id')}]"
                 case "fldChar":
                     yield self._form_field(element)
                 case "AlternateContent":
-                    choice = child(element, "Choice")
+                    choice = find_child(element, "Choice")
                     yield from self._run(element if choice is None else choice)
                 case "drawing" | "pict" | "object":
                     yield self._drawing(element)
 
     def _letters(self, text: str, run: Element) -> str:
-        """Return a run's text, in which letters of a symbols' font are the symbols that it shows."""
-        if not _OF_SYMBOLS.search(text):
+        """Return a run's text, with symbols for the letters of a symbol font."""
+        if not _SYMBOL_LETTERS.search(text):
             return text
-        font = attribute(child(run, "rPr", "rFonts"), "ascii")
-        return _OF_SYMBOLS.sub(lambda match: self._symbol(font, f"{ord(match[0]):X}"), text)
+        font = get_attribute(find_child(run, "rPr", "rFonts"), "ascii")
+        return _SYMBOL_LETTERS.sub(lambda match: self._symbol(font, f"{ord(match[0]):X}"), text)
 
     def _symbol(self, font: str, code: str) -> str:
         mark = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" and code else _DINGBATS.get(code[-2:])
@@ -208,34 +210,34 @@ class _WordDocument:
         return mark or ""
 
     def _form_field(self, element: Element) -> str:
-        """Return the value of an old form's field that has no text of its own: a check box, a choice."""
-        data = child(element, "ffData")
-        box, choice = child(data, "checkBox"), child(data, "ddList")
+        """Return the value of a legacy form field without text: a check box or a choice."""
+        data = find_child(element, "ffData")
+        box, choice = find_child(data, "checkBox"), find_child(data, "ddList")
         if box is not None:
-            state = child(box, "checked")
-            state = child(box, "default") if state is None else state
-            return "☒" if state is not None and attribute(state, "val", "1") not in _OFF else "☐"
+            state = find_child(box, "checked")
+            state = find_child(box, "default") if state is None else state
+            return "☒" if state is not None and get_attribute(state, "val", "1") not in _OFF else "☐"
         if choice is not None:
-            entries = [attribute(each, "val") for each in choice if local(each) == "listEntry"]
-            return quoted("".join(entries[number(child(choice, "result"), 0) :][:1]))
+            entries = [get_attribute(node, "val") for node in choice if local_name(node) == "listEntry"]
+            return escape("".join(entries[value_as_int(find_child(choice, "result"), 0) :][:1]))
         return ""
 
     def _drawing(self, element: Element) -> str:
         """Return the descriptions of pictures; text boxes among them come after the paragraph."""
         descriptions = []
         pictures = 0
-        for each in _drawn(element):
-            match local(each):
-                case "docPr" | "shape" if text := (attribute(each, "descr") or attribute(each, "alt")).strip():
-                    descriptions.append(f"![{quoted(text)}]")
-                case "blip" | "imagedata" if local(element) != "object":
+        for node in _iter_drawing(element):
+            match local_name(node):
+                case "docPr" | "shape" if text := (get_attribute(node, "descr") or get_attribute(node, "alt")).strip():
+                    descriptions.append(f"![{escape(text)}]")
+                case "blip" | "imagedata" if local_name(element) != "object":
                     pictures += 1
-                case "decorative" if attribute(each, "val") not in _OFF:
+                case "decorative" if get_attribute(node, "val") not in _OFF:
                     pictures -= 1
                 case "txbxContent":
-                    self._boxes += self._blocks(each)
+                    self._boxes += self._blocks(node)
                 case "textpath":
-                    descriptions.append(quoted(attribute(each, "string")))
+                    descriptions.append(escape(get_attribute(node, "string")))
                 case "chart":
                     self.lost["charts"] += 1
                 case "relIds":
@@ -248,131 +250,138 @@ class _WordDocument:
         rows: list[list[list[Any]]] = []
         above: dict[int, list[Any]] = {}
         """By column: the last cell that began there."""
-        for row in _members(table, "tr"):
-            properties = child(row, "trPr")
-            if child(properties, "del") is not None:
+        for row in _iter_members(table, "tr"):
+            properties = find_child(row, "trPr")
+            if find_child(properties, "del") is not None:
                 continue
-            column = number(child(properties, "gridBefore"), 0)
+            column = value_as_int(find_child(properties, "gridBefore"), 0)
             cells: list[list[Any]] = [["", column, 1]] if column else []
-            for cell in _members(row, "tc"):
-                span = max(1, number(child(cell, "tcPr", "gridSpan"), 1))
-                merge = child(cell, "tcPr", "vMerge")
-                if merge is not None and attribute(merge, "val") != "restart" and column in above:
+            for cell in _iter_members(row, "tc"):
+                span = max(1, value_as_int(find_child(cell, "tcPr", "gridSpan"), 1))
+                merge = find_child(cell, "tcPr", "vMerge")
+                if merge is not None and get_attribute(merge, "val") != "restart" and column in above:
                     above[column][2] += 1
                 else:
                     above[column] = ["".join(self._blocks(cell)), span, 1]
                     cells.append(above[column])
                 column += span
             rows.append(cells)
-        return html_table(rows)
+        return make_html_table(rows)
 
 
-def _drawn(parent: Element) -> Iterator[Element]:
+def _iter_drawing(parent: Element) -> Iterator[Element]:
     """Yield the elements of a drawing, except the contents of text boxes and the fallbacks for older programs."""
     for element in parent:
-        if local(element) != "Fallback":
+        if local_name(element) != "Fallback":
             yield element
-            if local(element) != "txbxContent":
-                yield from _drawn(element)
+            if local_name(element) != "txbxContent":
+                yield from _iter_drawing(element)
 
 
-def _members(parent: Element, name: str) -> Iterator[Element]:
+def _iter_members(parent: Element, name: str) -> Iterator[Element]:
     """Yield the rows of a table or the cells of a row, also those that are inserted or in a content control."""
     for element in parent:
-        if local(element) == name:
+        if local_name(element) == name:
             yield element
-        elif local(element) in {"sdt", "sdtContent", "ins", "customXml"}:
-            yield from _members(element, name)
+        elif local_name(element) in {"sdt", "sdtContent", "ins", "customXml"}:
+            yield from _iter_members(element, name)
+
+
+def _child_value(element: Element | None, name: str, default: str = "") -> str:
+    """Return the attribute `val` of a child element."""
+    return get_attribute(find_child(element, name), "val", default)
 
 
 class _Styles:
     """Paragraph styles: which are headings, and which number their paragraphs."""
 
     def __init__(self, root: Element | None) -> None:
-        self._styles = {attribute(each, "styleId"): each for each in (root if root is not None else ())}
+        self._styles = {get_attribute(node, "styleId"): node for node in (root if root is not None else ())}
 
     def chain(self, style: str) -> Iterator[Element]:
         """Yield a style and those that it is based on."""
-        known: set[str] = set()
-        while style in self._styles and style not in known:
-            known.add(style)
+        visited: set[str] = set()
+        while style in self._styles and style not in visited:
+            visited.add(style)
             yield self._styles[style]
-            style = attribute(child(self._styles[style], "basedOn"), "val")
+            style = _child_value(self._styles[style], "basedOn")
 
     def heading(self, style: str, properties: Element | None) -> int:
         """Return the level of a paragraph's heading, from 1 to 6; 0 for other paragraphs."""
-        levels = [child(properties, "outlineLvl")]
-        for each in self.chain(style):
-            name = attribute(child(each, "name"), "val").lower()
+        levels = [find_child(properties, "outlineLvl")]
+        for node in self.chain(style):
+            name = _child_value(node, "name").lower()
             if match := re.fullmatch(r"heading ([1-9])", name):
                 return min(int(match[1]), 6)
             if name == "title":
                 return 1
-            levels.append(child(each, "pPr", "outlineLvl"))
-        level = next((number(each, 9) for each in levels if each is not None), 9)
+            levels.append(find_child(node, "pPr", "outlineLvl"))
+        level = next((value_as_int(node, 9) for node in levels if node is not None), 9)
         if level == 9 and style not in self._styles and (match := re.fullmatch(r"Heading([1-9])", style)):
             return min(int(match[1]), 6)
         return min(level + 1, 6) if level < 9 else 0
 
 
 class _ListNumbers:
-    """The numbers that Word gives headings and items of lists; counted in the document's order."""
+    """Computes the numbers that Word shows for headings and list items, in the document's order."""
 
     def __init__(self, root: Element | None, styles: _Styles) -> None:
         self._styles = styles
         self._lists: dict[str, tuple[str, dict[int, Element], dict[int, int]]] = {}
-        """By number of a list: its definition, its levels, and where they restart."""
+        """By list id: its definition, its levels, and their start numbers."""
         self._counts: dict[str, dict[int, int]] = {}
         """By definition: the last number of each level."""
         self._restarted: set[str] = set()
         levels: dict[str, dict[int, Element]] = {}
-        for each in root if root is not None else ():
-            if local(each) == "abstractNum":
-                levels[attribute(each, "abstractNumId")] = {
-                    int(attribute(level, "ilvl", "0")): level for level in each if local(level) == "lvl"
+        for node in root if root is not None else ():
+            if local_name(node) == "abstractNum":
+                levels[get_attribute(node, "abstractNumId")] = {
+                    int(get_attribute(level, "ilvl", "0")): level for level in node if local_name(level) == "lvl"
                 }
-        for each in root if root is not None else ():
-            if local(each) == "num":
-                definition = attribute(child(each, "abstractNumId"), "val")
-                own, starts = dict(levels.get(definition, {})), dict[int, int]()
-                for override in (part for part in each if local(part) == "lvlOverride"):
-                    level = int(attribute(override, "ilvl", "0"))
-                    if (start := child(override, "startOverride")) is not None:
-                        starts[level] = number(start, 1)
-                    if (changed := child(override, "lvl")) is not None:
-                        own[level] = changed
-                self._lists[attribute(each, "numId")] = definition, own, starts
+        for node in root if root is not None else ():
+            if local_name(node) == "num":
+                definition = _child_value(node, "abstractNumId")
+                levels_of_list, starts = dict(levels.get(definition, {})), dict[int, int]()
+                for override in (part for part in node if local_name(part) == "lvlOverride"):
+                    level = int(get_attribute(override, "ilvl", "0"))
+                    if (start := find_child(override, "startOverride")) is not None:
+                        starts[level] = value_as_int(start, 1)
+                    if (changed := find_child(override, "lvl")) is not None:
+                        levels_of_list[level] = changed
+                self._lists[get_attribute(node, "numId")] = definition, levels_of_list, starts
 
     def label(self, properties: Element | None, style: str) -> tuple[str, int]:
-        """Return a paragraph's number as it is shown, or "-" for a bullet, and its level; "" for other paragraphs."""
-        chosen = [child(properties, "numPr"), *(child(each, "pPr", "numPr") for each in self._styles.chain(style))]
-        list_id = next((value for each in chosen if (value := attribute(child(each, "numId"), "val"))), "")
+        """Return a paragraph's number as Word shows it, or "-" for a bullet, and its level; "" for other paragraphs."""
+        of_styles = (find_child(node, "pPr", "numPr") for node in self._styles.chain(style))
+        numberings = [find_child(properties, "numPr"), *of_styles]
+        list_id = next(filter(None, (_child_value(node, "numId") for node in numberings)), "")
         if list_id not in self._lists:
             return "", 0
         definition, levels, starts = self._lists[list_id]
-        level = next((int(value) for each in chosen if (value := attribute(child(each, "ilvl"), "val"))), None)
-        if level is None:  # a level may name the style that has it
-            level = next((at for at, each in levels.items() if attribute(child(each, "pStyle"), "val") == style), 0)
+        if value := next(filter(None, (_child_value(node, "ilvl") for node in numberings)), ""):
+            level = int(value)
+        else:  # a level may name the style that has it
+            level = next((number for number, node in levels.items() if _child_value(node, "pStyle") == style), 0)
         if level not in levels:
             return "-", level
         counts = self._counts.setdefault(definition, {})
         if list_id not in self._restarted:
             self._restarted.add(list_id)
-            for at in starts:
-                counts.pop(at, None)
-        for below in [at for at in counts if at > level]:
-            del counts[below]
-        for at in range(level + 1):
-            first = starts.get(at, number(child(levels.get(at), "start"), 1))
-            counts[at] = counts.get(at, first - 1) + 1 if at == level else counts.get(at, first)
-        own = levels[level]
-        if attribute(child(own, "numFmt"), "val", "decimal") == "bullet":
+            for other in starts:
+                counts.pop(other, None)
+        for deeper in [other for other in counts if other > level]:
+            del counts[deeper]
+        for other in range(level + 1):
+            first = starts.get(other, value_as_int(find_child(levels.get(other), "start"), 1))
+            counts[other] = counts.get(other, first - 1) + 1 if other == level else counts.get(other, first)
+        form = levels[level]
+        if _child_value(form, "numFmt", "decimal") == "bullet":
             return "-", level
-        plain = child(own, "isLgl") is not None
+        plain = find_child(form, "isLgl") is not None
 
-        def shown(match: re.Match[str]) -> str:
-            at = int(match[1]) - 1
-            style = "decimal" if plain else attribute(child(levels.get(at), "numFmt"), "val", "decimal")
-            return numeral(counts.get(at, 1), style)
+        def format_level(match: re.Match[str]) -> str:
+            other = int(match[1]) - 1
+            style = "decimal" if plain else _child_value(levels.get(other), "numFmt", "decimal")
+            return format_number(counts.get(other, 1), style)
 
-        return _LEVEL.sub(shown, attribute(child(own, "lvlText"), "val")).strip(), level
+        return _LEVEL.sub(format_level, _child_value(form, "lvlText")).strip(), level

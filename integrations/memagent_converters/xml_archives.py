@@ -31,7 +31,7 @@ class XmlArchive:
         self.names = frozenset(self._archive.namelist())
 
     def read(self, member: str) -> bytes:
-        """Return a member's content; empty if there is none of this name.
+        """Return a member's content; empty if the member does not exist.
 
         Raises:
             ConversionError: it is damaged, or too large.
@@ -42,8 +42,8 @@ class XmlArchive:
             raise ConversionError(f"{member} in {self.name} has more than a gigabyte", "Split the document.")
         return self._archive.read(member)
 
-    def xml(self, member: str) -> Element | None:
-        """Return a member's root element; None if there is none of this name, or it is not XML.
+    def read_xml(self, member: str) -> Element | None:
+        """Return a member's root element; None if the member does not exist, or is not XML.
 
         Raises:
             ConversionError: it declares entities, which such files never do.
@@ -56,84 +56,81 @@ class XmlArchive:
         except ElementTree.ParseError:
             return None
 
-    def required(self, member: str) -> Element:
+    def read_required_xml(self, member: str) -> Element:
         """Return a member's root element.
 
         Raises:
-            ConversionError: there is none, or it is not XML.
+            ConversionError: the member does not exist, or is not XML.
         """
-        root = self.xml(member)
+        root = self.read_xml(member)
         if root is None:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
     def relations(self, member: str) -> dict[str, tuple[str, str]]:
-        """Return what an Office member refers to: by id the last word of its type, and the member or address."""
+        """Return what an Office member refers to, by id: the relation's type, and the member or address."""
         folder, _, last = member.rpartition("/")
-        root = self.xml(f"{folder}/_rels/{last}.rels")
-        found: dict[str, tuple[str, str]] = {}
-        for each in root if root is not None else ():
-            target = each.get("Target", "")
-            if each.get("TargetMode") != "External":
-                target = self.path_from(member, target)
-            found[each.get("Id", "")] = each.get("Type", "").rpartition("/")[2], target
-        return found
+        root = self.read_xml(f"{folder}/_rels/{last}.rels")
+        relations: dict[str, tuple[str, str]] = {}
+        for node in root if root is not None else ():
+            target = node.get("Target", "")
+            if node.get("TargetMode") != "External":
+                target = self.resolve_path(member, target)
+            relations[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
+        return relations
 
     @staticmethod
-    def path_from(member: str, target: str) -> str:
-        """Return the member that a relative address in another one leads to."""
+    def resolve_path(member: str, target: str) -> str:
+        """Return the member that a relative address in another member names."""
         if target.startswith("/"):
             return target.lstrip("/")
         return posixpath.normpath(posixpath.join(posixpath.dirname(member), unquote(target.partition("#")[0])))
 
 
-def local(element: Element) -> str:
+def local_name(element: Element) -> str:
     """Return an element's name without its namespace."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
-def attribute(element: Element | None, name: str, default: str = "") -> str:
+def get_attribute(element: Element | None, name: str, default: str = "") -> str:
     """Return an attribute by its name without its namespace."""
     if element is None:
         return default
     return next((value for key, value in element.items() if key.rpartition("}")[2] == name), default)
 
 
-def child(element: Element | None, *path: str) -> Element | None:
+def find_child(element: Element | None, *path: str) -> Element | None:
     """Return the first element at a path of names without namespaces."""
     for name in path:
-        element = next((each for each in element if local(each) == name), None) if element is not None else None
+        element = next((node for node in element if local_name(node) == name), None) if element is not None else None
     return element
 
 
-def descendants(element: Element, *names: str) -> Iterator[Element]:
-    """Yield the elements below one that have one of these names, in order."""
-    return (each for each in element.iter() if local(each) in names)
+def iter_descendants(element: Element, *names: str) -> Iterator[Element]:
+    """Yield the elements with these names, in document order."""
+    return (node for node in element.iter() if local_name(node) in names)
 
 
-def formula(element: Element) -> str:
+def format_formula(element: Element) -> str:
     """Return a formula as a line of HTML."""
-    return quoted(linearize(_parts_of(element)))
+    return escape(linearize(_parts_of(element)))
 
 
 def _parts_of(element: Element) -> Formula:
-    name = local(element)
-    text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else attribute(element, "val")
-    return name, text.strip(), [_parts_of(each) for each in element]
+    name = local_name(element)
+    text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
+    return name, text.strip(), [_parts_of(node) for node in element]
 
 
-def number(element: Element | None, default: int) -> int:
-    """Return the number that an Office element has as its value; the default if it has none."""
-    text = attribute(element, "val")
+def value_as_int(element: Element | None, default: int) -> int:
+    """Return the value of an Office element as a number; the default if it has none."""
+    text = get_attribute(element, "val")
     return int(text) if text.lstrip("-").isdigit() else default
 
 
-def html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
+def make_html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:
     """Return rows of cells as HTML; each cell is its HTML, and how many columns and rows it spans."""
     return "<table>" + "".join(
         "<tr>" + "".join(f'<td colspan="{wide}" rowspan="{high}">{html}</td>' for html, wide, high in row) + "</tr>"
         for row in rows
     ) + "</table>"  # fmt: skip
-
-
-quoted: Final = escape

@@ -19,9 +19,9 @@ from memagent_corpus.source_access import CorpusDocument
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import ReaderContext
 
-_COUNTED_DOCUMENTS: Final = 200
+_MAX_COUNTED_DOCUMENTS: Final = 200
 """Maximum number of documents whose tokens are counted."""
-_COUNTED_BYTES: Final = 50 * 2**20
+_MAX_COUNTED_BYTES: Final = 50 * 2**20
 _DEFAULT_TOKENS_PER_BYTE: Final = 0.25
 """Used if no document could be counted."""
 
@@ -63,7 +63,7 @@ async def estimate_corpus(inputs: CorpusInputs, reader: CorpusReader) -> CorpusE
     await reader.settings()
     graph = await reader.agent.agraph(response_format=reader.response_format)
     total = await asyncio.to_thread(inputs.total)
-    step = max(1, math.ceil((total.documents or _COUNTED_DOCUMENTS) / _COUNTED_DOCUMENTS))
+    step = max(1, math.ceil((total.documents or _MAX_COUNTED_DOCUMENTS) / _MAX_COUNTED_DOCUMENTS))
     return await asyncio.to_thread(_Estimate(inputs, reader, graph.reader_context, step).result)
 
 
@@ -85,7 +85,7 @@ class _Estimate:
         for number, document in enumerate(self._inputs.documents()):
             if number % self._step == 0:
                 self._count(document)
-            if self._bytes > _COUNTED_BYTES or self._counted >= _COUNTED_DOCUMENTS:
+            if self._bytes > _MAX_COUNTED_BYTES or self._counted >= _MAX_COUNTED_DOCUMENTS:
                 break
         tokens_per_byte = self._tokens / self._bytes if self._bytes else _DEFAULT_TOKENS_PER_BYTE
         mean = self._tokens / self._counted if self._counted else 0.0
@@ -112,7 +112,7 @@ class _Estimate:
         """Add the document's tokens and bytes to the sample."""
         store = self._reader.agent.store
         try:
-            with self._reader.access.opened(document) as source:
+            with self._reader.access.open_document(document) as source:
                 reference = store.add(source, replace_undecodable=self._context.replace_undecodable)
         except MemAgentError:
             self._unreadable += 1

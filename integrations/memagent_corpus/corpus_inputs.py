@@ -1,8 +1,7 @@
-"""Opens a corpus by its name: a folder, a pattern, a table, an archive, a URL or a dataset."""
+"""Opens a corpus by its name: a folder, a pattern, a table, a URL or a dataset."""
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import re
@@ -22,7 +21,6 @@ from memagent_corpus.source_access import (
     CorpusSize,
     SourceAccess,
     display_url,
-    members_of,
     scheme_of,
     store_errors,
 )
@@ -38,7 +36,6 @@ from memagent_graph.documents.allowed_paths import path_below
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
-_ZIP: Final = "zip://"
 _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys in the file information of fsspec whose value changes with the content, in order of preference."""
 _ACCESS: Final = SourceAccess()
@@ -58,7 +55,7 @@ class CorpusInputs(ABC):
         """The name of the corpus in messages."""
 
     @abstractmethod
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """List all documents from the beginning; there may be none."""
 
     def documents(self) -> Iterator[CorpusDocument]:
@@ -67,7 +64,7 @@ class CorpusInputs(ABC):
         Raises:
             DocumentError: the source cannot be read, lacks a column, or has no documents.
         """
-        documents = self.listed()
+        documents = self.iter_documents()
         first = next(documents, None)
         if first is None:
             raise DocumentError(
@@ -93,7 +90,7 @@ class CorpusInputs(ABC):
         return CorpusSize(sizes["documents"], sizes["bytes"] if sizes["known"] == sizes["documents"] else None)
 
 
-def open_inputs(  # noqa: PLR0911  one return for each kind of input
+def open_inputs(
     source: str,
     *,
     access: SourceAccess = _ACCESS,
@@ -104,9 +101,9 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     """Open a corpus by its name. No document is read yet.
 
     Args:
-        source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV, TSV or ZIP file; any other file,
-            which is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); `zip://PATTERN::ARCHIVE`;
-            or `dataset:NAME` for a Hugging Face dataset.
+        source: a folder; a pattern such as `filings/**/*.pdf`; a Parquet, JSONL, CSV or TSV file; any other file, which
+            is a corpus of one document; a URL of any of these (s3, gs, az, http, ...); or `dataset:NAME` for a Hugging
+            Face dataset.
         access: which sources may be opened. An empty `root` is replaced by the folder or URL of the input.
         columns: the columns of tables and datasets to use.
         subset: the dataset's subset.
@@ -118,12 +115,6 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     if source.startswith(DATASET):
         dataset = DatasetTable(source.removeprefix(DATASET), subset, split)
         return TableInputs((dataset,), access, columns)
-    if source.startswith(_ZIP):
-        pattern, separator, archive = source.removeprefix(_ZIP).partition("::")
-        if not separator:
-            return ArchiveInputs(pattern, access)
-        access.filesystem(archive)  # refuses a chain
-        return ArchiveInputs(archive, access, pattern)
     if scheme_of(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
     if is_pattern(source) and not (scheme_of(source) == "" and Path(source).exists()):
@@ -139,8 +130,6 @@ def open_inputs(  # noqa: PLR0911  one return for each kind of input
     if is_table(source):
         folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
         return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
-    if source.lower().split("?")[0].endswith(".zip"):
-        return ArchiveInputs(source, access)
     return FileInputs(source, replace(access, root=source), is_file=True)
 
 
@@ -167,7 +156,7 @@ class FileInputs(CorpusInputs):
         kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
         return f"the files {display_url(self.pattern)}" if self.pattern else f"{kind}{display_url(self.location)}"
 
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder."""
         scheme = scheme_of(self.location)
         filesystem, root = self.access.filesystem(self.location)
@@ -190,8 +179,8 @@ class FileInputs(CorpusInputs):
             if scheme:
                 location = f"{scheme}://{path.lstrip('/')}"
                 document = CorpusDocument(name=name, version=_version(info), size=info.get("size"), location=location)
-            elif linked := _local_document(path, name, root, info):
-                document = linked
+            elif local_document := _local_document(path, name, root, info):
+                document = local_document
             else:
                 continue
             yield document
@@ -217,54 +206,6 @@ class FileInputs(CorpusInputs):
 
 
 @dataclass(frozen=True)
-class ArchiveInputs(CorpusInputs):
-    """The files in a zip archive at a path or URL."""
-
-    location: str
-    access: SourceAccess
-    pattern: str = ""
-    """A pattern for file names inside the archive; empty for all files."""
-
-    @property
-    def description(self) -> str:
-        """The archive's path or URL."""
-        return f"the archive {display_url(self.location)}"
-
-    def listed(self) -> Iterator[CorpusDocument]:
-        """List the files, except hidden ones. A name that points outside the archive gives a document with an error.
-
-        Raises:
-            DocumentError: the file is not a zip archive, exceeds the limits, or has two files with the same name.
-        """
-        names: set[str] = set()
-        location = self.location if scheme_of(self.location) else str(Path(self.location).absolute())
-        for member in members_of(self.access, self.location):
-            name, error = member.filename.replace("\\", "/"), None
-            parts = PurePosixPath(name).parts
-            if self.pattern and not fnmatch.fnmatch(name, self.pattern):
-                continue
-            if any(part.startswith(".") and part != ".." for part in parts) or "__MACOSX" in parts:
-                continue
-            if name.startswith("/") or ".." in parts or re.match(r"[A-Za-z]:", name):
-                name = "/".join(part for part in parts if part not in {"/", ".."})
-                error = "its name points outside the archive"
-            if name in names:
-                raise DocumentError(
-                    f"the archive {display_url(self.location)} has two files named {name!r}",
-                    hint="Unpack the archive, and read the folder.",
-                )
-            names.add(name)
-            yield CorpusDocument(
-                name=name,
-                version=f"{member.CRC:08x}-{member.file_size}",
-                size=member.file_size,
-                location=location,
-                member=member.filename,
-                error=error,
-            )
-
-
-@dataclass(frozen=True)
 class TableInputs(CorpusInputs):
     """The rows of one or more tables, one table after another."""
 
@@ -278,10 +219,10 @@ class TableInputs(CorpusInputs):
         first, count = display_url(self.tables[0].location), len(self.tables)
         return f"the table {first}" if count == 1 else f"{count} tables such as {first}"
 
-    def listed(self) -> Iterator[CorpusDocument]:
+    def iter_documents(self) -> Iterator[CorpusDocument]:
         """Yield one document for each row. An invalid row gives a document with an error."""
         for table, name in zip(self.tables, self._names, strict=True):
-            columns = self.columns.resolve(table.known_columns(), name)
+            columns = self.columns.resolve(table.column_names(), name)
             for number, row in enumerate(table.rows(columns.needed)):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
@@ -294,15 +235,15 @@ class TableInputs(CorpusInputs):
 
     def _ids(self, column: str) -> Iterator[str]:
         for table, name in zip(self.tables, self._names, strict=True):
-            InputColumns.require([column], table.known_columns(), name)
+            InputColumns.require([column], table.column_names(), name)
             for number, row in enumerate(table.rows([column])):
                 yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
 
     def total(self) -> CorpusSize:
         """Count the rows, if all tables know their number."""
         counts = [table.count() for table in self.tables]
-        known = [count for count in counts if count is not None]
-        return CorpusSize(sum(known) if len(known) == len(counts) else None, None)
+        known_counts = [count for count in counts if count is not None]
+        return CorpusSize(sum(known_counts) if len(known_counts) == len(counts) else None, None)
 
     @property
     def _names(self) -> list[str]:
@@ -312,12 +253,12 @@ class TableInputs(CorpusInputs):
 
 
 def is_pattern(location: str) -> bool:
-    """Whether a path or a store's URL contains wildcards. A web page's URL has none: its `?` begins a query."""
+    """Whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
     return scheme_of(location) not in WEB and glob.has_magic(location)
 
 
 def _is_folder(location: str, access: SourceAccess) -> bool:
-    """Whether there is a folder at a location. A web page is none; what does not exist is an error."""
+    """Whether a location is a folder, which a web page never is. A missing location is an error."""
     filesystem, path = access.filesystem(location)
     if scheme_of(location) in WEB:
         return False
@@ -328,7 +269,7 @@ def _is_folder(location: str, access: SourceAccess) -> bool:
             return False
     raise DocumentError(
         f"there is no file or folder {display_url(location)}",
-        hint="Use a folder, a pattern in quotes, a table, an archive, a URL, or dataset:NAME.",
+        hint="Use a folder, a pattern in quotes, a table, a URL, or dataset:NAME.",
     )
 
 
@@ -340,7 +281,7 @@ def _fixed_part(pattern: str) -> str:
     """Return the part of a pattern before the first folder or file name with wildcards."""
     scheme, separator, path = pattern.rpartition("://")
     parts = path.split("/")
-    fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     return f"{scheme}{separator}{'/'.join(parts[:fixed]) or ('/' if path.startswith('/') else '' if scheme else '.')}"
 
 

@@ -30,7 +30,7 @@ _SCHEMA: Final = (
     "CREATE TABLE parts (number INTEGER PRIMARY KEY, rows INTEGER NOT NULL, failed INTEGER NOT NULL, bytes "
     "INTEGER NOT NULL, sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0)",
 )
-_ROWS_AT_ONCE: Final = 256
+_FETCHED_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ class CorpusLedger:
         """
         name = _storable(document)
         with self._reading() as connection:
-            known = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
-            if known is None:
+            record = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
+            if record is None:
                 return OpenQuestions(tuple(questions), begun=False, changed=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
-        changed = bool(rows) and bool(known["version"]) and bool(version) and known["version"] != version
+        changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
         done = set() if changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
         unanswered = tuple(question for question in questions if _digest(question) not in done)
-        if not unanswered and version and not known["version"]:  # adopted: from now on, changes can be detected
+        if not unanswered and version and not record["version"]:  # adopted: from now on, changes can be detected
             with self._writing() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
         answered_ids = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
         return OpenQuestions(
-            unanswered, begun=bool(known["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+            unanswered, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
         )
 
     def begin(self, document: str) -> None:
@@ -151,7 +151,7 @@ class CorpusLedger:
             with self._reading() as connection:
                 rows = connection.execute(
                     "SELECT number, payload FROM rows WHERE payload IS NOT NULL AND number > ? ORDER BY number LIMIT ?",
-                    (last, min(left, _ROWS_AT_ONCE)),
+                    (last, min(left, _FETCHED_ROWS)),
                 ).fetchall()
             if not rows:
                 return

@@ -30,8 +30,8 @@ class CorpusOptions(ReaderOptions, SamplingSettings):
         str,
         typer.Argument(
             metavar="IN",
-            help="A folder, a pattern in quotes, a Parquet, JSONL, CSV or ZIP file, a URL of one of these (s3, gs, az, "
-            "http), zip://PATTERN::ARCHIVE, or dataset:NAME.",
+            help="A folder, a pattern in quotes, a Parquet, JSONL or CSV file, a URL of one of these (s3, gs, az, "
+            "http), or dataset:NAME.",
         ),
     ]
     question: Annotated[

@@ -50,7 +50,7 @@ from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
-_LOADS_AT_ONCE: Final = 16
+_MAX_LOADS: Final = 16
 """Documents that are fetched, converted and stored at the same time."""
 _LOCK_WAIT_SECONDS: Final = 60.0
 """How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
@@ -92,7 +92,7 @@ class CorpusReader:
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         self.keeps_texts = keep_texts
-        self._loading = ThreadPoolExecutor(_LOADS_AT_ONCE, thread_name_prefix="memagent-loading")
+        self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
         """The number of running reads for each text. Two documents may have the same text."""
         self._settings: str | None = None
@@ -191,7 +191,7 @@ class CorpusReader:
         replace = (await self.agent.aprepare()).replace_undecodable
 
         def store() -> DocumentRef:
-            with self.access.opened(document) as source:
+            with self.access.open_document(document) as source:
                 return self.agent.store.add(source, replace_undecodable=replace, cancellation=cancellation)
 
         try:

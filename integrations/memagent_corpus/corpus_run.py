@@ -30,11 +30,11 @@ from memagent_graph.storage.file_locks import lease
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"
-_LISTED_AHEAD: Final = 64
+_MAX_LISTED: Final = 64
 """Maximum number of documents that are listed before they are read."""
-_NAMED_FAILURES: Final = 5
-_LISTED_AHEAD_BYTES: Final = 16 * 2**20
-_SKIPPED_AT_ONCE: Final = 4096
+_MAX_NAMED_FAILURES: Final = 5
+_MAX_LISTED_BYTES: Final = 16 * 2**20
+_MAX_SKIPPED: Final = 4096
 _MAX_CONSECUTIVE_FAILURES: Final = 12
 """The run stops if the policy fails for this many documents in a row, because the server is probably down."""
 _RETRIED_ERRORS: Final = POLICY_ERRORS | {RunHeldError.__name__}
@@ -93,15 +93,12 @@ class CorpusWatcher(Protocol):
 
     def on_start(self, total: CorpusSize) -> None:
         """Prepare for the documents; called before the first is listed."""
-        ...
 
     def on_skip(self, documents: int, size: int) -> None:
         """Take note of the documents that are skipped, which have all of their rows, and of their bytes."""
-        ...
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         """Take note of a finished document."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,6 @@ class CorpusEngine(Protocol):
         Raises:
             MemAgentError: an error that every other document would cause too.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ async def read_concurrently(
 
 
 @contextlib.contextmanager
-def exclusive(table: TableFolder) -> Iterator[Path]:
+def lock_table(table: TableFolder) -> Iterator[Path]:
     """Lock a table against other processes on this machine, and yield its work folder.
 
     Raises:
@@ -345,8 +341,8 @@ class _CorpusRun:
         summary.read += 1
         if any(row.failed for row in rows):
             summary.failed += 1
-            summary.failures += [document.name] * (len(summary.failures) < _NAMED_FAILURES)
-        summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {each.kind for row in rows for each in row.events}
+            summary.failures += [document.name] * (len(summary.failures) < _MAX_NAMED_FAILURES)
+        summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {event.kind for row in rows for event in row.events}
         for row in rows:
             if row.error_kind:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
@@ -402,18 +398,18 @@ class _CorpusRun:
         """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
         size = skipped = skipped_bytes = without_question = 0
         retry_failed = self._retry_failed and not self._is_last_pass
-        while len(self._listed) < _LISTED_AHEAD and size < _LISTED_AHEAD_BYTES and skipped < _SKIPPED_AT_ONCE:
+        while len(self._listed) < _MAX_LISTED and size < _MAX_LISTED_BYTES and skipped < _MAX_SKIPPED:
             document = next(self._source, None)
             if document is None:
                 self._is_exhausted = True
                 break
             questions = self._reader.questions_of(document)
-            rest = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
-            self._summary.changed += rest.changed and not self._is_last_pass
-            if rest.questions:
+            status = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
+            self._summary.changed += status.changed and not self._is_last_pass
+            if status.questions:
                 # With shared checkpoints, another machine may have begun the document.
-                begun = rest.begun or rest.changed or self._has_shared_checkpoints
-                self._listed.append(DocumentTask(document, rest.questions, begun, rest.answered_ids))
+                begun = status.begun or status.changed or self._has_shared_checkpoints
+                self._listed.append(DocumentTask(document, status.questions, begun, status.answered_ids))
                 size += len(document.text or "")
             else:
                 skipped += 1

@@ -27,10 +27,10 @@ from memagent_corpus.corpus_run import (
     CorpusLimits,
     CorpusSummary,
     StopCause,
-    exclusive,
+    lock_table,
     run_corpus,
 )
-from memagent_corpus.on_ray import ActorPlan, RayEngine, connect_engine
+from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
@@ -133,7 +133,7 @@ class CorpusSession:
         table = TableFolder(options.out, access)
         in_flight = options.documents or -(-5 * options.concurrency // (4 * max(1, len(self._questions))))
         with ExitStack() as stack:
-            work = stack.enter_context(exclusive(table))
+            work = stack.enter_context(lock_table(table))
             checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
             if options.ray is not None:
@@ -191,8 +191,9 @@ class CorpusSession:
         """
         actors, log = self._options.ray_actors, self._options.log
         try:
-            with connect_engine(address, plan, actors=actors, documents_in_flight=documents_in_flight) as engine:
-                yield engine
+            with connect(address) as ray:
+                machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+                yield RayEngine(plan, actors or machines, documents_in_flight)
         finally:
             if log:
                 folder = _actor_log_folder(log)

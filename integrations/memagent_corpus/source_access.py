@@ -1,4 +1,4 @@
-"""The documents of a corpus, and how they are opened: files, fsspec objects and archive members, but not unsafe ones.
+"""The documents of a corpus, and how they are opened: files and objects of stores, but not unsafe ones.
 
 - A local path must lead to a regular file below the input's root after links are resolved.
 - An http or https URL must lead to a public address. The address is checked at every connection, so a redirect or a
@@ -16,12 +16,10 @@ import importlib.util
 import io
 import ipaddress
 import socket
-import struct
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -42,11 +40,6 @@ _PACKAGES: Final = {
 PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
-_ZIP_ERRORS: Final = (zipfile.BadZipFile, RuntimeError, EOFError, KeyError, ValueError, struct.error)
-_MAX_MEMBERS: Final = 100_000
-_MAX_UNPACKED_BYTES: Final = 100 * 2**30
-_MAX_RATIO: Final = 200.0
-"""Maximum of unpacked to packed bytes, for an archive and each file in it; packed sizes below 1 MiB count as 1 MiB."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -68,8 +61,6 @@ class CorpusDocument:
     """The text, if it comes from a table column."""
     location: str | None = field(default=None, repr=False)
     """The file's path or URL, if the text comes from a file."""
-    member: str | None = None
-    """The file's name inside the archive at `location`."""
     questions: tuple[str, ...] = ()
     """Questions about this document only, in addition to those about every document."""
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -187,7 +178,7 @@ class SourceAccess:
         return str(file_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
-    def opened(self, document: CorpusDocument) -> Iterator[Document]:
+    def open_document(self, document: CorpusDocument) -> Iterator[Document]:
         """Open a document for the document store.
 
         Raises:
@@ -205,37 +196,13 @@ class SourceAccess:
             return
         if document.location is None:
             raise DocumentError(f"{document.name} has no text and no file", hint="Correct it in the table.")
-        if document.member is None and not scheme_of(document.location):
+        if not scheme_of(document.location):
             root = Path(self.root).resolve()
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
-        with self._content(document.location, document.member) as file:
+        with self.open_file(document.location) as file:
             content = _SizeLimited(file, document.name, self.max_bytes)
             yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
-
-    @contextmanager
-    def _content(self, location: str, member: str | None) -> Iterator[IO[bytes]]:
-        if member is None:
-            with self.open_file(location) as file:
-                yield file
-            return
-        archive = _archive(self, location)
-        try:
-            with archive.open(member) as inner:
-                yield inner
-        except _ZIP_ERRORS as error:
-            raise DocumentError(
-                f"{member} cannot be unpacked: {error}", hint="Unpack the archive yourself, and read the folder."
-            ) from error
-
-
-def members_of(access: SourceAccess, location: str) -> list[zipfile.ZipInfo]:
-    """List the files in a zip archive.
-
-    Raises:
-        DocumentError: the file is not a zip archive, or exceeds the limits.
-    """
-    return [member for member in _archive(access, location).infolist() if not member.is_dir()]
 
 
 def require_public(url: str, *, allow_private: bool = False) -> None:
@@ -339,41 +306,6 @@ class _SizeLimited(io.RawIOBase):
         if self._left < 0:
             raise _too_large_error(self._document, self._max_bytes)
         return data
-
-
-@lru_cache(maxsize=1)  # because reading an archive's directory can take long
-def _archive(access: SourceAccess, location: str) -> zipfile.ZipFile:
-    """Open a zip archive, and keep it open until another one is opened in this process."""
-    filesystem, path = access.filesystem(location)
-    try:
-        with store_errors(location):
-            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
-        archive = zipfile.ZipFile(file)
-    except _ZIP_ERRORS as error:
-        raise DocumentError(
-            f"{display_url(location)} is not a zip archive, or is damaged: {error}", hint="Check the file."
-        ) from error
-    _check_limits(archive, display_url(location))
-    return archive
-
-
-def _check_limits(archive: zipfile.ZipFile, name: str) -> None:
-    """Raise `RefusedSourceError` if an archive's directory exceeds the limits, before anything is unpacked."""
-    members = archive.infolist()
-    unpacked, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
-    problem = None
-    if len(members) > _MAX_MEMBERS:
-        problem = f"has {len(members):,} files; the limit is {_MAX_MEMBERS:,}"
-    elif unpacked > _MAX_UNPACKED_BYTES:
-        problem = f"has {unpacked:,} bytes unpacked; the limit is {_MAX_UNPACKED_BYTES:,}"
-    elif unpacked > _MAX_RATIO * max(packed, 2**20):
-        problem = f"unpacks to {unpacked / max(packed, 1):,.0f} times its size; the limit is {_MAX_RATIO:g} times"
-    elif any(member.file_size > _MAX_RATIO * max(member.compress_size, 2**20) for member in members):
-        problem = f"has a file that unpacks to more than {_MAX_RATIO:g} times its size"
-    if problem:
-        raise RefusedSourceError(
-            f"the archive {name} {problem}", hint="If you trust it, unpack it yourself and read the folder."
-        )
 
 
 async def _http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:

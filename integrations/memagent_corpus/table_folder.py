@@ -120,7 +120,7 @@ class TableFolder:
         self._path = path.rstrip("/")
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The location for messages."""
         return display_url(self.location)
 
@@ -158,11 +158,11 @@ class TableFolder:
             sorted(part.number for part in manifest.parts)  # raises ValueError if a name leads elsewhere
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise CorpusError(
-                f"the manifest of {self.shown} cannot be read: {error}",
+                f"the manifest of {self.display_name} cannot be read: {error}",
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
         if manifest.format != _FORMAT or manifest.version > _VERSION:
-            raise CorpusError(f"{self.shown} was written by a newer version of this package", hint="Update it.")
+            raise CorpusError(f"{self.display_name} was written by a newer version of this package", hint="Update it.")
         return manifest
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -176,7 +176,7 @@ class TableFolder:
         """
         manifest = self.manifest()
         if manifest is None:
-            raise CorpusError(f"there is no table in {self.shown}", hint="Create one with `memagent corpus`.")
+            raise CorpusError(f"there is no table in {self.display_name}", hint="Create one with `memagent corpus`.")
         for part in manifest.parts:
             yield from self.rows_of(part, columns)
 
@@ -185,7 +185,7 @@ class TableFolder:
         content = self._read(part.name)
         if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
             raise CorpusError(
-                f"the part {part.name} of {self.shown} {'is missing' if content is None else 'is damaged'}",
+                f"the part {part.name} of {self.display_name} {'is missing' if content is None else 'is damaged'}",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
         arrow = pyarrow("corpus", "reading and writing tables")
@@ -197,11 +197,11 @@ class TableFolder:
                 yield from rows.to_pylist()
         except (arrow.ArrowException, OSError) as error:
             raise CorpusError(
-                f"the part {part.name} of {self.shown} is not one that `memagent corpus` wrote: {error}",
+                f"the part {part.name} of {self.display_name} is not one that `memagent corpus` wrote: {error}",
                 hint="Use another folder with --out.",
             ) from error
 
-    def damaged(self, parts: Iterable[TablePart]) -> list[TablePart]:
+    def find_damaged(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Return the parts that are missing or differ from what was written.
 
         On a disk, contents are compared. In a store, which checks contents itself, only sizes are.
@@ -237,15 +237,15 @@ class TableFolder:
         pyarrow("corpus", "reading and writing tables")
         manifest = self.manifest()
         if manifest is None:
-            if others := [name for name in self._sizes() if name != WORK and not name.startswith(_UNFINISHED)]:
+            if other_files := [name for name in self._sizes() if name != WORK and not name.startswith(_UNFINISHED)]:
                 raise CorpusError(
-                    f"{self.shown} is not empty and has no table: {', '.join(sorted(others)[:3])}",
+                    f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
                     hint="Use a new folder with --out.",
                 )
             manifest = TableManifest(settings, description)
-        elif difference := differences(manifest.settings, settings):
+        elif difference := describe_differences(manifest.settings, settings):
             raise CorpusError(
-                f"the table in {self.shown} has other settings: {'; '.join(difference)}",
+                f"the table in {self.display_name} has other settings: {'; '.join(difference)}",
                 hint="Use the same settings to add to it, or use another folder with --out.",
             )
         return self._write_manifest(replace(manifest, input=description, writer=self._writer))
@@ -326,7 +326,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(
-                f"another run writes to {self.shown} now",
+                f"another run writes to {self.display_name} now",
                 hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
                 "until the other one ends and run the same command again.",
             )
@@ -382,35 +382,35 @@ class TableFolder:
         except (OSError, DocumentError) as error:
             reason = error.message if isinstance(error, DocumentError) else str(error)
             raise CorpusError(
-                f"{self.shown} cannot be {verb}: {reason}",
+                f"{self.display_name} cannot be {verb}: {reason}",
                 hint="Free some disk space or check your permissions, then run the same command again. Finished rows "
                 "are not lost.",
             ) from error
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the settings that differ, as in "chunk_tokens: 5000 in the table, 2000 now".
 
     For schemas, the properties that differ are listed. The list has at most 12 differences.
     """
-    everything = list(_differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)), ""))
+    differences = list(_iter_differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)), ""))
     digest, schema = f"{_FORM}.digest:", f"{_FORM}.schema."
-    listed = [difference for difference in everything if not difference.startswith(digest)]
-    if len(listed) < len(everything) and not any(difference.startswith(schema) for difference in listed):
-        listed.append(f"{_FORM}: the table has the same schema with its properties in another order")
-    more = len(listed) - _MAX_DIFFERENCES
-    return listed[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
+    selection = [difference for difference in differences if not difference.startswith(digest)]
+    if len(selection) < len(differences) and not any(difference.startswith(schema) for difference in selection):
+        selection.append(f"{_FORM}: the table has the same schema with its properties in another order")
+    more = len(selection) - _MAX_DIFFERENCES
+    return selection[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str) -> Iterator[str]:
+def _iter_differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for name in dict.fromkeys((*before, *now)):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{within}{name}.")
+            yield from _iter_differences(old, new, f"{prefix}{name}.")
         elif old != new:
-            yield f"{within}{name}: {_brief(old)} in the table, {_brief(new)} now"
+            yield f"{prefix}{name}: {_shorten(old)} in the table, {_shorten(new)} now"
 
 
-def _brief(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."

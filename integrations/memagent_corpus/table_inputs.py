@@ -43,11 +43,11 @@ class InputColumns:
     copied: tuple[str, ...] = ()
     """Columns that are copied to the output rows."""
 
-    def resolve(self, known: Sequence[str], table: str) -> InputColumns:
+    def resolve(self, names: Sequence[str], table: str) -> InputColumns:
         """Choose the default text and path columns, and check that all columns exist.
 
         Args:
-            known: the table's columns.
+            names: the table's columns.
             table: the table's name in messages.
 
         Raises:
@@ -55,21 +55,21 @@ class InputColumns:
         """
         columns = self
         if self.text is None and self.path is None:
-            columns = replace(self, text=_TEXT if _TEXT in known else None, path=_PATH if _PATH in known else None)
+            columns = replace(self, text=_TEXT if _TEXT in names else None, path=_PATH if _PATH in names else None)
             if columns.text is None and columns.path is None:
                 raise DocumentError(
                     f"{table} has neither a column {_TEXT!r} nor {_PATH!r}",
-                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_list(known)}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_join_names(names)}.",
                 )
-        columns.require(columns.needed, known, table)
+        columns.require(columns.needed, names, table)
         return columns
 
     @staticmethod
-    def require(names: Iterable[str], known: Sequence[str], table: str) -> None:
+    def require(names: Iterable[str], columns: Sequence[str], table: str) -> None:
         """Raise a `DocumentError` if a table has no column with one of these names."""
         for name in names:
-            if name not in known:
-                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_list(known)}.")
+            if name not in columns:
+                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_join_names(columns)}.")
 
     @property
     def needed(self) -> list[str]:
@@ -85,9 +85,9 @@ class FileTable:
     location: str
     access: SourceAccess
 
-    def known_columns(self) -> Sequence[str]:
+    def column_names(self) -> Sequence[str]:
         """Return the names of its columns. JSON lines may have different columns, so all of them are read."""
-        with self._opened() as file:
+        with self._open() as file:
             if self._kind == "parquet":
                 return list(self._parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
@@ -98,7 +98,7 @@ class FileTable:
 
     def rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
         """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
-        with self._opened() as file:
+        with self._open() as file:
             if self._kind == "parquet":
                 for part in row_parts(self._parquet(file), columns):
                     yield from part.to_pylist()
@@ -113,7 +113,7 @@ class FileTable:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
         if scheme_of(self.location) and self._kind != "parquet":
             return None
-        with self._opened() as file:
+        with self._open() as file:
             if self._kind == "parquet":
                 return int(self._parquet(file).metadata.num_rows)
             if self._kind == "jsonl":
@@ -138,7 +138,7 @@ class FileTable:
             text.detach()
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
         """Open the file, and convert the errors of its parser to a `DocumentError`."""
         try:
             with self.access.open_file(self.location) as file:
@@ -165,8 +165,8 @@ class DatasetTable:
     subset: str | None = None
     split: str = "train"
 
-    def known_columns(self) -> Sequence[str]:
-        """Return the names of its columns; for a stream that does not say, those of the first row."""
+    def column_names(self) -> Sequence[str]:
+        """Return the names of its columns; for a stream without this information, the first row's."""
         with store_errors(self.location):
             return list(self._dataset.column_names or next(iter(self._dataset), ()))
 
@@ -215,12 +215,12 @@ def document_of(  # noqa: PLR0911  one return for each kind of error
 ) -> CorpusDocument:
     """Convert a row of a table to a document. An invalid row gives a document with an `error`."""
     if columns.id is not None:
-        unnamed, name = name, name_of(row.get(columns.id), name)
-        if name == unnamed:
+        default_name, name = name, name_of(row.get(columns.id), name)
+        if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
     metadata = {column: _json_ready(row.get(column)) for column in columns.copied}
     try:
-        questions = _questions(row.get(columns.questions)) if columns.questions else ()
+        questions = _parse_questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
         return CorpusDocument(
             name=name, metadata=metadata, error=f"the column {columns.questions!r} has neither a string nor a list"
@@ -254,7 +254,7 @@ def name_of(value: object, default: str) -> str:
 
 
 def is_table(location: str) -> bool:
-    """Whether the suffix of a path, pattern or URL is that of a table."""
+    """Whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 
@@ -274,7 +274,7 @@ def _json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | 
         yield row if isinstance(row, dict) else f"line {number} is not a JSON object"
 
 
-def _questions(value: Any) -> tuple[str, ...]:
+def _parse_questions(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
@@ -295,5 +295,5 @@ def _json_ready(value: Any) -> Any:
     return str(value)
 
 
-def _list(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "") or "none"

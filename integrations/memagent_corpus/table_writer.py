@@ -77,11 +77,11 @@ class TableWriter:
             CorpusError: a part is damaged or missing.
         """
         self._delete_checkpoints, parts = delete_checkpoints, self._parts
-        if damaged := self.table.damaged(parts):
+        if damaged := self.table.find_damaged(parts):
             if not drop_damaged:
                 raise CorpusError(
-                    f"{len(damaged)} of the {len(parts)} parts of {self.table.shown} are missing or differ from what "
-                    f"was written: {', '.join(part.name for part in damaged[:3])}",
+                    f"{len(damaged)} of the {len(parts)} parts of {self.table.display_name} are missing or differ from "
+                    f"what was written: {', '.join(part.name for part in damaged[:3])}",
                     hint="Restore them from a copy, or read their documents again with --retry-failed.",
                 )
             parts = [part for part in parts if part not in damaged]

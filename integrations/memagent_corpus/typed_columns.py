@@ -46,15 +46,6 @@ _KINDS: Final = {
     "number": ColumnKind.NUMBER,
     "boolean": ColumnKind.BOOLEAN,
 }
-_TYPES: Final = {
-    type(None): "null",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-}
-"""JSON type names of Python types. All other types are objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +75,10 @@ class TypedColumn:
         if value is None:
             return None
         if not self.is_list:
-            return _convert(self.kind, value)
+            return _convert_value(self.kind, value)
         if not isinstance(value, list):
             raise ValueError("it is not a list")
-        return [None if item is None else _convert(self.kind, item) for item in value]
+        return [None if item is None else _convert_value(self.kind, item) for item in value]
 
 
 class TypedValues(NamedTuple):
@@ -98,22 +89,22 @@ class TypedValues(NamedTuple):
     """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
-def columns_of(form: ResponseFormat, taken: Collection[str]) -> tuple[TypedColumn, ...]:
+def columns_of(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
     Args:
         form: the form of the answers.
-        taken: names of the table's other columns. A property with one of these names gets the prefix `value_`. Case is
-            ignored, because some readers of Parquet ignore it.
+        other_columns: names of the table's other columns. A property with one of these names gets the prefix `value_`.
+            Case is ignored, because some readers of Parquet ignore it.
 
     Raises:
         CorpusError: two properties would have the same column name.
     """
-    names = {name.casefold() for name in taken}
+    names = {name.casefold() for name in other_columns}
     columns: list[TypedColumn] = []
     for key, schema in form.properties.items():
         name = f"{_PREFIX}{key}" if key.casefold() in names else key
-        kind, is_list = _kind(form, form.resolved(schema))
+        kind, is_list = _column_kind(form, form.resolved(schema))
         columns.append(TypedColumn(name, key, kind, is_list))
     properties: dict[str, str] = {}
     for column in columns:
@@ -146,34 +137,27 @@ def convert_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
     return TypedValues(values, tuple(problems))
 
 
-def _kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
+def _column_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
     """Return the kind of a property's column, and whether the column is a list."""
-    options = _options(form, schema)
+    options = _list_alternatives(form, schema)
     if options and all(option.get("type") == "array" and "prefixItems" not in option for option in options):
-        kinds = {_one_kind(_options(form, form.resolved(option.get("items")))) for option in options}
+        kinds = {_one_kind(_list_alternatives(form, form.resolved(option.get("items")))) for option in options}
         kind = _common_kind(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
     return _one_kind(options), False
 
 
-def _options(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) -> list[Mapping[str, Any]]:
+def _list_alternatives(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) -> list[Mapping[str, Any]]:
     """Split a schema into alternatives with at most one type each, without null."""
     for keyword in ("anyOf", "oneOf", "allOf"):
         inner = schema.get(keyword)
         if isinstance(inner, list) and (keyword != "allOf" or len(inner) == 1) and "type" not in schema:
             if not depth:
                 return [{}]
-            return [option for part in inner for option in _options(form, form.resolved(part), depth - 1)]
+            return [option for part in inner for option in _list_alternatives(form, form.resolved(part), depth - 1)]
     kind = schema.get("type")
     if kind is None:
-        constants = [schema["const"]] if "const" in schema else schema.get("enum")
-        if not isinstance(constants, list):
-            return [{}]
-        return [
-            {"type": name}
-            for name in dict.fromkeys(_TYPES.get(type(constant), "object") for constant in constants)
-            if name != "null"
-        ]
+        return [{}]
     kinds = kind if isinstance(kind, list) else [kind]
     return [{**schema, "type": name} for name in kinds if name != "null"]
 
@@ -198,7 +182,7 @@ def _common_kind(kinds: Collection[ColumnKind]) -> ColumnKind:
     return distinct.pop() if len(distinct) == 1 else ColumnKind.JSON
 
 
-def _convert(kind: ColumnKind, value: Any) -> Any:
+def _convert_value(kind: ColumnKind, value: Any) -> Any:
     """Convert a value to a kind of column.
 
     Raises:

@@ -20,8 +20,8 @@ from memagent_graph.trace import MemoryUpdate
 
 DEFAULT_WAIT_SECONDS: Final = 45.0
 """How long a tool call waits by default, in seconds; many clients time out after 60."""
-_REMEMBERED: Final = 256
-"""How many ended reads are kept with their results; the oldest are dropped first."""
+_MAX_READS: Final = 256
+"""How many reads are kept with their results; of those that have ended, the oldest are dropped first."""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
@@ -40,7 +40,7 @@ class ActiveRead:
     """Whether its cancellation was requested."""
     task: asyncio.Task[ReadResult] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Is set at the next update or the end; then another takes its place."""
+    """Set at the next update or at the end, and then replaced by a new event."""
 
     def advance(self, update: MemoryUpdate | None) -> None:
         """Record an update or, with None, the end; wake all waiting calls."""
@@ -71,14 +71,14 @@ class ActiveReads:
         self._background_tasks: set[asyncio.Task[Any]] = set()
 
     def find(self, run_id: str) -> ActiveRead | None:
-        """Return a read of this process that is running or has recently ended; None if there is none."""
+        """Return a read that is running or has recently ended in this process; None for an unknown id."""
         return self._reads.get(run_id)
 
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended = [run_id for run_id, known in self._reads.items() if not known.is_running]
-        for run_id in ended[: max(0, len(self._reads) - _REMEMBERED)]:
+        ended = [run_id for run_id, other in self._reads.items() if not other.is_running]
+        for run_id in ended[: max(0, len(self._reads) - _MAX_READS)]:
             del self._reads[run_id]
 
     async def run(

@@ -40,7 +40,7 @@ class Roots:
     """The server's roots, and the files that each client may read.
 
     Args:
-        own: the server's roots, which are folders or single files.
+        server_roots: folders or single files.
         max_bytes: the maximum size of a file or text, in bytes.
         trust_client: whether a client's roots count if the server has none.
 
@@ -48,8 +48,8 @@ class Roots:
         FileNotFoundError: a root does not exist.
     """
 
-    def __init__(self, own: Iterable[Path | str] = (), *, max_bytes: int, trust_client: bool) -> None:
-        self.own = AllowedRoots(own, max_bytes=max_bytes)
+    def __init__(self, server_roots: Iterable[Path | str] = (), *, max_bytes: int, trust_client: bool) -> None:
+        self.server_roots = AllowedRoots(server_roots, max_bytes=max_bytes)
         self._trust_client = trust_client
 
     async def for_request(self, context: ToolContext) -> AllowedRoots:
@@ -58,22 +58,22 @@ class Roots:
         Raises:
             RefusedSourceError: the client declares roots but does not list them.
         """
-        declared = await _declare(context)
-        if declared is None:
-            return self.own
-        if not self.own.roots and self._trust_client:
-            return AllowedRoots(declared, max_bytes=self.own.max_bytes)
-        return self.own.within(declared)
+        client_roots = await _client_roots(context)
+        if client_roots is None:
+            return self.server_roots
+        if not self.server_roots.roots and self._trust_client:
+            return AllowedRoots(client_roots, max_bytes=self.server_roots.max_bytes)
+        return self.server_roots.within(client_roots)
 
 
-async def _declare(context: ToolContext) -> tuple[Path, ...] | None:
+async def _client_roots(context: ToolContext) -> tuple[Path, ...] | None:
     """Return the client's roots on this machine, with links resolved; None if it does not declare roots."""
     session = context.request_context.session
     if not session.check_client_capability(ClientCapabilities(roots=RootsCapability())):
         return None
     try:
         # `session.list_roots` has no time-out: over HTTP it waits for a stream that the client may never open.
-        listed = await session.send_request(
+        result = await session.send_request(
             ServerRequest(ListRootsRequest()),
             ListRootsResult,
             request_read_timeout_seconds=_ROOTS_TIMEOUT,
@@ -83,7 +83,7 @@ async def _declare(context: ToolContext) -> tuple[Path, ...] | None:
         raise RefusedSourceError(
             "the client declares roots but did not list them, so no file may be read", hint="Pass the text itself."
         ) from error
-    paths = (local_path(str(root.uri)) for root in listed.roots)
+    paths = (local_path(str(root.uri)) for root in result.roots)
     return tuple(path for path in paths if path is not None)
 
 

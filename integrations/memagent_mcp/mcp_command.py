@@ -75,8 +75,8 @@ class Mcp(ReaderOptions):
         """Build the reader of the server."""
         from memagent_graph.storage.paths import default_checkpoints  # noqa: PLC0415
 
-        kept = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
-        return open_reader(kept, self.settings(), is_logged=not self.no_log)
+        options = replace(self, checkpoints=self.checkpoints or str(default_checkpoints()))
+        return open_reader(options, self.settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above
         """Build the server. It trusts a client's roots only over standard input and output."""

@@ -13,24 +13,22 @@ from typing import Annotated, Final
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
-from memagent_graph.documents import Document
 from memagent_graph.plain_text import plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
-from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS
 from memagent_mcp.client_roots import Roots, ToolContext
 from memagent_mcp.tool_results import ToolResult
 from memagent_report import Report, areport
 
-MOST_DOCUMENTS: Final = 64
-MOST_REPORT_QUESTIONS: Final = 8
-_REMEMBERED: Final = 16
-"""How many ended reports are kept; the oldest are dropped first."""
+MAX_DOCUMENTS: Final = 64
+MAX_QUESTIONS: Final = 8
+_MAX_REPORTS: Final = 16
+"""How many reports are kept; of those that have ended, the oldest are dropped first."""
 
 
 class ReportResult(ToolResult):
-    """A report, or the progress of one."""
+    """A report, or that it is being written."""
 
     is_writing: bool
     """Whether the report is still being written; then make the same call again to wait for it."""
@@ -38,8 +36,6 @@ class ReportResult(ToolResult):
     """The report's id; None while it is being written."""
     markdown: str
     """The report in Markdown; empty while it is being written."""
-    documents_begun: int
-    """How many documents this process has begun to read."""
     sentences: int
     """How many sentences the report has."""
     quoted: int
@@ -59,7 +55,8 @@ class ReportWriter:
         self._reader = reader
         self._roots = roots
         self._limits = None if ceilings == Limits() else ceilings
-        self._reports: OrderedDict[tuple[object, ...], _Writing] = OrderedDict()
+        self._tasks: OrderedDict[tuple[object, ...], asyncio.Task[Report]] = OrderedDict()
+        """The reports that are being written, or have ended, by the arguments of their calls."""
 
     async def write_report(
         self,
@@ -67,12 +64,12 @@ class ReportWriter:
         question: Annotated[str, Field(description="The question of the report.")],
         paths: Annotated[
             list[str],
-            Field(min_length=1, max_length=MOST_DOCUMENTS, description="The files, below the allowed roots."),
+            Field(min_length=1, max_length=MAX_DOCUMENTS, description="The files, below the allowed roots."),
         ],
         questions: Annotated[
             list[str],
             Field(
-                max_length=MOST_REPORT_QUESTIONS,
+                max_length=MAX_QUESTIONS,
                 description="The questions for every file. If there are none, the policy writes some.",
             ),
         ] = [],  # noqa: B006  the SDK only copies the default into the schema
@@ -87,12 +84,24 @@ class ReportWriter:
         allowed = await self._roots.for_request(context)
         files = [await asyncio.to_thread(allowed.document, path) for path in paths]
         key = question, tuple(questions), tuple(files)
-        writing = self._reports.get(key)
-        if writing is None or writing.has_failed:
-            writing = self._reports[key] = _Writing(self._reader, question, questions, files, self._limits)
-            self._forget_oldest()
-        await asyncio.wait([writing.task], timeout=seconds)
-        result = writing.result()
+        task = self._tasks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._tasks[key] = asyncio.create_task(
+                areport(self._reader, question, files, questions=questions, limits=self._limits)
+            )
+            # Mark the exception as retrieved; the next call raises it.
+            task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+            self._drop_oldest()
+        await asyncio.wait([task], timeout=seconds)
+        report = task.result() if task.done() else None
+        totals = report.totals if report else {}
+        result = ReportResult(
+            is_writing=report is None,
+            report_id=report.report_id if report else None,
+            markdown=report.to_markdown() if report else "",
+            sentences=totals.get("sentences", 0),
+            quoted=totals.get("quoted", 0),
+        )
         text = result.markdown or "The report is still being written; make the same call again to wait for it."
         return CallToolResult(
             content=[TextContent(type="text", text=plain(text))], structuredContent=result.model_dump(mode="json")
@@ -100,49 +109,11 @@ class ReportWriter:
 
     async def aclose(self) -> None:
         """Stop all reports that are being written; with checkpoints, the same call continues them later."""
-        for writing in self._reports.values():
-            writing.task.cancel()
-        await asyncio.gather(*(writing.task for writing in self._reports.values()), return_exceptions=True)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _forget_oldest(self) -> None:
-        ended = [key for key, writing in self._reports.items() if writing.task.done()]
-        for key in ended[: max(0, len(self._reports) - _REMEMBERED)]:
-            del self._reports[key]
-
-
-class _Writing:
-    """One report that is being written, or has ended."""
-
-    def __init__(
-        self, reader: MemAgent, question: str, questions: list[str], files: list[Document], limits: Limits | None
-    ) -> None:
-        self._begun: set[str] = set()
-        self.task: asyncio.Task[Report] = asyncio.create_task(
-            areport(reader, question, files, questions=questions, limits=limits, on_update=self._advance)
-        )
-        # Mark the exception as retrieved; `result` raises it in the next call.
-        self.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
-
-    def _advance(self, document: str, question: str, update: MemoryUpdate) -> None:
-        self._begun.add(document)
-
-    @property
-    def has_failed(self) -> bool:
-        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
-
-    def result(self) -> ReportResult:
-        """Return the report, or its progress so far.
-
-        Raises:
-            MemAgentError: the report failed.
-        """
-        report = self.task.result() if self.task.done() else None
-        totals = report.totals if report else {}
-        return ReportResult(
-            is_writing=report is None,
-            report_id=report.report_id if report else None,
-            markdown=report.to_markdown() if report else "",
-            documents_begun=len(self._begun),
-            sentences=totals.get("sentences", 0),
-            quoted=totals.get("quoted", 0),
-        )
+    def _drop_oldest(self) -> None:
+        ended = [key for key, task in self._tasks.items() if task.done()]
+        for key in ended[: max(0, len(self._tasks) - _MAX_REPORTS)]:
+            del self._tasks[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_mcp.client_roots import Roots
 from memagent_mcp.report_writer import ReportWriter
-from memagent_mcp.tool_results import failure
+from memagent_mcp.tool_results import error_message
 from memagent_mcp.tools import Tools
 
 MAX_BYTES: Final = 256 * 2**20
@@ -42,7 +43,8 @@ class MemAgentServer(FastMCP[Any]):
 
     def __init__(self, tools: Tools, reports: ReportWriter) -> None:
         super().__init__("memagent", instructions=_INSTRUCTIONS, log_level="WARNING")
-        self._mcp_server.version = _version()  # the SDK would report its own version
+        with suppress(PackageNotFoundError):  # not installed, only on the path
+            self._mcp_server.version = version("memagent-graph")  # instead of the SDK's own
         self._tools = tools
         self._reports = reports
 
@@ -53,20 +55,22 @@ class MemAgentServer(FastMCP[Any]):
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool. Errors have no folders of this machine, and no characters that the protocol does not allow."""
-        known = next(
+        parameters = next(
             (tool.inputSchema["properties"] for tool in await self.list_tools() if tool.name == name), arguments
         )
-        problems = {argument: "there is no such argument" for argument in arguments if argument not in known}
+        problems = {argument: "there is no such argument" for argument in arguments if argument not in parameters}
         try:
             if not problems:
                 return await super().call_tool(name, arguments)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
-                raise ToolError(failure(error)) from error
+                raise ToolError(error_message(error)) from error
             # Reversed, since a union has an error for each of its types, and the first fits best.
             problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
-        words = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
-        raise ToolError(plain(f"{name} cannot be called like this: {words}. Its arguments are {', '.join(known)}."))
+        details = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())
+        raise ToolError(
+            plain(f"{name} cannot be called like this: {details}. Its arguments are {', '.join(parameters)}.")
+        )
 
 
 def make_server(
@@ -99,7 +103,7 @@ def make_server(
     tools = Tools(reader, allowed, ceilings=limits or Limits())
     reports = ReportWriter(reader, allowed, ceilings=limits or Limits())
     server = MemAgentServer(tools, reports)
-    for tool in (*tools.offered, reports.write_report):
+    for tool in (*tools.supported_tools, reports.write_report):
         extent = f"\n\nThe reader is shown {reader.strategy.shows}." if tool.__name__ in _READING else ""
         server.add_tool(
             tool,
@@ -107,10 +111,3 @@ def make_server(
             annotations=ToolAnnotations(readOnlyHint=True, openWorldHint=False),
         )
     return server
-
-
-def _version() -> str | None:
-    try:
-        return version("memagent-graph")
-    except PackageNotFoundError:  # the package is not installed; only its folder is on the path
-        return None

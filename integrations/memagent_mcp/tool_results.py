@@ -24,7 +24,7 @@ from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_mcp.active_reads import ActiveRead
 
-MOST_QUOTES = 20
+MAX_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
@@ -44,7 +44,7 @@ class ToolResult(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _encodable(cls, value: Any) -> Any:
-        return encodable(value) if isinstance(value, str) else value
+        return replace_surrogates(value) if isinstance(value, str) else value
 
     @classmethod
     def from_sources(cls, *sources: object, **values: Any) -> Self:
@@ -87,8 +87,8 @@ def answer_data(read: ActiveRead) -> dict[str, Any]:
             "progress": update.progress if update else 0.0,
             "chunks_read": 0 if update is None else update.chunk_number or 0,
         }
-    error = failure(outcome) if isinstance(outcome, BaseException) else None
-    data: dict[str, Any] = encodable({**values, "error": error, "is_reading": outcome is None})
+    error = error_message(outcome) if isinstance(outcome, BaseException) else None
+    data: dict[str, Any] = replace_surrogates({**values, "error": error, "is_reading": outcome is None})
     return data
 
 
@@ -101,7 +101,7 @@ def answer_text(read: ActiveRead) -> str:
         lines.append(f"Answer: not yet, the document is still being read{share}; call wait with the run id")
         lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
-        lines.append(f"Answer: none, the read failed: {failure(outcome)}")
+        lines.append(f"Answer: none, the read failed: {error_message(outcome)}")
     else:
         lines += [f"Answer: {_answer(outcome)}", outcome.extent]
         if outcome.answer is None:
@@ -124,12 +124,9 @@ def _answer(result: ReadResult) -> str:
 
 
 def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
-    """Return the first quotes as JSON values, each with its place and the text around it.
-
-    They do not say where a file lies on this machine.
-    """
+    """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
-    for quote in islice(evidence, MOST_QUOTES):
+    for quote in islice(evidence, MAX_QUOTES):
         before, after = view.quote_context(quote, _CONTEXT)
         context = shorten_line(before + quote.quote + after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT)
         row = {
@@ -143,7 +140,7 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
 
 
 def quote_text(quote: Mapping[str, Any]) -> str:
-    """Return one of `quotes` in one line; a short quote with the text around it."""
+    """Format one of `quotes` as one line; a short quote with the surrounding text."""
     is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
     place = f", {shorten_line(quote['place'])}" if quote["place"] else ""
@@ -169,7 +166,7 @@ class RunSummary(ToolResult):
     @classmethod
     def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
         """Build a summary from the run's entry in the log."""
-        return cls.from_sources(record, totals, began=moment(record.began), document=record.document["name"])
+        return cls.from_sources(record, totals, began=iso_time(record.began), document=record.document["name"])
 
     def as_text(self) -> str:
         """Return the run as one line of text."""
@@ -224,9 +221,9 @@ class RunReport(ToolResult):
             view,
             totals,
             document=view.document["name"],
-            began=None if view.began is None else moment(view.began),
+            began=None if view.began is None else iso_time(view.began),
             memory=timeline.memory,
-            evidence=encodable(quotes(view.evidence, view)),
+            evidence=replace_surrogates(quotes(view.evidence, view)),
             seconds=round(totals.seconds, 3),
         )
 
@@ -239,21 +236,21 @@ def run_text(timeline: Timeline) -> str:
     return shortened("\n".join(lines), _MAX_RUN_TEXT, len)
 
 
-def failure(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return an error's message for a client, without folders of this machine."""
     return plain(without_folders(str(error)))
 
 
-def encodable(value: Any) -> Any:
-    """Return JSON values whose texts have U+FFFD for half surrogate pairs, which the protocol does not allow.
+def replace_surrogates(value: Any) -> Any:
+    """Replace half surrogate pairs in JSON values by U+FFFD, because the protocol does not allow them.
 
     Names of files that are not UTF-8 have such halves.
     """
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {name: encodable(item) for name, item in value.items()}
-    return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: replace_surrogates(item) for name, item in value.items()}
+    return [replace_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:
@@ -262,6 +259,6 @@ def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def moment(seconds: float) -> str:
+def iso_time(seconds: float) -> str:
     """Convert seconds since 1970 to ISO 8601."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

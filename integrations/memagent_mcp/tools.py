@@ -39,13 +39,13 @@ from memagent_mcp.tool_results import (
     shorten_line,
 )
 
-MOST_QUESTIONS = 16
+MAX_QUESTIONS = 16
 """How many questions one call may ask; each has its own memory and answer."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
-    Annotated[list[str], Field(min_length=1, max_length=MOST_QUESTIONS)] | str,
-    Field(description=f"What to find out: one question, or up to {MOST_QUESTIONS}, each answered separately."),
+    Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS)] | str,
+    Field(description=f"What to find out: one question, or up to {MAX_QUESTIONS}, each answered separately."),
 ]
 # An empty string means that an argument is not given. The type cannot be `str | None`: for such arguments, the SDK
 # parses texts that look like JSON, so a JSON document would arrive as a dictionary.
@@ -85,7 +85,7 @@ class Tools:
         self.active = ActiveReads()
 
     @property
-    def offered(self) -> list[Callable[..., Any]]:
+    def supported_tools(self) -> list[Callable[..., Any]]:
         """The tools that this reader supports."""
         tools: list[Callable[..., Any]] = [self.read_document, self.wait, self.cancel_read]
         if self._reader.keeps_checkpoints:
@@ -96,7 +96,7 @@ class Tools:
 
     @property
     def _log(self) -> RunLog:
-        assert self._reader.run_log is not None  # noqa: S101  without a log, its tools are not offered
+        assert self._reader.run_log is not None  # noqa: S101  without a log, its tools are not supported
         return self._reader.run_log
 
     async def read_document(
@@ -120,10 +120,10 @@ class Tools:
         the document once for all its questions, so ask precisely, and ask everything in one call. If a document has
         more than a few hundred pages, read it in the background, and call wait until the answer is ready.
         """
-        document = (await self._document(context, path, text)).only(pages or None)
+        document = (await self._open_document(context, path, text)).only(pages or None)
         limits = Limits(max_chunks, max_tokens, max_seconds)
         return await shield_work(
-            self._answers(context, document, questions, limits, response_format, background=background)
+            self._read_all(context, document, questions, limits, response_format, background=background)
         )
 
     async def ask_again(
@@ -144,7 +144,7 @@ class Tools:
         document = (await asyncio.to_thread(self._log.get, run_id)).document
         limits = Limits(max_chunks, max_tokens, max_seconds)
         return await shield_work(
-            self._answers(context, document, questions, limits, response_format, background=background)
+            self._read_all(context, document, questions, limits, response_format, background=background)
         )
 
     async def wait(
@@ -173,7 +173,7 @@ class Tools:
                 f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
         await self.active.cancel(read)
-        return await _reading(read.document, None, [read])
+        return await _reading_result(read.document, None, [read])
 
     async def resume_read(
         self,
@@ -191,7 +191,7 @@ class Tools:
         read = self.active.find(run_id)
         if read is None or not read.is_running:
             bounds = self._ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
-            read = await asyncio.to_thread(self._earlier, run_id)
+            read = await asyncio.to_thread(self._find_earlier_read, run_id)
             self.active.register(read)
             self.active.start_in_background(
                 self.active.run(read, self._reader.astream_resume(run_id, limits=bounds), None)
@@ -206,8 +206,8 @@ class Tools:
         ] = "",
     ) -> Annotated[CallToolResult, RunListing]:
         """List earlier runs: run ids, documents, questions and answers, newest first."""
-        listing = await asyncio.to_thread(self._listing, limit, contains)
-        return _result(listing, listing.as_text())
+        listing = await asyncio.to_thread(self._newest_runs, limit, contains)
+        return _tool_result(listing, listing.as_text())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
         """Show how a run got its answer: changes of the memory, supporting passages of the document, and lost notes.
@@ -215,9 +215,9 @@ class Tools:
         Use it to check an answer, or to see why there is none.
         """
         report, text = await asyncio.to_thread(self._run_report, run_id)
-        return _result(report, text)
+        return _tool_result(report, text)
 
-    async def _answers(
+    async def _read_all(
         self,
         context: ToolContext,
         document: Document | DocumentRef,
@@ -254,7 +254,7 @@ class Tools:
         for read in reads.values():
             self.active.register(read)
         readers = [partial(read_one, number, read) for number, read in enumerate(reads.values())]
-        outcomes = in_passes(readers, MOST_QUESTIONS)
+        outcomes = in_passes(readers, MAX_QUESTIONS)
         if background:
             self.active.start_in_background(outcomes)
         else:
@@ -262,9 +262,9 @@ class Tools:
             defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
             if defects or len(failures) == len(reads):
                 raise (defects or failures)[0]
-        return await _reading(reference["name"], reference["size"], [reads[text] for text in texts])
+        return await _reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
 
-    def _earlier(self, run_id: str) -> ActiveRead:
+    def _find_earlier_read(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.
 
         Raises:
@@ -277,18 +277,18 @@ class Tools:
 
     async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
-        progress, shown = _Progress(context, read.document, 1), None
+        progress, reported = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_running:
                 await read.changed.wait()
-                if read.update is not None and read.update is not shown:
-                    shown = read.update
-                    await progress.advance(0, shown)
+                if read.update is not None and read.update is not reported:
+                    reported = read.update
+                    await progress.advance(0, reported)
         if isinstance(read.outcome, BaseException):
             raise read.outcome
-        return await _reading(read.document, None, [read])
+        return await _reading_result(read.document, None, [read])
 
-    async def _document(self, context: ToolContext, path: str, text: str) -> Document:
+    async def _open_document(self, context: ToolContext, path: str, text: str) -> Document:
         if bool(path) == bool(text):
             raise RefusedSourceError(
                 "both a path and a text were given" if path else "neither a path nor a text was given",
@@ -297,11 +297,11 @@ class Tools:
         if path:
             allowed = await self._roots.for_request(context)
             return await asyncio.to_thread(allowed.document, path)
-        self._roots.own.require_text(text, "the text")
+        self._roots.server_roots.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)
 
-    def _listing(self, limit: int, contains: str) -> RunListing:
+    def _newest_runs(self, limit: int, contains: str) -> RunListing:
         """Return the newest runs with a text in the question or the document's name; letter case is ignored."""
         part = contains.casefold()
         runs = self._log.runs()
@@ -355,15 +355,15 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-async def _reading(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
+async def _reading_result(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
     def result() -> CallToolResult:
         reading = Reading(document=document, document_bytes=size, answers=[answer_data(read) for read in reads])
-        return _result(reading, "\n\n".join(answer_text(read) for read in reads))
+        return _tool_result(reading, "\n\n".join(answer_text(read) for read in reads))
 
     return await asyncio.to_thread(result)
 
 
-def _result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:
+def _tool_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structuredContent=report.model_dump(mode="json")
     )

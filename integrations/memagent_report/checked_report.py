@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Final
 
 from memagent_report.evidence_matrix import (
     Draft,
-    DraftSentence,
     EvidenceMatrix,
     QuotePlace,
+    ReportSentence,
     SourceQuote,
 )
-from memagent_report.report_data import Report, ReportEvent, ReportSection, ReportSentence
+from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
 from memagent_report.stated_facts import content_stems, facts_of
 
 _MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
-_READ_FOR_WORDS: Final = 2_000_000
+_MAX_SEARCHED_LENGTH: Final = 2_000_000
 """How many characters of each document are searched for words in lower case."""
 
 
@@ -65,9 +66,9 @@ def checked_report(
     for section in draft.sections:
         pool = [place for place, _ in quotes if place.question in section.questions]
         sentences = tuple(
-            _with_quotes(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
+            _check_sentence(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
         )
-        sections.append(ReportSection(section.heading, section.questions, sentences))
+        sections.append(replace(section, sentences=sentences))
     return Report(
         report_id=report_id,
         mode=draft.mode,
@@ -82,7 +83,7 @@ def checked_report(
 
 
 def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
-    """Return what is wrong with a quote: it is not in its document, or it is cut within a sentence. None if nothing is.
+    """Return the problem of a quote that is not in its document, or is cut within a sentence; None if it is correct.
 
     Args:
         quote: the quote.
@@ -97,37 +98,37 @@ def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Sentence
     return None
 
 
-def _with_quotes(
-    sentence: DraftSentence,
+def _check_sentence(
+    sentence: ReportSentence,
     pool: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
     quote_problems: Mapping[QuotePlace, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> ReportSentence:
     """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
-    problems = _problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
+    problems = _find_problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
     if not problems or sentence.document is not None:
-        return ReportSentence(sentence.text, sentence.quotes, problems, sentence.document)
-    others = _nearest(sentence.text, pool, matrix)
+        return replace(sentence, problems=problems)
+    others = _rank_quotes(sentence.text, pool, matrix)
     for count in range(1, len(others) + 1):
-        if not _problems(sentence.text, others[:count], matrix, quote_problems, is_common):
-            return ReportSentence(sentence.text, tuple(others[:count]), (), chosen_by_code=True)
-    return ReportSentence(sentence.text, sentence.quotes, problems)
+        if not _find_problems(sentence.text, others[:count], matrix, quote_problems, is_common):
+            return replace(sentence, quotes=tuple(others[:count]), chosen_by_code=True)
+    return replace(sentence, problems=problems)
 
 
-def _problems(
+def _find_problems(
     text: str,
     places: Sequence[QuotePlace],
     matrix: EvidenceMatrix,
     quote_problems: Mapping[QuotePlace, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> tuple[SentenceProblem, ...]:
-    own = [problem for place in places if (problem := quote_problems[place]) is not None]
+    problems = [problem for place in places if (problem := quote_problems[place]) is not None]
     quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
-    if own and not quotes:
-        return tuple(own)
+    if problems and not quotes:
+        return tuple(problems)
     names = [name for place in places for name in document_names(matrix.documents[place.document].name)]
-    return (*own, *check_sentence(text, quotes, names=names, is_common=is_common))
+    return (*problems, *check_sentence(text, quotes, names=names, is_common=is_common))
 
 
 def document_names(file_name: str) -> list[str]:
@@ -141,22 +142,22 @@ def document_names(file_name: str) -> list[str]:
     return names + ([stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else [])
 
 
-def _nearest(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:
+def _rank_quotes(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:
     """Return the few quotes that share the most words and values with a sentence, best first."""
 
     def terms(passage: str) -> frozenset[str]:
         facts = facts_of(passage)
         return content_stems(facts) | {number.key for number in facts.numbers}
 
-    wanted = terms(text)
+    sentence_terms = terms(text)
 
-    def shared(place: QuotePlace) -> int:
-        return len(wanted & terms(matrix.quote(place).text))
+    def count_shared(place: QuotePlace) -> int:
+        return len(sentence_terms & terms(matrix.quote(place).text))
 
-    ranked = sorted(pool, key=lambda place: (-shared(place), place))
-    return [place for place in ranked[:_MAX_QUOTES] if shared(place)]
+    ranked = sorted(pool, key=lambda place: (-count_shared(place), place))
+    return [place for place in ranked[:_MAX_QUOTES] if count_shared(place)]
 
 
 def lower_case_words(source: SourceText) -> frozenset[str]:
     """Return the words that a document has in lower case. They are not names, even if a sentence begins with one."""
-    return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_READ_FOR_WORDS]))
+    return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_MAX_SEARCHED_LENGTH]))

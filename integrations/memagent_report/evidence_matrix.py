@@ -16,6 +16,7 @@ import msgspec
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
 from memagent_graph.provenance.evidence import memory_lines
+from memagent_report.sentence_checks import SentenceProblem
 
 T = TypeVar("T")
 
@@ -130,22 +131,31 @@ class ReportMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSentence:
+class ReportSentence:
     """A sentence, and the quotes that it cites."""
 
     text: str
     quotes: tuple[QuotePlace, ...]
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
+    problems: tuple[SentenceProblem, ...] = ()
+    """What the quotes do not support; empty if the sentence is quoted, or not checked yet."""
+    chosen_by_code: bool = False
+    """Whether the code chose its quotes, because those that the policy cited do not support it."""
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether everything that is compared is in its quotes, and the quotes are in their documents."""
+        return not self.problems
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSection:
+class ReportSection:
     """A heading, the questions that belong to it, and its sentences."""
 
     heading: str
     questions: tuple[int, ...]
-    sentences: tuple[DraftSentence, ...] = ()
+    sentences: tuple[ReportSentence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class Contradiction:
 
     question: int
     groups: tuple[tuple[int, ...], tuple[int, ...]]
-    """The numbers of the documents with the one answer, and of those with the other."""
+    """The documents that give the first answer, and those that give the second, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +172,14 @@ class Draft:
     """A report before its sentences are checked."""
 
     mode: ReportMode
-    sections: tuple[DraftSection, ...]
+    sections: tuple[ReportSection, ...]
     contradictions: tuple[Contradiction, ...] = ()
 
 
-def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> DraftSection:
+def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> ReportSection:
     """Return a section whose sentences are those of the cells' answers; each cites the quotes of its cell."""
     sentences = [
-        DraftSentence(
+        ReportSentence(
             sentence,
             tuple(QuotePlace(cell.document, question, index) for index in range(len(cell.quotes))),
             cell.document,
@@ -179,7 +189,7 @@ def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[in
         if cell.state is CellState.ANSWERED and cell.answer
         for sentence in memory_lines(cell.answer) or [cell.answer]
     ]
-    return DraftSection(heading, questions, tuple(sentences))
+    return ReportSection(heading, questions, tuple(sentences))
 
 
 def extractive_draft(matrix: EvidenceMatrix) -> Draft:

@@ -1,15 +1,12 @@
-"""Renders a report as Markdown, as one HTML page, and as DOCX. Text of documents and policies is escaped in each."""
+"""Renders a report as Markdown and as one HTML page. Text of documents and policies is escaped in both."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from memagent_graph.errors import MissingExtraError
 from memagent_graph.timeline.page import content_policy, escape_html, fill_template, page_title, resource
-from memagent_report.export_safety import markdown_text, one_line, writable
+from memagent_report.export_safety import markdown_text, writable
 
 _PACKAGE = "memagent_report"
 
@@ -75,9 +72,9 @@ def _markdown_lines(chapter: Chapter) -> Iterator[str]:
         line = f"{number}{source}{markdown_text(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
         yield from (f"  - {markdown_text(detail)}" for detail in passage.details)
-    for place, row in enumerate(chapter.table):
+    for index, row in enumerate(chapter.table):
         yield "| " + " | ".join(map(markdown_text, row)) + " |"
-        if place == 0:
+        if index == 0:
             yield "|" + "---|" * len(row)
     if chapter.note:
         yield markdown_text(chapter.note)
@@ -137,52 +134,3 @@ def _html_passage(passage: Passage) -> str:
     details = "".join(f"<li>{_html_text(detail)}</li>" for detail in passage.details)
     below = f"<ul>{details}</ul>" if details else ""
     return f"<li{kind}{anchor}>{number}{source}{_html_text(passage.text)}{quote}{cites}{mark}{below}</li>"
-
-
-# DOCX
-
-
-def docx_bytes(manuscript: Manuscript) -> bytes:
-    """Return a DOCX file of plain text: no fields, links or images.
-
-    Raises:
-        MissingExtraError: python-docx is not installed.
-    """
-    try:
-        from docx import Document  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("report", "a report as DOCX") from error
-    document: Any = Document()
-    properties = document.core_properties
-    properties.author, properties.title, properties.comments = "", one_line(manuscript.title)[:250], ""
-    document.add_heading(one_line(manuscript.title), 0)
-    document.add_paragraph(one_line(manuscript.summary))
-    for chapter in manuscript.chapters:
-        document.add_heading(one_line(chapter.heading), 1)
-        for passage in chapter.passages:
-            _add_passage(document, passage)
-        if chapter.table:
-            table = document.add_table(rows=0, cols=len(chapter.table[0]))
-            table.style = "Table Grid"
-            for row in chapter.table:
-                for cell, text in zip(table.add_row().cells, row, strict=True):
-                    cell.text = one_line(text)
-        if chapter.note:
-            document.add_paragraph(one_line(chapter.note))
-    file = io.BytesIO()
-    document.save(file)
-    return file.getvalue()
-
-
-def _add_passage(document: Any, passage: Passage) -> None:
-    number = "" if passage.number is None else f"[{passage.number}] "
-    source = f"{one_line(passage.source)}: " if passage.source else ""
-    paragraph = document.add_paragraph(f"{number}{source}{one_line(passage.text)}")
-    if passage.quote:
-        paragraph.add_run(f": “{one_line(passage.quote)}”").italic = True
-    if passage.cites:
-        paragraph.add_run(" " + "".join(f"[{cited}]" for cited in passage.cites))
-    if passage.mark:
-        paragraph.add_run(f" [{one_line(passage.mark)}]").bold = True
-    for detail in passage.details:
-        document.add_paragraph(one_line(detail), style="List Bullet")

@@ -35,7 +35,6 @@ class Format(StrEnum):
 
     MD = "md"
     HTML = "html"
-    DOCX = "docx"
     CSV = "csv"
 
 
@@ -50,7 +49,7 @@ class ReportDocuments(ReaderOptions):
     examples: ClassVar = (
         'memagent report "What do the contracts say about notice?" contracts/*.pdf --base-url http://localhost:8000/v1',
         'memagent report "Who was where?" a.txt b.txt -q "Who signed it?" -q "When was it signed?" --out report',
-        'memagent report "What do the studies find?" *.md -q @questions.txt --format docx --format csv --out review',
+        'memagent report "What do the studies find?" *.md -q @questions.txt --format md --format csv --out review',
     )
     question: Annotated[str, typer.Argument(help="The question of the report.")]
     documents: Annotated[list[Path], typer.Argument(help="The documents' paths.")]

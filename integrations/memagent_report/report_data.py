@@ -16,49 +16,21 @@ from memagent_report.evidence_matrix import (
     MatrixCell,
     QuotePlace,
     ReportMode,
+    ReportSection,
+    ReportSentence,
     SourceQuote,
     from_json,
     to_json,
 )
 from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
-from memagent_report.sentence_checks import SentenceProblem
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
 WHAT_QUOTED_MEANS: Final = (
     "A sentence is quoted if its numbers, dates, names and quotations appear in its quotes, as do at least half "
-    "of its words, and if the quotes appear in their documents, character by character except for white space and "
-    f'Unicode variants. This does not make it true. Sentences marked "{NOT_QUOTED}" failed this check.'
+    "of its words, and if the quotes appear in their documents, character by character. This does not make it true. "
+    f'Sentences marked "{NOT_QUOTED}" failed this check.'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSentence:
-    """One sentence of the report."""
-
-    text: str
-    quotes: tuple[QuotePlace, ...]
-    """The quotes that it cites."""
-    problems: tuple[SentenceProblem, ...] = ()
-    """What the quotes do not support; empty if the sentence is quoted."""
-    document: int | None = None
-    """The document whose answer it is, in an extractive report."""
-    chosen_by_code: bool = False
-    """Whether the code chose its quotes, because those that the policy cited do not support it."""
-
-    @property
-    def is_quoted(self) -> bool:
-        """Whether everything that is compared is in its quotes, and the quotes are in their documents."""
-        return not self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSection:
-    """A heading and its sentences."""
-
-    heading: str
-    questions: tuple[int, ...]
-    sentences: tuple[ReportSentence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,30 +69,22 @@ class Report:
     """The number of those that are in their document."""
 
     @property
-    def question(self) -> str:
-        """The question of the report."""
-        return self.matrix.question
-
-    @property
     def sentences(self) -> Iterator[ReportSentence]:
         """The sentences of all sections."""
         return (sentence for section in self.sections for sentence in section.sentences)
 
-    @cached_property
+    @property
     def references(self) -> tuple[Reference, ...]:
         """The quotes that the sentences cite, numbered from 1 in the order of their first use."""
-        references: dict[int, Reference] = {}
-        for place in (place for sentence in self.sentences for place in sentence.quotes):
-            number = self._numbers[self._key(place)]
-            references.setdefault(number, Reference(number, place.document, self.matrix.quote(place)))
-        return tuple(references[number] for number in sorted(references))
+        return tuple(self._references.values())
 
     @cached_property
-    def _numbers(self) -> dict[tuple[int, int, int], int]:
-        numbers: dict[tuple[int, int, int], int] = {}
+    def _references(self) -> dict[tuple[int, int, int], Reference]:
+        references: dict[tuple[int, int, int], Reference] = {}
         for place in (place for sentence in self.sentences for place in sentence.quotes):
-            numbers.setdefault(self._key(place), len(numbers) + 1)
-        return numbers
+            reference = Reference(len(references) + 1, place.document, self.matrix.quote(place))
+            references.setdefault(self._key(place), reference)
+        return references
 
     def _key(self, place: QuotePlace) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
@@ -129,7 +93,7 @@ class Report:
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._numbers[self._key(place)] for place in sentence.quotes})
+        return sorted({self._references[self._key(place)].number for place in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
@@ -202,7 +166,7 @@ class Report:
         if self.references:
             chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
         chapters.append(Chapter("How this report was made", tuple(self._notes())))
-        return Manuscript(self.question, self.report_id, self.summary, tuple(chapters))
+        return Manuscript(self.matrix.question, self.report_id, self.summary, tuple(chapters))
 
     def _section(self, section: ReportSection) -> Chapter:
         passages = tuple(

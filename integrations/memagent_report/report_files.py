@@ -15,7 +15,6 @@ from memagent_graph.plain_text import without_folders
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.private_files import private_folder, write_whole
 from memagent_report.export_safety import spreadsheet_cell
-from memagent_report.rendering import docx_bytes
 from memagent_report.report_data import Report
 
 # The matrix
@@ -69,12 +68,11 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
 
 # The files
 
-_OWN_RECORD: Final = "report.json"
+_REPORT_RECORD: Final = "report.json"
 FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
-    "json": (_OWN_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
+    "json": (_REPORT_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
     "md": ("report.md", lambda report: report.to_markdown().encode("utf-8", "replace")),
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
-    "docx": ("report.docx", lambda report: docx_bytes(report.manuscript())),
     "csv": ("matrix.csv", matrix_csv),
 }
 """By format: the file name, and the function that returns the file's content."""
@@ -96,14 +94,13 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
 
     Raises:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
-        MissingExtraError: a format needs a package that is not installed; nothing was written.
     """
     chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
     contents = {file_name: content(report) for file_name, content in chosen}
     try:
         private_folder(folder)
         if not force:
-            _require_own(report, folder, contents)
+            _require_own_files(report, folder, contents)
         for name, content in contents.items():
             write_whole(folder / name, content)
     except OSError as error:
@@ -114,12 +111,12 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     return [folder / name for name in contents]
 
 
-def _require_own(report: Report, folder: Path, names: Iterable[str]) -> None:
+def _require_own_files(report: Report, folder: Path, names: Iterable[str]) -> None:
     existing_names = [name for name in names if os.path.lexists(folder / name)]
     if not existing_names:
         return
     try:
-        is_own = json_file(folder / _OWN_RECORD)["report_id"] == report.report_id
+        is_own = json_file(folder / _REPORT_RECORD)["report_id"] == report.report_id
     except (OSError, ValueError, KeyError, TypeError):
         is_own = False
     if not is_own or any((folder / name).is_symlink() for name in existing_names):

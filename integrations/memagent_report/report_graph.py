@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,11 +81,11 @@ class ReportState(TypedDict, total=False):
     report: dict[str, Any]
 
 
-class _Sent(TypedDict):
+class _ReadTask(TypedDict):
     """The input of the task that reads one document."""
 
-    numbers: list[int]
-    """The document's number; several numbers if documents have the same text, which is read once."""
+    number: int
+    """The document's number."""
     questions: list[str]
 
 
@@ -126,7 +126,7 @@ class ReportWork:
         builder.add_node("write", self._write)
         builder.add_node("check", self._check)
         builder.add_edge(START, "plan")
-        builder.add_conditional_edges("plan", self._each_document, ["read_document"])
+        builder.add_conditional_edges("plan", self._send_documents, ["read_document"])
         builder.add_edge("read_document", "write")
         builder.add_edge("write", "check")
         builder.add_edge("check", END)
@@ -137,7 +137,7 @@ class ReportWork:
         """Choose the questions: those of the caller, those of the policy, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if reason := await self._why_unable(ReportPlan(), QUESTIONS):
+        if reason := await self._reason_unable(ReportPlan(), QUESTIONS):
             detail = f"{reason}; every document is read for the report's question itself"
             return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
         beginnings = await asyncio.to_thread(self._beginnings)
@@ -147,82 +147,60 @@ class ReportWork:
         detail = "the policy wrote no question; every document is read for the report's question itself"
         return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
 
-    def _each_document(self, state: ReportState) -> list[Send]:
-        same: dict[str, list[int]] = {}
-        for number, document in enumerate(self.documents):
-            key = document.reference["key"] if document.reference else f"failed {number}"
-            same.setdefault(key, []).append(number)
+    def _send_documents(self, state: ReportState) -> list[Send]:
         return [
-            Send("read_document", _Sent(numbers=numbers, questions=state["questions"])) for numbers in same.values()
+            Send("read_document", _ReadTask(number=number, questions=state["questions"]))
+            for number in range(len(self.documents))
         ]
 
-    async def _read_document(self, sent: _Sent) -> ReportState:
+    async def _read_document(self, task: _ReadTask) -> ReportState:
         """Read one document once for all questions; if it cannot be read, its row has failed cells."""
-        document, questions = self.documents[sent["numbers"][0]], sent["questions"]
+        number, questions = task["number"], task["questions"]
+        document = self.documents[number]
         if document.reference is None:
-            return self._fail(sent, document.error or "")
-        different = list(dict.fromkeys(questions))
-        run_ids = [self._run_id(document.reference, question) for question in different]
+            return self._fail(task, document.error or "")
+        distinct_questions = list(dict.fromkeys(questions))
+        run_ids = [self._run_id(document.reference, question) for question in distinct_questions]
         reads = [
             partial(self._read_one, document, question, run_id)
-            for question, run_id in zip(different, run_ids, strict=True)
+            for question, run_id in zip(distinct_questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
             # Another report of this process may read the same document. All take the locks in the same order, so
             # there is no deadlock.
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_lock_of(run_id))
-            outcomes = dict(zip(different, await _outside_this_graph(in_passes(reads, AT_ONCE)), strict=True))
+            outcomes = dict(zip(distinct_questions, await _run_in_new_context(in_passes(reads, AT_ONCE)), strict=True))
         errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
-        if others := [error for error in errors if not isinstance(error, DocumentError)]:
-            raise others[0]
+        if fatal := [error for error in errors if not isinstance(error, DocumentError)]:
+            raise fatal[0]
         if errors:
-            return self._fail(sent, without_folders(" ".join(str(errors[0]).split())))
+            return self._fail(task, without_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._source, document)
-        cells: dict[str, list[Any]] = {}
-        for number in sent["numbers"]:
-            cells[str(number)] = []
-            for column, question in enumerate(questions):
-                result = outcomes[question]
-                assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-                cells[str(number)].append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
-        return {"cells": cells}
+        cells = []
+        for column, question in enumerate(questions):
+            result = outcomes[question]
+            assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
+            cells.append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
+        return {"cells": {str(number): cells}}
 
-    def _fail(self, sent: _Sent, error: str) -> ReportState:
-        cells = {
-            str(number): [
-                to_json(MatrixCell(number, question, CellState.FAILED, error=error))
-                for question in range(len(sent["questions"]))
-            ]
-            for number in sent["numbers"]
-        }
-        return {"cells": cells}
+    def _fail(self, task: _ReadTask, error: str) -> ReportState:
+        cells = [
+            to_json(MatrixCell(task["number"], question, CellState.FAILED, error=error))
+            for question in range(len(task["questions"]))
+        ]
+        return {"cells": {str(task["number"]): cells}}
 
     def _run_id(self, reference: DocumentRef, question: str) -> str:
-        what = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
-        return f"{self.runs}-{sha256(what).hexdigest()[:20]}"
+        names = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
+        return f"{self.runs}-{sha256(names).hexdigest()[:20]}"
 
     async def _read_one(self, document: ReportDocument, question: str, run_id: str, pace: Reach) -> ReadResult:
         on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
         assert document.reference is not None  # noqa: S101  `_read_document` has checked it
-        return await result_of(self._parts(self.agent, document.reference, question, run_id, pace), on_update)
-
-    async def _parts(
-        self, agent: MemAgent, reference: DocumentRef, question: str, run_id: str, pace: Reach | None = None
-    ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Yield a run's updates and its result; an earlier run with this id is continued."""
-        limits = self.limits if agent is self.agent else None
-        if agent.keeps_checkpoints:
-            try:
-                async with aclosing(agent.astream_resume(run_id, limits=limits, pace=pace)) as parts:
-                    async for part in parts:
-                        yield part
-                return
-            except (RunNotFoundError, RunMismatchError):
-                pass
-        async with aclosing(agent.astream(reference, question, run_id=run_id, limits=limits, pace=pace)) as parts:
-            async for part in parts:
-                yield part
+        return await _resume_or_read(
+            self.agent, document.reference, question, run_id, on_update, limits=self.limits, pace=pace
+        )
 
     async def _write(self, state: ReportState) -> ReportState:
         """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
@@ -231,10 +209,10 @@ class ReportWork:
         write, judge = not self.extractive, self.judge
         if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
             write = judge = False
-        if write and (reason := await self._why_unable(ReportWriting(), OUTLINE, SECTION)):
+        if write and (reason := await self._reason_unable(ReportWriting(), OUTLINE, SECTION)):
             write = False
             events.append(_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
-        if judge and (reason := await self._why_unable(ReportWriting(), JUDGE)):
+        if judge and (reason := await self._reason_unable(ReportWriting(), JUDGE)):
             judge = False
             events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
         if judge and (left_out := pairs_to_judge(matrix)[1]):
@@ -278,7 +256,7 @@ class ReportWork:
                 lines.append(f"{document.name}: {' '.join(start.split())}")
         return "\n".join(lines)
 
-    async def _why_unable(self, strategy: Strategy, *roles: Role) -> str:
+    async def _reason_unable(self, strategy: Strategy, *roles: Role) -> str:
         """Return why the policy cannot take these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
@@ -288,16 +266,32 @@ class ReportWork:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
-    async def _run(self, strategy: Strategy, text: str, name: str, place: str) -> ReadResult:
+    async def _run(self, strategy: Strategy, text: str, name: str, purpose: str) -> ReadResult:
         """Read a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
         tokens = _chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
-        return await _outside_this_graph(
-            result_of(self._parts(agent, reference, self.question, f"{self.report_id}-{place}"))
-        )
+        run_id = f"{self.report_id}-{purpose}"
+        return await _run_in_new_context(_resume_or_read(agent, reference, self.question, run_id))
+
+
+async def _resume_or_read(
+    agent: MemAgent,
+    reference: DocumentRef,
+    question: str,
+    run_id: str,
+    on_update: Callable[[MemoryUpdate], None] | None = None,
+    **options: Any,
+) -> ReadResult:
+    """Continue the run with this id if there is one; otherwise read."""
+    if agent.keeps_checkpoints:
+        try:
+            return await result_of(agent.astream_resume(run_id, **options), on_update)
+        except (RunNotFoundError, RunMismatchError):
+            pass
+    return await result_of(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
@@ -315,7 +309,7 @@ def _lock_of(run_id: str) -> asyncio.Lock:
     return _locks.get().setdefault(run_id, asyncio.Lock())
 
 
-async def _outside_this_graph(work: Coroutine[Any, Any, T]) -> T:
+async def _run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
     """Run work in a new context, so that LangGraph does not treat its graphs as parts of the graph that is running."""
     return await asyncio.create_task(work, context=Context())
 

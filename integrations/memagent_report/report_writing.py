@@ -31,10 +31,10 @@ from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
     Draft,
-    DraftSection,
-    DraftSentence,
     EvidenceMatrix,
     ReportMode,
+    ReportSection,
+    ReportSentence,
     differing_answers,
     extractive_draft,
     extractive_section,
@@ -53,7 +53,7 @@ _MAX_HEADINGS: Final = 12
 _MAX_HEADING_LENGTH: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
-_OWN_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
+_INVENTED_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
 """References that a model invents; code makes the references of the report."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
@@ -86,7 +86,7 @@ def parse_section(text: str, _: Prompts) -> Parsed | ParseFailure:
     for line in text.splitlines():
         line = _LIST_MARK.sub("", line).strip()  # noqa: PLW2901
         numbers = [int(number) for marks in _QUOTE_MARKS.findall(line) for number in re.findall(r"\d+", marks)]
-        sentence = _OWN_REFERENCES.sub("", _QUOTE_MARKS.sub("", line))
+        sentence = _INVENTED_REFERENCES.sub("", _QUOTE_MARKS.sub("", line))
         sentence = re.sub(r"\s+([.!?,;:])", r"\1", " ".join(sentence.split())).strip()
         if re.search(r"\w", sentence):
             sentences.append((sentence, list(dict.fromkeys(numbers))))
@@ -104,7 +104,7 @@ def parse_judgement(text: str, _: Prompts) -> Parsed | ParseFailure:
 
 
 def _one_line(heading: str) -> str:
-    return " ".join(_OWN_REFERENCES.sub("", heading).strip("*#: ").split())[:_MAX_HEADING_LENGTH]
+    return " ".join(_INVENTED_REFERENCES.sub("", heading).strip("*#: ").split())[:_MAX_HEADING_LENGTH]
 
 
 def _role(
@@ -134,9 +134,9 @@ def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: 
 def custom_templates(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
-    own = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    others = {role.name: "" for role in roles if own_words_only and role.name not in own}
-    return own | others
+    templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
+    missing = {role.name: "" for role in roles if own_words_only and role.name not in templates}
+    return templates | missing
 
 
 # The strategies
@@ -149,8 +149,8 @@ class ReportPlan(Strategy):
     name: ClassVar[str] = "report_plan"
     roles: ClassVar[tuple[Role, ...]] = (QUESTIONS,)
     state: ClassVar[type] = ReaderState
-    chooses: ClassVar[str] = "ask_for_questions"
-    concludes: ClassVar[str] = "ask_for_questions"
+    choosing_node: ClassVar[str] = "ask_for_questions"
+    concluding_node: ClassVar[str] = "ask_for_questions"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the node and its edges."""
@@ -163,11 +163,11 @@ async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     context = step.context
     text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
     reply = await step.ask(QUESTIONS, chunk=context.beginning(text, context.budget.chunk_tokens), parents=())
-    questions = [question for question in reply.value or () if _can_be_asked(question, context)]
-    return _end(step, "\n".join(questions), reply.raw)
+    questions = [question for question in reply.value or () if _is_valid_question(question, context)]
+    return _finish(step, "\n".join(questions), reply.raw)
 
 
-def _can_be_asked(question: str, context: ReaderContext) -> bool:
+def _is_valid_question(question: str, context: ReaderContext) -> bool:
     try:
         check_question(question, context)
     except MemAgentError:
@@ -175,7 +175,7 @@ def _can_be_asked(question: str, context: ReaderContext) -> bool:
     return True
 
 
-def _end(step: StepContext, answer: str, raw: str) -> Change:
+def _finish(step: StepContext, answer: str, raw: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
     return {"answer": answer or None, "raw_answer": raw, "stop_reason": reason.value}
 
@@ -213,8 +213,8 @@ class ReportWriting(Strategy):
     name: ClassVar[str] = "report_writing"
     roles: ClassVar[tuple[Role, ...]] = (OUTLINE, SECTION, JUDGE)
     state: ClassVar[type] = WritingState
-    chooses: ClassVar[str] = "outline"
-    concludes: ClassVar[str] = "put_together"
+    choosing_node: ClassVar[str] = "outline"
+    concluding_node: ClassVar[str] = "put_together"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the nodes and their edges."""
@@ -251,22 +251,22 @@ class ReportWriting(Strategy):
             (heading, [number for number in numbers if number < count]) for heading, numbers in reply.value or ()
         ]
         outline = [(heading, numbers) for heading, numbers in outline if numbers]
-        placed = {number for _, numbers in outline for number in numbers}
-        outline += [(question, [number]) for number, question in enumerate(matrix.questions) if number not in placed]
+        assigned = {number for _, numbers in outline for number in numbers}
+        outline += [(question, [number]) for number, question in enumerate(matrix.questions) if number not in assigned]
         return {"outline": outline, "pairs": pairs}
 
     async def _put_together(self, state: WritingState, step: StepContext) -> Change:
         """Join the sections to a draft; its JSON is the run's answer."""
         matrix, sections = _matrix(state, step), state.get("sections") or {}
         if self.write:
-            finished_sections = tuple(from_json(sections[key], DraftSection) for key in sorted(sections, key=int))
+            finished_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
             draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
             draft = extractive_draft(matrix)
         pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
-        return _end(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+        return _finish(step, json.dumps(to_json(draft), ensure_ascii=False), "")
 
 
 def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
@@ -297,13 +297,13 @@ def _numbered_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterat
             yield f'[q{number}] {matrix.documents[place.document].name}{page}: "{text}"'
 
 
-def _fit_lines(lines: Iterator[str], context: ReaderContext, most: int) -> tuple[str, int]:
-    """Return the lines that fit in `most` tokens of the prompt, and how many do not."""
+def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) -> tuple[str, int]:
+    """Return the lines that fit in `max_tokens` tokens of the prompt, and how many do not."""
     prompt_lines: list[str] = []
     tokens = left_out = 0
     for line in lines:
         cost = context.shown_tokens(line) + 2
-        if tokens + cost > most:
+        if tokens + cost > max_tokens:
             left_out += 1
             continue
         prompt_lines.append(line)
@@ -332,10 +332,10 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     else:
         places = [place for place, _ in matrix.quotes()]
         sentences = [
-            DraftSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
+            ReportSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
             for text, numbers in reply.value
         ]
-        section = DraftSection(heading, tuple(questions), tuple(sentences))
+        section = ReportSection(heading, tuple(questions), tuple(sentences))
     return {"sections": {str(number): to_json(section)}}
 
 
@@ -343,8 +343,10 @@ async def _judge(state: WritingBranch, step: StepContext) -> Change:
     """Ask whether two answers contradict each other; each is shown with its best quote."""
     matrix, number = _matrix(state, step), state["number"]
     pair = pairs_to_judge(matrix)[0][number]
-    most = step.context.budget.chunk_tokens // 2 - 1
-    statements = [step.context.beginning(_statement(matrix, pair.question, group[0]), most) for group in pair.groups]
+    max_tokens = step.context.budget.chunk_tokens // 2 - 1
+    statements = [
+        step.context.beginning(_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
+    ]
     question = matrix.questions[pair.question]
     reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())
     return {"judgements": {str(number): bool(reply.value)}}

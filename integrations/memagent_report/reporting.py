@@ -76,7 +76,7 @@ async def areport(
     context = await agent.aprepare()
     check_question(question, context)
     questions = list(questions)
-    own_questions = tuple(check_questions(questions, context)) if questions else ()
+    checked_questions = tuple(check_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
         raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))
@@ -88,7 +88,7 @@ async def areport(
     identity = {
         "version": _VERSION,
         "question": question,
-        "questions": own_questions,
+        "questions": checked_questions,
         "documents": [
             (document.name, document.reference and document.reference["key"]) for document in report_documents
         ],
@@ -102,7 +102,7 @@ async def areport(
         report_id=report_id or f"report-{digest[:20]}",
         agent=agent,
         question=question,
-        questions=own_questions,
+        questions=checked_questions,
         documents=report_documents,
         extractive=extractive,
         judge=judge,
@@ -126,7 +126,7 @@ async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> 
     """Begin the report, or continue it if it exists; return its values."""
     saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
-    place: Any = {
+    config: Any = {
         "configurable": {"thread_id": work.report_id},
         "max_concurrency": documents_at_once,
         "metadata": {"report": digest},
@@ -134,14 +134,14 @@ async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> 
     state: ReportState | None = {}
     with lease_of(saver, work.report_id):
         if saver is not None:
-            snapshot = await graph.aget_state(place)
+            snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:
                 _require_same(snapshot.metadata, digest, work.report_id)
                 if "report" in snapshot.values:
                     return dict(snapshot.values["report"])
                 state = None if snapshot.next else {}
         options: dict[str, Any] = {"durability": "sync"} if saver is not None else {}
-        end = await graph.ainvoke(state, place, **options)
+        end = await graph.ainvoke(state, config, **options)
     return dict(end["report"])
 
 
@@ -192,13 +192,13 @@ def _name_of(source: DocumentSource) -> str:
 
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
-    used: set[str] = set()
+    names: set[str] = set()
     renamed = []
     for document in documents:
         name, number = document.name, 1
-        while name in used:
+        while name in names:
             number += 1
             name = f"{document.name} ({number})"
-        used.add(name)
+        names.add(name)
         renamed.append(replace(document, name=name))
     return tuple(renamed)

@@ -54,13 +54,13 @@ class ProblemKind(StrEnum):
     QUOTE_CUT = "quote_cut"
     """A quote begins or ends within a sentence, so a negation or qualifier may be missing."""
     QUOTATION = "quotation"
-    """Words between its quotation marks are in none of its quotes."""
+    """None of its quotes contains the words between its quotation marks."""
     NUMBER = "number"
-    """A number is in none of its quotes."""
+    """None of its quotes contains one of its numbers."""
     DATE = "date"
-    """A date is in none of its quotes."""
+    """None of its quotes contains one of its dates."""
     NAME = "name"
-    """A name is in none of its quotes."""
+    """None of its quotes contains one of its names."""
     WORDS = "words"
     """It repeats a quote with a changed word, or fewer than half of its words and values are in its quotes."""
 
@@ -96,12 +96,12 @@ def check_sentence(
     if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()
     problems = [
-        *_quotations(facts, quote_facts),
-        *_numbers(facts, quote_facts),
-        *_dates(facts, quote_facts),
-        *_names(facts, quote_facts, is_common),
+        *_check_quotations(facts, quote_facts),
+        *_check_numbers(facts, quote_facts),
+        *_check_dates(facts, quote_facts),
+        *_check_names(facts, quote_facts, is_common),
     ]
-    return tuple(problems) or tuple(_words(facts, quote_facts))
+    return tuple(problems) or tuple(_check_words(facts, quote_facts))
 
 
 def _replace_names(sentence: str, names: Iterable[str]) -> str:
@@ -111,14 +111,14 @@ def _replace_names(sentence: str, names: Iterable[str]) -> str:
     return sentence
 
 
-def _quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _check_quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     for match in re.finditer(r'"([^"]{3,})"', facts.text):
         passage = match[1].strip(" .,;:").casefold()
         if not any(passage in quote.text.casefold() for quote in quote_facts):
             yield SentenceProblem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
 
 
-def _numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     quoted = {value for quote in quote_facts for number in quote.numbers for value in number.readings}
     quoted |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
@@ -128,7 +128,7 @@ def _numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentencePro
             )
 
 
-def _dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _check_dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     dates = [date for quote in quote_facts for date in quote.dates]
     for date in facts.dates:
         if not any(date.is_within(other) for other in dates) and not _is_in_two_parts(date, quote_facts):
@@ -148,7 +148,9 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     return False
 
 
-def _names(facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]) -> Iterator[SentenceProblem]:
+def _check_names(
+    facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]
+) -> Iterator[SentenceProblem]:
     words = {word.text for quote in quote_facts for word in quote.words}
     may_be_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.is_first}
     in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
@@ -173,14 +175,14 @@ def _in_title_case(facts: Facts) -> bool:
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
 
 
-def _words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
     sentence, quotes = _terms(facts), [_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
     shared = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
     best = shared.index(max(shared))
     if shared[best] >= _COPY_SHARE * len(sentence):
-        if change := _change(sentence, quotes[best], matchers[best]):
+        if change := _find_change(sentence, quotes[best], matchers[best]):
             yield SentenceProblem(
                 ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
             )
@@ -201,7 +203,7 @@ def _terms(facts: Facts) -> list[str]:
     return [term for _, term in sorted([*numbers, *((word.start, word.text) for word in facts.words)])]
 
 
-def _change(sentence: Sequence[str], quote: Sequence[str], matcher: SequenceMatcher[str]) -> str:
+def _find_change(sentence: Sequence[str], quote: Sequence[str], matcher: SequenceMatcher[str]) -> str:
     """Return the first terms of a sentence that differ from the quote at the same place; "" if all agree.
 
     These are no differences: an added function word that is not a negation, another ending of a word, and a moved word

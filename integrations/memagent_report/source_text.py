@@ -1,17 +1,13 @@
-"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it.
+"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it again.
 
-A quote is found if the text contains it character by character after `stated_facts.normalized` has normalized both:
-Unicode NFKC, one kind of quotation mark, apostrophe and dash, single spaces, no invisible characters. Letter case,
-words, digits and all other punctuation must be the same.
+Quotes are copied from the text, so a quote is in a document only if all of its characters are.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
@@ -21,11 +17,11 @@ from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, content_stems, facts_of, normalize_text, stem
+from memagent_report.stated_facts import Facts, content_stems, facts_of, stem
 
-LONGEST_QUOTE: Final = 600
+MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
-_END: Final = re.compile(
+_SENTENCE_END: Final = re.compile(
     r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # the end of a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
 )
@@ -33,7 +29,7 @@ _ABBREVIATION: Final = re.compile(
     r"(?:^|[\s(])(?:[A-Z]|[A-Za-z]\.[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|Fig|Figs|Sec|Art|vs|cf|al|etc|Inc|Ltd|Co|Corp|Jr|Sr|pp|p|"
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|approx|ca|Rev|Gen|Col|Vol|v)$"
 )
-_REACH: Final = 1500
+_SEARCH_RADIUS: Final = 1500
 """How many characters on each side of a passage are searched for the ends of its sentence."""
 
 
@@ -63,17 +59,17 @@ class SourceText:
 
         Returns:
             The first character, the end, and whether they are whole. Surrounding white space is left out. If they are
-            longer than `LONGEST_QUOTE`, they are cut at word boundaries around the passage.
+            longer than `MAX_QUOTE_LENGTH`, they are cut at word boundaries around the passage.
         """
-        low, high = max(0, start - _REACH), min(len(self.text), end + _REACH)
+        low, high = max(0, start - _SEARCH_RADIUS), min(len(self.text), end + _SEARCH_RADIUS)
         ends = [low] if low == 0 else []
-        ends += [match.end() for match in _END.finditer(self.text, low, high) if self._ends_sentence(match)]
+        ends += [match.end() for match in _SENTENCE_END.finditer(self.text, low, high) if self._ends_sentence(match)]
         begin = max((place for place in ends if place <= start), default=low)
         finish = min((place for place in ends if place >= max(end, start + 1)), default=high)
         begin, finish = self._trim(begin, finish)
-        if finish - begin <= max(LONGEST_QUOTE, end - start):
+        if finish - begin <= max(MAX_QUOTE_LENGTH, end - start):
             return begin, finish, True
-        spare = max(0, LONGEST_QUOTE - (end - start)) // 2
+        spare = max(0, MAX_QUOTE_LENGTH - (end - start)) // 2
         begin, finish = self._cut_at_words(max(begin, start - spare), min(finish, end + spare))
         return begin, finish, False
 
@@ -88,20 +84,12 @@ class SourceText:
 
     def find(self, quote: str, near: int = 0) -> tuple[int, int] | None:
         """Return first character and end of the occurrence of a quote nearest to `near`; None if it does not occur."""
-        pattern = normalize_text(quote)
-        if not pattern:
+        after, before = self.text.find(quote, near), self.text.rfind(quote, 0, near + len(quote))
+        starts = [start for start in (after, before) if start >= 0]
+        if not starts or not quote:
             return None
-        if self.text[near : near + len(quote)] == quote:
-            return near, near + len(quote)
-        form, places = self._normalized_text
-        best: tuple[int, int] | None = None
-        at = form.find(pattern)
-        while at >= 0:
-            span = places[at], places[at + len(pattern) - 1] + 1
-            if best is None or abs(span[0] - near) < abs(best[0] - near):
-                best = span
-            at = form.find(pattern, at + 1)
-        return best
+        start = min(starts, key=lambda start: abs(start - near))
+        return start, start + len(quote)
 
     def _ends_sentence(self, match: re.Match[str]) -> bool:
         if match[0][0] not in ".":
@@ -122,47 +110,13 @@ class SourceText:
             end -= 1
         return self._trim(start, end)
 
-    @cached_property
-    def _normalized_text(self) -> tuple[str, array[int]]:
-        """Return the normalized text and, for each of its characters, its position in the original text."""
-        pieces: list[str] = []
-        places: array[int] = array("Q")
-        for match in re.finditer(r"\S+", self.text):
-            if pieces:
-                pieces.append(" ")
-                places.append(match.start())
-            word = match[0]
-            if word.isascii():
-                pieces.append(word)
-                places.extend(range(match.start(), match.end()))
-                continue
-            normal = normalize_text(word)
-            if not normal and pieces:
-                pieces.pop()
-                places.pop()
-                continue
-            pieces.append(normal)
-            if len(normal) == len(word):
-                places.extend(range(match.start(), match.end()))
-            else:
-                places.extend(_original_positions(word, normal, match.start()))
-        return "".join(pieces), places
-
-
-def _original_positions(word: str, normal: str, start: int) -> list[int]:
-    """Return, for each character of a normalized word, its approximate position in the original text."""
-    places: list[int] = []
-    for index in range(len(word)):
-        places += [start + index] * max(0, len(normalize_text(word[: index + 1])) - len(places))
-    return (places + [start + len(word) - 1] * len(normal))[: len(normal)]
-
 
 # The cell of a finished read
 
 _MAX_QUOTES = 8
 """Maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
-"""The weights of a word of the answer, and of a name, number or date in it; a word of the question has 1."""
+"""The weights of the answer's words, and of the names, numbers and dates in it; a word of the question has 1."""
 
 
 def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
@@ -187,7 +141,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
         state=state,
         # Some servers send half surrogate pairs, which cannot be stored.
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
-        quotes=_quotes(result, source) if state is CellState.ANSWERED else (),
+        quotes=_select_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
         stop_reason=StopReason(result.stop_reason),
         prompt_tokens=usage.prompt_tokens,
@@ -197,7 +151,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
     )
 
 
-def _quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
+def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
     answer, question_stems = facts_of(result.answer or ""), content_stems(facts_of(result.question))
     spans: dict[tuple[int, int], bool] = {}
     for evidence in result.view().provenance.evidence:

@@ -16,7 +16,7 @@ from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
 
-_SAME: Final = str.maketrans(
+_EQUIVALENTS: Final = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'"),
         **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"'),
@@ -32,7 +32,7 @@ def normalize_text(text: str) -> str:
 
     Letter case is preserved.
     """
-    return " ".join(unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME).split())
+    return " ".join(unicodedata.normalize("NFKC", text.translate(_EQUIVALENTS)).translate(_EQUIVALENTS).split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ def facts_of(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
     text = normalize_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
-    dates = tuple(_dates(text, spans))
-    numbers = tuple(_share_magnitudes(text, [*_digits(text, spans), *_number_words(text, spans)]))
-    return Facts(text, numbers, dates, tuple(_words(text, spans)))
+    dates = tuple(_find_dates(text, spans))
+    numbers = tuple(_share_magnitudes(text, [*_find_digits(text, spans), *_find_number_words(text, spans)]))
+    return Facts(text, numbers, dates, tuple(_find_words(text, spans)))
 
 
 # Dates
@@ -139,7 +139,7 @@ _DATES: Final = tuple(
 _MODAL_MAY: Final = re.compile(r"may\b\.?\s+\d", re.IGNORECASE)
 
 
-def _dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
+def _find_dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
     for form in _DATES:
         for match in form.finditer(text):
             if _overlaps(match.span(), spans) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
@@ -190,7 +190,7 @@ _NUMBER_WORD: Final = re.compile(
 )
 
 
-def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
+def _find_digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
         if _overlaps(match.span("digits"), spans):
             continue
@@ -201,7 +201,7 @@ def _digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
         yield Number(value, match.start(), end)
 
 
-def _number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
+def _find_number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER_WORD.finditer(text):
         if _overlaps(match.span(), spans):
             continue
@@ -244,11 +244,11 @@ _JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
 # Words
 
 _WORD: Final = re.compile(r"(?<![^\W_])[^\W\d_][^\W_]*(?:'[^\W\d_]+)?|[^\W\d_]+")
-_BEGINS: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
+_SENTENCE_START: Final = re.compile(r"(?:^|[.!?:;]['\")\]]*\s|\n)[\s\"'(\[*-]*$")
 _MOSTLY_CAPITALS: Final = 0.6
 
 
-def _words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
+def _find_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
     letters = [character for character in text if character.isalpha()]
     in_capitals = sum(map(str.isupper, letters)) > _MOSTLY_CAPITALS * len(letters) if len(letters) > 12 else False
     for match in _WORD.finditer(text):
@@ -263,7 +263,7 @@ def _words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
 
 
 def _begins_sentence(text: str, start: int) -> bool:
-    return _BEGINS.search(text, max(0, start - 8), start) is not None
+    return _SENTENCE_START.search(text, max(0, start - 8), start) is not None
 
 
 def stem(word: str) -> str:

@@ -26,7 +26,7 @@ from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import ApiError, bad_request, not_found
-from memagent_serve.bodies import BodySpace, bound_bodies
+from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
@@ -36,14 +36,14 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.short_requests import pass_on, understood
+from memagent_serve.short_requests import bad_gateway_on_error, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_SECONDS: Final = 5.0
 _NEWEST: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
-"""The maximum size of an upload's form around the file."""
+"""The maximum size of an upload's form besides the file."""
 
 
 @dataclass
@@ -62,25 +62,25 @@ class ServerResources:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
         settings = self.settings
-        salted = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
-        secret = installation_secret(settings.folder) if salted else None
+        needs_salts = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
+        secret = installation_secret(settings.folder) if needs_salts else None
         self.manager = ReadManager(self.reader, self.ledger, settings.bounds, self.metrics, secret=secret)
         self.uploads = Uploads(
             settings.folder / "files",
             self.ledger,
             self.reader.store,
             quota=settings.storage,
-            quota_of_all=settings.storage_of_all,
+            total_quota=settings.total_storage,
             texts_in_use=self.manager.texts_in_use,
         )
-        self.body_memory = BodySpace(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
-        self.arriving = BodySpace(settings.storage_of_all, settings.storage + _FORM_BYTES)
-        """The uploads that arrive, in the system's folder for temporary files."""
+        self.request_quota = BodyQuota(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
+        self.upload_quota = BodyQuota(settings.total_storage, settings.storage + _FORM_BYTES)
+        """The quota of uploads while they arrive, in the system's folder for temporary files."""
         self.completions = ChatCompletions(
-            self.reader, self.manager, self.uploads, settings, self.metrics, self.body_memory
+            self.reader, self.manager, self.uploads, settings, self.metrics, self.request_quota
         )
         self.metrics.watch(
-            "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.body_memory.used
+            "memagent_request_bytes", "Bytes of large requests in memory.", lambda: self.request_quota.used
         )
         self.metrics.watch("memagent_reads", "Running and waiting reads.", lambda: len(self.manager))
 
@@ -143,9 +143,9 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
         ApiError: there is none, it is too large, or it does not arrive.
     """
     owner, settings = owner_of(request), serving.settings
-    room = (owner.max_bytes or settings.storage) + _FORM_BYTES
-    with serving.arriving.reservation(owner) as reserve:
-        receive = bound_bodies(request.receive, room, settings.idle_seconds, settings.body_seconds, reserve=reserve)
+    limit = (owner.max_bytes or settings.storage) + _FORM_BYTES
+    with serving.upload_quota.reservation(owner) as reserve:
+        receive = limit_body(request.receive, limit, settings.idle_seconds, settings.body_seconds, reserve=reserve)
         whole = Request(request.scope, receive)
         async with whole.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
@@ -164,9 +164,9 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse({"object": "list", "data": await _served_models(reader)})
 
     async def model(request: Request) -> Response:
-        wanted = request.path_params["name"]
+        model_id = request.path_params["name"]
         for entry in await _served_models(reader):
-            if entry.get("id") == wanted:
+            if entry.get("id") == model_id:
                 return JSONResponse(entry)
         raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
 
@@ -180,7 +180,7 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse((await store_upload(serving, request)).body())
 
     async def files(request: Request) -> Response:
-        stored = await asyncio.to_thread(uploads.all, owner_of(request))
+        stored = await asyncio.to_thread(uploads.list_files, owner_of(request))
         return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
 
     async def file(request: Request) -> Response:
@@ -196,15 +196,15 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def reads(request: Request) -> Response:
-        entries = await asyncio.to_thread(serving.ledger.of_owner, owner_of(request).name, newest=_NEWEST)
-        return JSONResponse({"object": "list", "data": [_shown(entry) for entry in entries]})
+        entries = await asyncio.to_thread(serving.ledger.list_of_owner, owner_of(request).name, newest=_NEWEST)
+        return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
 
     async def read(request: Request) -> Response:
         owner, run_id = owner_of(request), request.path_params["id"]
         entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
         if entry is None:
             raise not_found("there is no such read")
-        return JSONResponse(_shown(entry, manager.find(owner, run_id)))
+        return JSONResponse(_read_object(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
         running = manager.find(owner_of(request), request.path_params["id"])
@@ -252,7 +252,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
 
 
-def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
+def _read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request"}}
     if read is not None:
         values["chunks"] = read.chunks
@@ -262,11 +262,12 @@ def _shown(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
 
 async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
     if not isinstance(reader.policy, OpenAICompatiblePolicy):
-        context, made = await reader.aprepare(), {"created": int(time.time()), "owned_by": "memagent"}
+        context, created = await reader.aprepare(), int(time.time())
         window = context.window or context.budget.context_window
-        return [{"id": reader.policy.name, "object": "model", **made, "max_model_len": window}]
+        model = {"id": reader.policy.name, "object": "model", "created": created, "owned_by": "memagent"}
+        return [{**model, "max_model_len": window}]
     reply = await pass_on(reader.policy, "GET", "models")
-    with understood("list of models"):
+    with bad_gateway_on_error("list of models"):
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
 
@@ -288,7 +289,7 @@ async def _policy_health(reader: MemAgent) -> str:
 
 async def _ledger_health(ledger: Ledger) -> str:
     try:
-        await asyncio.to_thread(ledger.of_owner, "", newest=1)
+        await asyncio.to_thread(ledger.list_of_owner, "", newest=1)
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"

@@ -20,17 +20,17 @@ _SMALL_BYTES: Final = 1 << 16
 _WAIT_SECONDS: Final = 10
 
 
-class BodySpace:
-    """The space in memory or on disk that bodies may take together while they arrive.
+class BodyQuota:
+    """Limits the memory or disk space that bodies take together while they arrive.
 
     Args:
-        most: bytes for all keys.
-        per_key: bytes for one key.
+        limit: bytes for all keys.
+        limit_per_key: bytes for one key.
     """
 
-    def __init__(self, most: int, per_key: int) -> None:
-        self._most = most
-        self._per_key = per_key
+    def __init__(self, limit: int, limit_per_key: int) -> None:
+        self._limit = limit
+        self._limit_per_key = limit_per_key
         self._used_by: Counter[str] = Counter()
 
     @property
@@ -40,7 +40,7 @@ class BodySpace:
 
     @contextmanager
     def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves space for a body of a size; it is given back at the end.
+        """Yield a function that reserves space for a body of a given size. The space is released at the end.
 
         The function raises an `ApiError`, 429, if the space is used up.
         """
@@ -51,7 +51,7 @@ class BodySpace:
             if size <= max(reserved, _SMALL_BYTES):
                 return
             more = size - reserved
-            if self.used + more > self._most or self._used_by[owner.name] + more > self._per_key:
+            if self.used + more > self._limit or self._used_by[owner.name] + more > self._limit_per_key:
                 raise too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
             self._used_by[owner.name] += more
             reserved = size
@@ -63,9 +63,9 @@ class BodySpace:
             self._used_by += Counter()  # without zeros
 
 
-def bound_bodies(
+def limit_body(
     receive: Receive,
-    largest: int,
+    max_bytes: int,
     idle_seconds: float,
     total_seconds: float,
     *,
@@ -75,7 +75,7 @@ def bound_bodies(
 
     Args:
         receive: the server's function for the parts of a request.
-        largest: the maximum size in bytes.
+        max_bytes: the maximum size in bytes.
         idle_seconds: how long a client may pause.
         total_seconds: how long the whole body may take.
         reserve: called with the size so far; see `BodySpace`.
@@ -94,20 +94,20 @@ def bound_bodies(
         except TimeoutError as error:
             raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
         size += len(message.get("body", b""))
-        require_size(size, largest)
+        require_size(size, max_bytes)
         reserve(size)
         return message
 
     return receive_part
 
 
-async def whole_body(request: Request, receive: Receive, largest: int, reserve: Callable[[int], None]) -> bytes:
+async def read_body(request: Request, receive: Receive, max_bytes: int, reserve: Callable[[int], None]) -> bytes:
     """Return the body of a JSON request. A size that the client declares is checked before anything arrives.
 
     Args:
         request: the request.
         receive: from `bound_bodies`.
-        largest: the maximum size in bytes.
+        max_bytes: the maximum size in bytes.
         reserve: from `BodySpace`.
 
     Raises:
@@ -116,22 +116,22 @@ async def whole_body(request: Request, receive: Receive, largest: int, reserve: 
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     length = request.headers.get("content-length", "")
     if length.isdecimal():
-        require_size(int(length), largest)
+        require_size(int(length), max_bytes)
         reserve(int(length))
     return await Request(request.scope, receive).body()
 
 
-def require_size(size: int, largest: int) -> None:
+def require_size(size: int, max_bytes: int) -> None:
     """Refuse a body that is too large.
 
     Raises:
         ApiError: 413.
     """
-    if size > largest:
+    if size > max_bytes:
         raise ApiError(
             413,
-            f"the body may have at most {largest:,} bytes; upload a long document with POST /v1/files and refer to it "
-            "by its file_id, or start the server with a larger --max-body",
+            f"the body may have at most {max_bytes:,} bytes; upload a long document with POST /v1/files and refer to "
+            "it by its file_id, or start the server with a larger --max-body",
             code="request_too_large",
         )
 

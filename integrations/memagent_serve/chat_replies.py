@@ -77,7 +77,7 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
         )
     if result.stop_reason is StopReason.NO_ANSWER or result.answer is None:
         return f"No answer was found.\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
-    cuts = [place for stop in stops if stop and (place := result.answer.find(stop)) >= 0]
+    cuts = [position for stop in stops if stop and (position := result.answer.find(stop)) >= 0]
     return result.answer[: min(cuts)] if cuts else result.answer
 
 
@@ -89,13 +89,13 @@ def finish_reason(result: ReadResult) -> str:
 
 
 def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the tokens of all the read's calls, plus those of an additional one."""
-    further = more or {}
-    prompt = usage.prompt_tokens + (further.get("prompt_tokens") or 0)
-    completion = usage.completion_tokens + (further.get("completion_tokens") or 0)
-    cached = usage.cached_tokens + ((further.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    """Return the usage of a read, plus that of a reply that the model server wrote from its findings."""
+    reply_usage = more or {}
+    prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
+    completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)
+    cached = usage.cached_tokens + ((reply_usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
     return {
-        **further,
+        **reply_usage,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
@@ -122,7 +122,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
-    """Where the answer comes from: for each quote that supports it, a citation of the document.
+    """Return a citation of the document for each quote that supports the answer.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
     the characters as RFC 5147 does; nothing can be fetched there.
@@ -147,14 +147,14 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
 
 
 def note_of(progress: ServedRead, memory_before: str) -> str:
-    """Progress for people: how far the read is, and what is new in memory."""
+    """Return a line for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:
         return "Waiting for other reads.\n"
     if update is None:
         return "Reading.\n"
-    known = set(memory_before.splitlines())
-    new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in known)
+    old_lines = set(memory_before.splitlines())
+    new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
     share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
     part = "" if update.chunk_index is None else f", part {update.chunk_number}"
     return plain(f"{share}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

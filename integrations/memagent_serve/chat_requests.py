@@ -22,10 +22,10 @@ _MAX_NAME_LENGTH: Final = 512
 _SMALL_BYTES: Final = 4 << 20
 _MAX_STRINGS: Final = 1_000_000
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NOTHING: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
+_EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
 
-_fields: Final = msgspec.json.Decoder(dict[str, Raw])
-_list: Final = msgspec.json.Decoder(list[Raw])
+_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
+_list_decoder: Final = msgspec.json.Decoder(list[Raw])
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class ChatRequest:
 
     def has(self, name: str) -> bool:
         """Whether a field has a value: not null, false, 0 or empty."""
-        return name in self.fields and not _is_one_of(self.fields[name], _NOTHING)
+        return name in self.fields and not _is_one_of(self.fields[name], _EMPTY_VALUES)
 
     @property
     def has_files(self) -> bool:
@@ -175,7 +175,7 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
     try:
         for _ in codecs.iterdecode((body[start : start + 2**20] for start in range(0, len(body), 2**20)), "utf-8"):
             pass  # a field that is not parsed here may have bytes that are no text
-        return _fields.decode(body)
+        return _fields_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
@@ -187,10 +187,10 @@ def parse(fields: Fields) -> ChatRequest:
         ApiError: 400; the message says what is wrong.
     """
     try:
-        messages = _list.decode(fields["messages"]) if "messages" in fields else []
+        messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
         if len(messages) > _MAX_MESSAGES:
             raise bad_request(f"there are more than {_MAX_MESSAGES:,} messages", "messages")
-        parsed = tuple(_message(_fields.decode(raw)) for raw in messages)
+        parsed = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -222,14 +222,14 @@ def _require_few_values(body: bytes) -> None:
     )
 
 
-def _message(fields: dict[str, Raw]) -> ChatMessage:
+def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
     role = msgspec.json.decode(fields.get("role", Raw(b"null")), type=str)
     content = fields.get("content")
-    if content is None or _is_one_of(content, _NOTHING):
+    if content is None or _is_one_of(content, _EMPTY_VALUES):
         return ChatMessage(role, fields, ())
     if (text := JsonText.of(content)) is not None:
         return ChatMessage(role, fields, (MessagePart("text", text),))
-    return ChatMessage(role, fields, tuple(map(_part, _list.decode(content))))
+    return ChatMessage(role, fields, tuple(map(_parse_part, _list_decoder.decode(content))))
 
 
 def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
@@ -238,16 +238,16 @@ def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
 
-def _part(raw: Raw) -> MessagePart:
+def _parse_part(raw: Raw) -> MessagePart:
     if (text := JsonText.of(raw)) is not None:
         return MessagePart("text", text, raw=raw)
-    fields = _fields.decode(raw)
+    fields = _fields_decoder.decode(raw)
     kind = msgspec.json.decode(fields.get("type", Raw(b"null")), type=str)
     if kind in {"file", "input_file"}:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return MessagePart("file", file=content, raw=raw)
-    source = _source(fields) if kind == "document" else None
+    source = _parse_source(fields) if kind == "document" else None
     if source is not None and source.type == "base64":
         name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
         return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
@@ -266,7 +266,7 @@ class _DocumentSource(msgspec.Struct, frozen=True):
     data: Raw = Raw(b"")
 
 
-def _source(fields: Fields) -> _DocumentSource | None:
+def _parse_source(fields: Fields) -> _DocumentSource | None:
     return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
 
 

@@ -25,7 +25,7 @@ from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.api_errors import ApiError, bad_request
-from memagent_serve.bodies import LARGE_BYTES, BodySpace, bound_bodies, whole_body
+from memagent_serve.bodies import LARGE_BYTES, BodyQuota, limit_body, read_body
 from memagent_serve.chat_replies import (
     DONE,
     HEARTBEAT_SECONDS,
@@ -50,7 +50,7 @@ from memagent_serve.chat_requests import (
 from memagent_serve.keys import Owner
 from memagent_serve.long_parts import (
     MEDIA,
-    PartPlace,
+    PartPosition,
     ReadingPlan,
     is_task,
     plan_reading,
@@ -59,7 +59,7 @@ from memagent_serve.long_parts import (
     total_of,
 )
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import ReadManager, ServedRead, ServedRequest
+from memagent_serve.reads import ReadManager, ReadRequest, ServedRead
 from memagent_serve.request_texts import (
     Continuation,
     document_of,
@@ -70,23 +70,23 @@ from memagent_serve.request_texts import (
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
     EVENTS,
-    events_of,
-    kind_of,
+    bad_gateway_on_error,
+    gateway_error,
+    iter_events,
     local_reply,
+    media_type_of,
     pass_on,
-    refusal_of,
     require_model,
     require_possible,
-    understood,
 )
 from memagent_serve.uploads import Uploads, display_name
 
-NEW_READ_HEADER: Final = "X-Memagent-New-Try"
+NEW_READ_HEADER: Final = "X-Memagent-New-Read"
 READ_HEADER: Final = "X-Memagent-Read"
 _NOTE_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 60.0
-_AROUND_FINDINGS: Final = 128
-"""Tokens reserved for the text around the findings."""
+_FRAME_TOKENS: Final = 128
+"""Tokens reserved for the sentences that introduce the findings."""
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class LongRequest:
     options: Options
     names: tuple[str, ...]
     """The names of the texts that are read."""
-    ask: ServedRequest
+    read_request: ReadRequest
     continuation: Continuation | None
     """None if the read's answer is the reply."""
     reservation: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -114,7 +114,7 @@ class ChatCompletions:
         uploads: the files that requests may refer to.
         settings: bounds.
         metrics: the counters.
-        memory: the memory of large requests.
+        memory: the quota of large requests in memory.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ChatCompletions:
         uploads: Uploads,
         settings: ServeSettings,
         metrics: Metrics,
-        memory: BodySpace,
+        memory: BodyQuota,
     ) -> None:
         self._reader = reader
         self._manager = manager
@@ -150,7 +150,7 @@ class ChatCompletions:
         try:
             self._metrics.ways.labels("read_and_passed" if long_request.continuation else "read").inc()
             read, kind = await self._manager.start(
-                long_request.ask, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
+                long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
             )
             if long_request.options.stream:
                 return EventSourceResponse(
@@ -161,7 +161,7 @@ class ChatCompletions:
                     sep="\n",
                 )
             async with long_request.reservation:
-                response = await unless_gone(request, self._whole(long_request, read))
+                response = await cancel_on_disconnect(request, self._respond(long_request, read))
         except BaseException:
             await long_request.reservation.aclose()
             raise
@@ -176,20 +176,20 @@ class ChatCompletions:
         largest = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self._memory.reservation(owner))
-            receive = bound_bodies(
+            receive = limit_body(
                 request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve
             )
-            body = await whole_body(request, receive, largest, reserve)
+            body = await read_body(request, receive, largest, reserve)
             is_large = len(body) > LARGE_BYTES
-            places = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
+            locks = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
-                async with places[0], places[1]:
+                async with locks[0], locks[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
-                    plan = await self._plan_of(body, fields, context)
+                    plan = await self._plan_request(body, fields, context)
                 if isinstance(plan, bytes):
                     self._metrics.ways.labels("passed").inc()
-                    return await unless_gone(request, self._pass_on(plan, accept, context))
-                long_request = await unless_gone(request, self._long_request(*plan, owner, context))
+                    return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
+                long_request = await cancel_on_disconnect(request, self._long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
             if long_request.continuation:
@@ -207,7 +207,7 @@ class ChatCompletions:
 
     # Long requests
 
-    async def _plan_of(
+    async def _plan_request(
         self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
     ) -> tuple[ChatRequest, ReadingPlan] | bytes:
         """Determine what to read of a request; if it fits, return its body, which is passed on."""
@@ -224,10 +224,10 @@ class ChatCompletions:
             raise
         if fits and not chat.has_files:
             return body
-        room = self._settings.read_above or window - min(_reply_tokens(chat, budget.answer_tokens), window // 4)
+        room = self._settings.read_above or window - min(_tokens_for_reply(chat, budget.answer_tokens), window // 4)
         sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
         total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
-        findings = budget.memory_tokens + budget.answer_tokens + _AROUND_FINDINGS
+        findings = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
         plan = plan_reading(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
             if total > room and not MEDIA.search(chat.unreadable or "image"):
@@ -246,40 +246,41 @@ class ChatCompletions:
         continues = self._server is not None and needs_model_server(chat, plan)
         if self._server is None:
             require_possible(chat, self._reader.policy)
-        question, words = await asyncio.to_thread(_questions, chat, plan, context, continues)
-        self._manager.require_room(owner, question)
+        question, short_request = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        self._manager.require_capacity(owner, question)
         files = await self._files(chat, owner)
         sources = sources_of(chat, plan, files, self._reader.store)
         options = chat.options
-        bound, most = options.answer_tokens, context.budget.answer_tokens
+        requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
+        lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not continues
         names = tuple(source.name for source in sources)
         stored = sources[0].stored if len(sources) == 1 else None
         return LongRequest(
             options=options,
             names=names,
-            ask=ServedRequest(
+            read_request=ReadRequest(
                 owner=owner,
                 document=stored or await self._uploads.add_text(owner, document_of(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
-                answer_tokens=bound if bound is not None and bound < most and not continues else None,
+                answer_tokens=requested_tokens if lowers_budget else None,
             ),
-            continuation=Continuation(chat, plan, names, words) if continues else None,
+            continuation=Continuation(chat, plan, names, short_request) if continues else None,
         )
 
-    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPlace, DocumentRef]:
+    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
         files = {}
         for number, message in enumerate(chat.messages):
-            for place, part in enumerate(message.parts):
+            for index, part in enumerate(message.parts):
                 if part.file is not None:
-                    files[PartPlace(number, place)] = await self._file(part.file, owner)
+                    files[PartPosition(number, index)] = await self._file(part.file, owner)
         return files
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
-            known = self._uploads.get(owner, file.file_id)
-            with self._uploads.content(owner, known.id).open("rb") as content:
-                return await self._uploads.add_text(owner, Document.from_file(content, known.filename))
+            upload = self._uploads.get(owner, file.file_id)
+            with self._uploads.content(owner, upload.id).open("rb") as content:
+                return await self._uploads.add_text(owner, Document.from_file(content, upload.filename))
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
@@ -288,7 +289,7 @@ class ChatCompletions:
 
     # Replies
 
-    async def _whole(self, long_request: LongRequest, read: ServedRead) -> Response:
+    async def _respond(self, long_request: LongRequest, read: ServedRead) -> Response:
         async with aclosing(self._manager.follow(read)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
@@ -309,7 +310,7 @@ class ChatCompletions:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
         annotations = await asyncio.to_thread(annotations_of, result, "")
-        with understood("reply"):
+        with bad_gateway_on_error("reply"):
             reply = msgspec.json.decode(response.body)
             if response.status_code != 200:
                 return response
@@ -326,15 +327,15 @@ class ChatCompletions:
         async with long_request.reservation:
             yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
             async with aclosing(self._manager.follow(read)) as parts:
-                memory, newest = "", 0.0
+                memory, last_note = "", 0.0
                 async for part in parts:
                     if isinstance(part, ReadResult):
                         async for event in self._final_events(long_request, head, part):
                             yield event
-                    elif (part.update or not part.state.has_ended) and time.monotonic() - newest >= _NOTE_SECONDS:
+                    elif (part.update or not part.state.has_ended) and time.monotonic() - last_note >= _NOTE_SECONDS:
                         yield head.chunk({"reasoning_content": note_of(part, memory)})
                         memory = part.update.memory if part.update else memory
-                        newest = time.monotonic()
+                        last_note = time.monotonic()
 
     async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
@@ -358,9 +359,9 @@ class ChatCompletions:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._server.relay("POST", "chat/completions", continuation.body_after(result), headers) as relayed:
-            if kind_of(relayed) != EVENTS:
-                raise await refusal_of(relayed)
-            async for event in events_of(relayed):
+            if media_type_of(relayed) != EVENTS:
+                raise await gateway_error(relayed)
+            async for event in iter_events(relayed):
                 if (merged := self._merge(event, long_request, head, result)) is not None:
                     yield merged
 
@@ -368,7 +369,7 @@ class ChatCompletions:
         """Return an event of the model's reply as a part of this one; None for one that was not requested."""
         if event == DONE:
             return DONE
-        with understood("stream"):
+        with bad_gateway_on_error("stream"):
             values = json.loads(event)
             if values.get("choices") is None:
                 return event
@@ -380,14 +381,14 @@ class ChatCompletions:
             return json.dumps(values, ensure_ascii=False)
 
 
-async def unless_gone(request: Request, reply: Awaitable[T]) -> T:
+async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:
     """Wait for a reply; it is cancelled if the client disconnects.
 
     Raises:
         ApiError: the client has disconnected.
     """
     work = asyncio.ensure_future(reply)
-    watch = asyncio.ensure_future(_gone(request))
+    watch = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -399,13 +400,13 @@ async def unless_gone(request: Request, reply: Awaitable[T]) -> T:
         await asyncio.gather(work, watch, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _reply_tokens(chat: ChatRequest, usual: int) -> int:
-    """Return how many tokens to leave for the reply; an odd limit is the model server's business."""
+def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
+    """Return how many tokens to leave for the reply. Contradictory limits are left to the model server."""
     try:
         return chat.options.answer_tokens or usual
     except ApiError:
@@ -416,16 +417,16 @@ def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, con
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escape_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
-    was_read = continues and any(place.message == plan.latest for place in plan.places)
+    was_read = continues and any(position.message == plan.latest for position in plan.positions)
     return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
 
 
 def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
-    """Return a question that is within its budget also where tags in it are escaped."""
-    most = tokens
-    while (excess := context.shown_tokens(question) - tokens) > 0 and most > 1:
-        most = max(1, most - excess)
-        question = shortened(question, most, context.tokenizer.count)
+    """Shorten a question until it is within its budget even with its tags escaped."""
+    limit = tokens
+    while (excess := context.shown_tokens(question) - tokens) > 0 and limit > 1:
+        limit = max(1, limit - excess)
+        question = shortened(question, limit, context.tokenizer.count)
     return question
 
 

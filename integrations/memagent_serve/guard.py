@@ -25,7 +25,7 @@ from memagent_serve.page_sessions import PAGE, PageSessions
 
 log = logging.getLogger(__name__)
 
-_KNOWN: Final = (
+_METRIC_PATHS: Final = (
     "/v1/chat/completions",
     "/v1/models",
     "/v1/files",
@@ -37,7 +37,7 @@ _KNOWN: Final = (
 )
 
 
-_FAREWELL_SECONDS: Final = 1.0
+_LAST_EVENT_SECONDS: Final = 1.0
 _SHORT_SECRET: Final = 8
 """A shorter password may be a word of an answer, so it is removed only from errors."""
 
@@ -78,7 +78,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = next((known for known in _KNOWN if scope["path"].startswith(known)), "other")
+        path = next((prefix for prefix in _METRIC_PATHS if scope["path"].startswith(prefix)), "other")
         response = _Response(send, self._redact, self._metrics.seconds.labels(path).observe)
         try:
             self._admit(scope)
@@ -145,7 +145,7 @@ class _Response:
     Args:
         send: sends a message of the response.
         redact: removes secrets from a part of its body.
-        observe: is given the seconds until it begins.
+        observe: called with the seconds until the response begins.
     """
 
     def __init__(self, send: Send, redact: Callable[..., bytes], observe: Callable[[float], None]) -> None:
@@ -153,13 +153,13 @@ class _Response:
         self._redact = redact
         self._observe = observe
         self._began = time.perf_counter()
-        self._held: Message | None = None
-        """Its beginning, until its body is known, whose length may change."""
+        self._start_message: Message | None = None
+        """The start of the response, held back until the redacted body has its length."""
         self._is_text = True
         self.is_open_stream = False
         """Whether it is a stream of events that has begun and not ended."""
         self.status = 0
-        """0 until it has begun."""
+        """The HTTP status; 0 before the response begins."""
 
     async def send(self, message: Message) -> None:
         """Send a message of the application."""
@@ -174,14 +174,14 @@ class _Response:
                 kind.startswith("text/event-stream"),
             )
             if self._is_text and "content-length" in headers:
-                self._held = message
+                self._start_message = message
                 return
         elif self._is_text and message.get("body"):
             message["body"] = self._redact(message["body"], is_error=self.status >= 400)
-        if self._held is not None:
+        if self._start_message is not None:
             if not message.get("more_body"):
-                MutableHeaders(scope=self._held)["Content-Length"] = str(len(message.get("body", b"")))
-            start, self._held = self._held, None
+                MutableHeaders(scope=self._start_message)["Content-Length"] = str(len(message.get("body", b"")))
+            start, self._start_message = self._start_message, None
             await self._send(start)
         if message["type"] == "http.response.body" and not message.get("more_body"):
             self.is_open_stream = False
@@ -194,5 +194,5 @@ class _Response:
             return
         event = f"data: {json.dumps(failure.body())}\n\n".encode()
         with suppress(TimeoutError):  # of a client that reads nothing
-            async with asyncio.timeout(_FAREWELL_SECONDS):
+            async with asyncio.timeout(_LAST_EVENT_SECONDS):
                 await self.send({"type": "http.response.body", "body": event})

@@ -22,13 +22,13 @@ from memagent_graph.storage.private_files import private_folder, write_whole
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_SHORTEST: Final = 16
+_MIN_KEY_LENGTH: Final = 16
 _SECRET_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of runs and files, and the limits of each request; None means no own limit."""
+    """The owner of runs and files, and the limits of each request; None for the server's limits."""
 
     name: str
     max_tokens: int | None = None
@@ -62,10 +62,10 @@ class Keys:
                     f"{owner.name!r} is not allowed as a key's name, or is used twice",
                     hint="Use at most 64 letters, digits, hyphens, underscores and dots; a dot cannot be the first.",
                 )
-            if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+            if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
                 raise MemAgentError(
                     f"the key of {owner.name} is too short, or has characters that are not allowed",
-                    hint=f"Use {_SHORTEST} ASCII characters or more without spaces: openssl rand -hex 24 prints some.",
+                    hint=f"Use {_MIN_KEY_LENGTH} ASCII characters or more, without spaces: `openssl rand -hex 24`.",
                 )
             digest = _digest(key)
             if digest in self._owners:
@@ -79,8 +79,8 @@ class Keys:
         return len(self._owners)
 
     @classmethod
-    def load(cls, file: Path | None, listed: str = "") -> Keys:
-        """Return the keys in a TOML file, with those of a list `name:key,name:key`.
+    def load(cls, file: Path | None, key_list: str = "") -> Keys:
+        """Load the keys in a TOML file, and those in a list such as `alice:KEY,bob:KEY`.
 
         In the file, `alice = "KEY"`, or a table `[alice]` with `key` and the limits that `Owner` has.
 
@@ -88,7 +88,7 @@ class Keys:
             MemAgentError: the file cannot be read, or has another form.
         """
         pairs: list[tuple[Owner, str]] = []
-        for entry in filter(None, (entry.strip() for entry in listed.split(","))):
+        for entry in filter(None, (entry.strip() for entry in key_list.split(","))):
             name, colon, key = entry.partition(":")
             if not colon:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
@@ -98,7 +98,7 @@ class Keys:
         return cls(pairs)
 
     def owner(self, authorization: str | None) -> Owner | None:
-        """Return the owner of the key in an Authorization header; None if it has none of these."""
+        """Return the owner of the key in an Authorization header; None if the key is unknown."""
         if not self._owners:
             return LOCAL
         scheme, _, key = (authorization or "").partition(" ")
@@ -117,12 +117,12 @@ _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
 def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
     limits = {limit: number for limit, number in table.items() if limit != "key"}
-    known = [field.name for field in fields(Owner) if field.name != "name"]
+    limit_names = [field.name for field in fields(Owner) if field.name != "name"]
     are_positive = all(type(number) in {int, float} and number > 0 for number in limits.values())
-    if not isinstance(table.get("key"), str) or not limits.keys() <= set(known) or not are_positive:
+    if not isinstance(table.get("key"), str) or not limits.keys() <= set(limit_names) or not are_positive:
         raise MemAgentError(
             f"the keys file {file} has an invalid entry for {name}",
-            hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(known))}.",
+            hint=f"{_EXAMPLE} A table has key and, each a positive number, {', '.join(sorted(limit_names))}.",
         )
     return Owner(name, **limits), table["key"]
 

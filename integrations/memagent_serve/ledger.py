@@ -35,7 +35,7 @@ class ReadState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; it may continue if it is requested again."""
+        """Whether it has ended. The same request may continue it."""
         return self not in {ReadState.WAITING, ReadState.RUNNING}
 
 
@@ -108,11 +108,11 @@ class Ledger:
         ended = time.time() if state.has_ended else None
         self.run("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
-    def of_request(self, owner: str, request: str) -> list[Entry]:
+    def find_by_request(self, owner: str, request: str) -> list[Entry]:
         """Return the reads of one request of a key, the newest first."""
         return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
-    def of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
+    def list_of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
         """Return the newest reads of a key that began before a time."""
         return self._entries(
             "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
@@ -134,7 +134,7 @@ class Ledger:
         self.run("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
     def get(self, owner: str, run_id: str) -> Entry | None:
-        """One read; None if it does not exist, or belongs to another key."""
+        """Return a read; None if it does not exist, or belongs to another key."""
         return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
 
     def close(self) -> None:

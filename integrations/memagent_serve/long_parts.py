@@ -16,7 +16,7 @@ from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
-"""Tokens reserved for a chat template's text around each message."""
+"""Tokens reserved for what a chat template adds to each message."""
 OTHER_PART_TOKENS: Final = 1024
 """The assumed tokens of an image, a sound or a video."""
 MEDIA: Final = re.compile("image|audio|video")
@@ -30,13 +30,13 @@ _MAX_TOKEN_LENGTH: Final = 16
 _MIN_TOKENS_FOR_CONTEXT: Final = 256
 """If the budget is below 256 tokens, the question is only the user's text: policies with such budgets were trained on
 single questions."""
-_WHAT_MATTERS: Final = "What does the text say? Name what matters in it: who, what, when, numbers, decisions."
+_DEFAULT_QUESTION: Final = "What does the text say? Name what matters in it: who, what, when, numbers, decisions."
 _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class PartPlace:
-    """The place of a part: the message's number, and the part's number in it."""
+class PartPosition:
+    """Where a part is: the number of its message, and its index in it."""
 
     message: int
     part: int
@@ -48,7 +48,7 @@ class ReadingPlan:
 
     history: int
     """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
-    places: tuple[PartPlace, ...]
+    positions: tuple[PartPosition, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
     latest: int | None
     """The message of the user's latest request; None if there is none."""
@@ -56,7 +56,7 @@ class ReadingPlan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing has to be read."""
-        return not self.history and not self.places
+        return not self.history and not self.positions
 
 
 Sizes = Sequence[Sequence[int]]
@@ -86,10 +86,10 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
 
 def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
     """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
-    beside = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
-    beside += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
-    described = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in beside)
-    return described + sum(map(sum, sizes)) + MESSAGE_TOKENS * len(request.messages)
+    tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
+    tools += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
+    tool_tokens = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in tools)
+    return tool_tokens + sum(map(sum, sizes)) + MESSAGE_TOKENS * len(request.messages)
 
 
 _CALLS: Final = ("tool_calls", "function_call")
@@ -108,9 +108,9 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     messages = request.messages
     latest = latest_request(messages)
     files = [
-        PartPlace(number, place)
+        PartPosition(number, index)
         for number, message in enumerate(messages)
-        for place, part in enumerate(message.parts)
+        for index, part in enumerate(message.parts)
         if part.kind == "file"
     ]
     if total <= room and not files:
@@ -118,26 +118,28 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     room -= findings
     if total + _STUB_TOKENS * len(files) <= room:
         return ReadingPlan(0, tuple(files), latest)
-    chosen, left = _choose_largest(messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2)
-    if left <= room:
-        return ReadingPlan(0, tuple(sorted([*files, *chosen])), latest)
+    largest, remaining_tokens = _choose_largest(
+        messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2
+    )
+    if remaining_tokens <= room:
+        return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
         remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
         rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
-        large = [place for place in chosen if place.message in remaining]
-        rest -= sum(_saved_tokens(sizes, place) for place in large)
+        large = [position for position in largest if position.message in remaining]
+        rest -= sum(_saved_tokens(sizes, position) for position in large)
         if rest <= room:
             return _add_files(history, large, files, remaining, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
     remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
     everything = [
-        PartPlace(number, place)
+        PartPosition(number, index)
         for number in remaining
-        for place, part in enumerate(messages[number].parts)
-        if part.text is not None and sizes[number][place] > _STUB_TOKENS
+        for index, part in enumerate(messages[number].parts)
+        if part.text is not None and sizes[number][index] > _STUB_TOKENS
     ]
     return _add_files(history, everything, files, remaining, latest)
 
@@ -177,17 +179,17 @@ def question_of(
     """
     message = request.messages[plan.latest] if plan.latest is not None else None
     is_small = tokens < _MIN_TOKENS_FOR_CONTEXT
-    texts = [
-        _ends(part.text, tokens, tokenizer, one=is_small) if PartPlace(plan.latest or 0, place) in plan.places
-        else _bound(part.text, tokens)
-        for place, part in enumerate(message.parts if message else ())
-        if part.text is not None
-    ]  # fmt: skip
-    words = "\n\n".join(filter(None, (text.strip() for text in texts))) or _WHAT_MATTERS
+    texts = []
+    for index, part in enumerate(message.parts if message else ()):
+        if part.text is not None and PartPosition(plan.latest or 0, index) in plan.positions:
+            texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, one=is_small))
+        elif part.text is not None:
+            texts.append(_limit_length(part.text, tokens))
+    question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
     if is_small or not with_context:
-        return shortened(words, tokens, tokenizer.count)
-    words = shortened(words, tokens // 2, tokenizer.count)
-    room = tokens - tokenizer.count(words) - _STUB_TOKENS
+        return shortened(question, tokens, tokenizer.count)
+    question = shortened(question, tokens // 2, tokenizer.count)
+    room = tokens - tokenizer.count(question) - _STUB_TOKENS
     system = _unread_text(request, plan, tokens, lambda number, role: role in _SYSTEM)
     system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
@@ -195,7 +197,7 @@ def question_of(
         request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.latest or 0)
     )
     earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
-    parts = [system, earlier, f"Question: {words}" if system or earlier else words]
+    parts = [system, earlier, f"Question: {question}" if system or earlier else question]
     return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer.count)
 
 
@@ -208,16 +210,16 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_wanted: Callable[[int, str], bool]) -> str:
+def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
     for number, message in enumerate(request.messages):
-        if not is_wanted(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
+        if not is_included(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
             continue
-        parts = [(part.text, PartPlace(number, place) in plan.places) for place, part in enumerate(message.parts)]
+        parts = [(part.text, PartPosition(number, index) in plan.positions) for index, part in enumerate(message.parts)]
         # In a long system message, the beginning has the instructions.
         texts = [
-            _bound(text, tokens)[: tokens * 2 if is_read else None]
+            _limit_length(text, tokens)[: tokens * 2 if is_read else None]
             for text, is_read in parts
             if text is not None and (message.role in _SYSTEM or not is_read)
         ]
@@ -227,21 +229,21 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_wanted
     return "\n".join(paragraphs)
 
 
-def _bound(text: JsonText, tokens: int) -> str:
+def _limit_length(text: JsonText, tokens: int) -> str:
     """Return a text; only its beginning and end if it certainly has more than `tokens` tokens."""
-    most = tokens * _MAX_TOKEN_LENGTH
+    limit = tokens * _MAX_TOKEN_LENGTH
     whole = text.text()
-    return whole if len(whole) <= 2 * most else f"{whole[:most]} [...] {whole[-most:]}"
+    return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
 
 
-def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
+def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.
         tokens: the maximum for both.
         tokenizer: counts.
-        one: take only one of them: the one with a question, otherwise the last.
+        one: return only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _MAX_TOKEN_LENGTH
     whole = text.text()
@@ -255,30 +257,30 @@ def _ends(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> st
 
 def _choose_largest(
     messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
-) -> tuple[list[PartPlace], int]:
+) -> tuple[list[PartPosition], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
     Returns:
         the chosen parts, and the tokens of the rest.
     """
     large = [
-        PartPlace(number, place)
+        PartPosition(number, index)
         for number, message in enumerate(messages)
-        for place, part in enumerate(message.parts)
-        if part.text is not None and sizes[number][place] > max(worthwhile, _STUB_TOKENS)
+        for index, part in enumerate(message.parts)
+        if part.text is not None and sizes[number][index] > max(worthwhile, _STUB_TOKENS)
     ]
-    large.sort(key=lambda place: -sizes[place.message][place.part])
-    chosen: list[PartPlace] = []
-    for place in large:
+    large.sort(key=lambda position: -sizes[position.message][position.part])
+    chosen: list[PartPosition] = []
+    for position in large:
         if total <= room:
             break
-        chosen.append(place)
-        total -= _saved_tokens(sizes, place)
+        chosen.append(position)
+        total -= _saved_tokens(sizes, position)
     return chosen, total
 
 
-def _saved_tokens(sizes: Sizes, place: PartPlace) -> int:
-    return sizes[place.message][place.part] - _STUB_TOKENS
+def _saved_tokens(sizes: Sizes, position: PartPosition) -> int:
+    return sizes[position.message][position.part] - _STUB_TOKENS
 
 
 def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
@@ -286,8 +288,12 @@ def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest:
 
 
 def _add_files(
-    history: int, places: Sequence[PartPlace], files: Sequence[PartPlace], remaining: Sequence[int], latest: int | None
+    history: int,
+    positions: Sequence[PartPosition],
+    files: Sequence[PartPosition],
+    remaining: Sequence[int],
+    latest: int | None,
 ) -> ReadingPlan:
     """Return the plan with the files of later messages; files of older messages are read with the transcript."""
-    beside = [place for place in files if place.message in remaining]
-    return ReadingPlan(history, tuple(sorted({*places, *beside})), latest)
+    files = [file for file in files if file.message in remaining]
+    return ReadingPlan(history, tuple(sorted({*positions, *files})), latest)

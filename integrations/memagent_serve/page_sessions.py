@@ -26,8 +26,8 @@ STATIC: Final = f"{PAGE}/static/"
 PAGE_HEADER: Final = "X-Memagent-Page"
 """A header of the page's requests that change something; forms and images of other pages cannot send it."""
 _SESSIONS_PER_OWNER: Final = 64
-"""Beyond these, the oldest session of the same key ends, never one of another key."""
-_OWN: Final = frozenset({"same-origin", "none"})
+"""The maximum number of sessions of one key; a new one ends the key's oldest."""
+_TRUSTED_SITES: Final = frozenset({"same-origin", "none"})
 
 
 class PageSessions:
@@ -43,11 +43,11 @@ class PageSessions:
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
         """The token in the start-up message; None if a key is needed."""
 
-    def sign_in(self, shown: str, port: int) -> Response:
+    def sign_in(self, credential: str, port: int) -> Response:
         """Sign a browser in.
 
         Args:
-            shown: the token, or a key.
+            credential: the token, or a key.
             port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
 
         Returns:
@@ -57,14 +57,14 @@ class PageSessions:
             ApiError: 401; it is neither the token nor a key.
         """
         if self.token is None:
-            owner = self._keys.owner(f"Bearer {shown}")
+            owner = self._keys.owner(f"Bearer {credential}")
         else:
-            owner = LOCAL if hmac.compare_digest(shown.encode(errors="replace"), self.token.encode()) else None
+            owner = LOCAL if hmac.compare_digest(credential.encode(errors="replace"), self.token.encode()) else None
         if owner is None:
             raise ApiError(401, "this is not the token of the start-up message, nor a key", code="invalid_page_token")
         session = secrets.token_urlsafe(32)
-        earlier = [digest for digest, other in self._sessions.items() if other.name == owner.name]
-        for digest in earlier[: max(0, len(earlier) + 1 - _SESSIONS_PER_OWNER)]:
+        digests = [digest for digest, other in self._sessions.items() if other.name == owner.name]
+        for digest in digests[: max(0, len(digests) + 1 - _SESSIONS_PER_OWNER)]:
             del self._sessions[digest]
         self._sessions[_digest(session)] = owner
         response = Response(status_code=204)
@@ -89,15 +89,15 @@ class PageSessions:
         headers = Headers(scope=scope)
         path, is_safe = scope["path"], scope["method"] in {"GET", "HEAD"}
         origin = headers.get("origin")
-        foreign = origin is not None and origin.lower() not in {
+        is_foreign = origin is not None and origin.lower() not in {
             f"{scheme}://{headers.get('host', '').lower()}" for scheme in ("http", "https")
         }
-        opens = path == "/" or path.startswith(STATIC)
-        if foreign or (not opens and headers.get("sec-fetch-site", "none") not in _OWN):
+        is_public = path == "/" or path.startswith(STATIC)
+        if is_foreign or (not is_public and headers.get("sec-fetch-site", "none") not in _TRUSTED_SITES):
             raise ApiError(403, "other web pages may not send this request", code="origin_not_allowed")
         if not is_safe and PAGE_HEADER not in headers:
             raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
-        if opens or (path == SIGN_IN and scope["method"] == "POST"):
+        if is_public or (path == SIGN_IN and scope["method"] == "POST"):
             return None
         owner = self._sessions.get(_digest(_session(scope)))
         if owner is None:

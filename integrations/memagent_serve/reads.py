@@ -14,7 +14,6 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.outcome import result_of
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -34,7 +34,7 @@ from memagent_serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_READERS_KEPT: Final = 64
+_MAX_READERS: Final = 64
 _USUAL_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
 """In seconds; the official clients ignore longer times."""
@@ -55,11 +55,11 @@ class Bounds:
     cancel_on_close: bool = False
     """Whether a read ends when the last client that follows it disconnects."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of each read, besides those of its key."""
+    """Limits of each read, in addition to its key's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedRequest:
+class ReadRequest:
     """A request to read. Equal ones are one read."""
 
     owner: Owner
@@ -70,7 +70,7 @@ class ServedRequest:
     """A smaller maximum for the answer than the budget's."""
 
     def digest(self, settings: str, model: str) -> str:
-        """Return what identifies the request; `settings` is the fingerprint of the reader's settings."""
+        """Return a hash that identifies the request; `settings` is the fingerprint of the reader's settings."""
         values = [self.owner.name, self.document["key"], self.question, asdict(self.sampling), self.answer_tokens]
         return hashlib.sha256(json.dumps([*values, settings, model], sort_keys=True).encode()).hexdigest()
 
@@ -80,7 +80,7 @@ class ServedRead:
     """A read of this process. `progress` changes while it is running; see `ReadManager.follow`."""
 
     run_id: str
-    ask: ServedRequest
+    read_request: ReadRequest
     request: str
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
@@ -93,7 +93,12 @@ class ServedRead:
     """Its state when its task is cancelled."""
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Is set at the next change; then another takes its place."""
+    """Set at the next change, and then replaced by a new event."""
+
+    def add(self, update: MemoryUpdate) -> None:
+        """Add an update, and wake all followers."""
+        self.updates.append(update)
+        self.change()
 
     def change(self) -> None:
         """Wake all followers."""
@@ -141,11 +146,11 @@ class ReadManager:
         """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
         self._retry_seconds = 0.0
 
-    async def start(self, ask: ServedRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
+    async def start(self, read_request: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
-            ask: what to read.
+            read_request: what to read.
             read_again: start a new read, even if the same request was read before.
 
         Returns:
@@ -158,30 +163,37 @@ class ReadManager:
         """
         if self._settings is None:
             self._settings = (await self._reader.agraph()).reader_context.settings
-        request = ask.digest(self._settings, self._reader.policy.name)
+        request = read_request.digest(self._settings, self._reader.policy.name)
         async with self._lock:
             running = [read for read in self._reads.values() if read.request == request]
             if running and not read_again:
                 self._metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
-            self.require_room(ask.owner)
-            known = await asyncio.to_thread(self._ledger.of_request, ask.owner.name, request)
+            self.require_capacity(read_request.owner)
+            known = await asyncio.to_thread(self._ledger.find_by_request, read_request.owner.name, request)
             last = next((entry for entry in known if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
-                read = ServedRead(last.run_id, ask, request, last.began)
+                read = ServedRead(last.run_id, read_request, request, last.began)
                 kind = "repeated" if last.state is ReadState.FINISHED else "resumed"
             else:
-                read, kind = ServedRead(f"{request[:24]}-{len(known)}", ask, request), "started"
-                entry = Entry(read.run_id, ask.owner.name, request, ask.question, ask.document["name"], read.began)
+                read, kind = ServedRead(f"{request[:24]}-{len(known)}", read_request, request), "started"
+                entry = Entry(
+                    read.run_id,
+                    read_request.owner.name,
+                    request,
+                    read_request.question,
+                    read_request.document["name"],
+                    read.began,
+                )
                 await asyncio.to_thread(self._ledger.begin, entry)
             self._launch(read, kind)
         return read, kind
 
-    async def resume(self, ask: ServedRequest, entry: Entry) -> ServedRead:
+    async def resume(self, read_request: ReadRequest, entry: Entry) -> ServedRead:
         """Continue one read where it stopped, independent of other requests.
 
         Args:
-            ask: its request.
+            read_request: its request.
             entry: its entry in the ledger.
 
         Raises:
@@ -190,9 +202,9 @@ class ReadManager:
         async with self._lock:
             if (known := self._reads.get(entry.run_id)) is not None:
                 return known
-            self.require_room(ask.owner)
+            self.require_capacity(read_request.owner)
             request = "" if entry.edited else entry.request
-            read = ServedRead(entry.run_id, ask, request, entry.began)
+            read = ServedRead(entry.run_id, read_request, request, entry.began)
             self._launch(read, "resumed")
         return read
 
@@ -204,11 +216,11 @@ class ReadManager:
     def find(self, owner: Owner, run_id: str) -> ServedRead | None:
         """Return a waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
-        return read if read is not None and read.ask.owner.name == owner.name else None
+        return read if read is not None and read.read_request.owner.name == owner.name else None
 
     def texts_in_use(self) -> set[str]:
         """Return the keys of the documents of waiting and running reads."""
-        return {read.ask.document["key"] for read in list(self._reads.values())}
+        return {read.read_request.document["key"] for read in list(self._reads.values())}
 
     def __len__(self) -> int:
         """How many reads are waiting or running."""
@@ -216,7 +228,7 @@ class ReadManager:
 
     def running(self, owner: Owner) -> list[ServedRead]:
         """Return the reads of a key that are waiting or running."""
-        return [read for read in self._reads.values() if read.ask.owner.name == owner.name]
+        return [read for read in self._reads.values() if read.read_request.owner.name == owner.name]
 
     async def follow(self, read: ServedRead) -> AsyncGenerator[ServedRead | ReadResult, None]:
         """Yield a read, now and at each change, and its result at the end.
@@ -242,7 +254,7 @@ class ReadManager:
                 await self.cancel(read)
 
     async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
-        """End a read as cancelled or paused. What it has read is kept: if it is requested again, it continues."""
+        """End a read as cancelled or paused. Its progress is kept, and the same request continues it."""
         if read.task is not None and not read.task.done():
             if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
                 read.ends_as = state
@@ -261,21 +273,21 @@ class ReadManager:
         finished = entry.state is ReadState.FINISHED and entry.ended is not None
         return finished and time.time() - (entry.ended or 0.0) > self.bounds.keep_seconds
 
-    def require_room(self, owner: Owner, question: str | None = None) -> None:
+    def require_capacity(self, owner: Owner, question: str | None = None) -> None:
         """Refuse a read of a key if there are too many, unless it may join one of the same question.
 
         Raises:
             ApiError: 429.
         """
         bounds = self.bounds
-        if question is not None and any(read.ask.question == question for read in self.running(owner)):
+        if question is not None and any(read.read_request.question == question for read in self.running(owner)):
             return
         if len(self._reads) >= bounds.reads + bounds.waiting:
-            raise self._busy(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
+            raise self._refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
         if len(self.running(owner)) >= bounds.per_key:
-            raise self._busy(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
+            raise self._refusal(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
 
-    def _busy(self, message: str) -> Exception:
+    def _refusal(self, message: str) -> Exception:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
         self._metrics.reads.labels("refused").inc()
         now = time.monotonic()
@@ -296,13 +308,7 @@ class ReadManager:
             async with self._slots:
                 await self._mark(read, ReadState.RUNNING)
                 began = time.monotonic()
-                async with aclosing(self._parts(read, resumes=kind != "started")) as parts:
-                    async for part in parts:
-                        if isinstance(part, ReadResult):
-                            result = part
-                        else:
-                            read.updates.append(part)
-                            read.change()
+                result = await self._read(read, resumes=kind != "started")
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if kind != "repeated":
                 self._metrics.count(result.usage)
@@ -321,7 +327,7 @@ class ReadManager:
             log.warning("read %s failed: %s", read.run_id, in_one_line(str(failure)))
         finally:
             if error is not None:
-                await asyncio.shield(asyncio.to_thread(self._mark_failure, read.run_id, state, error))
+                await asyncio.shield(asyncio.to_thread(self._record_failure, read.run_id, state, error))
             read.error, read.state = error, state
             self._reads.pop(read.run_id, None)
             self._metrics.ends.labels(state.value).inc()
@@ -329,7 +335,7 @@ class ReadManager:
             self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
             read.change()
 
-    def _mark_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
+    def _record_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
         try:
             self._ledger.mark(run_id, state, api_error(error).message)
         except MemAgentError as failure:
@@ -340,39 +346,36 @@ class ReadManager:
         read.change()
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
-    async def _parts(self, read: ServedRead, *, resumes: bool) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        reader, ask = await self.reader_for(read.ask), read.ask
-        limits = self.bounds.limits.lowered(Limits(None, ask.owner.max_tokens, ask.owner.max_seconds))
+    async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
+        reader, request = await self.reader_for(read.read_request), read.read_request
+        limits = self.bounds.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
-                async with aclosing(reader.astream_resume(read.run_id, limits=limits)) as parts:
-                    async for part in parts:
-                        yield part
-                return
+                return await result_of(reader.astream_resume(read.run_id, limits=limits), read.add)
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(ask.document, ask.question, run_id=read.run_id, limits=limits)
-        async with aclosing(stream) as parts:
-            async for part in parts:
-                yield part
+        stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
+        return await result_of(stream, read.add)
 
-    async def reader_for(self, ask: ServedRequest) -> MemAgent:
+    async def reader_for(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = "" if self._secret is None else salt_of(ask.owner, self._secret)
-        key = (salt, ask.sampling, ask.answer_tokens)
+        salt = "" if self._secret is None else salt_of(read_request.owner, self._secret)
+        key = (salt, read_request.sampling, read_request.answer_tokens)
         if key not in self._readers:
             policy = self._reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": salt})
-            choices: dict[str, Any] = {} if ask.answer_tokens is None else {"answer_tokens": ask.answer_tokens}
+            choices: dict[str, Any] = (
+                {} if read_request.answer_tokens is None else {"answer_tokens": read_request.answer_tokens}
+            )
             self._readers[key] = self._reader.copy(
                 policy=policy,
-                sampling=replace(ask.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
+                sampling=replace(read_request.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
                 checkpoints=await self._reader.acheckpointer(),
                 **choices,
             )
-            while len(self._readers) > _READERS_KEPT:
+            while len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(key)
         return self._readers[key]

@@ -1,4 +1,4 @@
-"""The document that is read for a request, and the request with the findings in its place.
+"""The document that is read for a request, and the request that is passed on with the findings instead.
 
 The document is the request's long parts one after the other, each with its name.
 """
@@ -20,7 +20,7 @@ from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPlace, ReadingPlan, latest_request, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, latest_request, speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -29,7 +29,7 @@ _HEAD_CHARS: Final = 600
 _BREAK: Final = "\n\n"
 
 Pieces: TypeAlias = Iterator[Block | Omission]
-Files: TypeAlias = Mapping[PartPlace, DocumentRef]
+Files: TypeAlias = Mapping[PartPosition, DocumentRef]
 """The text of each attached file, from the store."""
 
 
@@ -39,7 +39,7 @@ class Source:
 
     name: str
     pieces: Callable[[], Pieces]
-    """Its text, with the names of its own sections."""
+    """Returns its text, with the names of its sections."""
     stored: DocumentRef | None = None
     """The text in the store, if it is there already."""
 
@@ -49,11 +49,13 @@ def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: Doc
     sources = []
     if plan.history:
         sources.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
-    for place in plan.places:
-        message = request.messages[place.message]
-        part = message.parts[place.part]
-        stored = files.get(place)
-        sources.append(Source(_name(request, message, place, stored), _pieces_of(part, stored, store), stored))
+    for position in plan.positions:
+        message = request.messages[position.message]
+        part = message.parts[position.part]
+        stored = files.get(position)
+        sources.append(
+            Source(_source_name(request, message, position, stored), _pieces_of(part, stored, store), stored)
+        )
     return sources
 
 
@@ -90,15 +92,15 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
-    places = sorted(blocks, reverse=True)
+    starts = sorted(blocks, reverse=True)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = ref["size"]
     position = 0
     for start in range(0, size, _READ_BYTES):
         text = decoder.decode(store.read_bytes(ref, start, start + _READ_BYTES), final=start + _READ_BYTES >= size)
         block = Block("")
-        while places and places[-1] < position + len(text):
-            begin = places.pop()
+        while starts and starts[-1] < position + len(text):
+            begin = starts.pop()
             yield replace(block, text=text[: begin - position])
             block, text, position = blocks[begin], text[begin - position :], begin
         yield replace(block, text=text)
@@ -111,9 +113,9 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         if message.role in {"system", "developer"} or number == plan.latest:
             continue
         yield Block(f"{speaker(message)}: ")
-        for place, part in enumerate(message.parts):
+        for index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                for piece in _pieces_of(part, files.get(PartPlace(number, place)), store)():
+                for piece in _pieces_of(part, files.get(PartPosition(number, index)), store)():
                     yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
@@ -122,23 +124,23 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         yield Block(_BREAK)
 
 
-def _name(request: ChatRequest, message: ChatMessage, place: PartPlace, stored: DocumentRef | None) -> str:
+def _source_name(request: ChatRequest, message: ChatMessage, position: PartPosition, stored: DocumentRef | None) -> str:
     if stored is not None:
         return in_one_line(stored["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {in_one_line(_tool(request, message), _MAX_NAME_LENGTH)}"
+        return f"the result of {in_one_line(_tool_name(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
-    return f"message {place.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
+    return f"message {position.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
 
 
-def _tool(request: ChatRequest, message: ChatMessage) -> str:
+def _tool_name(request: ChatRequest, message: ChatMessage) -> str:
     """Return the name of the tool whose result a message has; "a tool" if no message has the call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")
     for other in request.messages:
-        for call in _calls(other):
+        for call in _tool_calls(other):
             if call.id == call_id and call.function is not None:
                 return call.function.name
     return "a tool"
@@ -156,7 +158,7 @@ class _ToolCall(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
-def _calls(message: ChatMessage) -> list[_ToolCall]:
+def _tool_calls(message: ChatMessage) -> list[_ToolCall]:
     if "tool_calls" not in message.fields:
         return []
     try:
@@ -180,7 +182,7 @@ def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
     needs_field = any(map(request.has, _SERVER_FIELDS)) or (
         request.has("response_format") and not _is_text_format(request)
     )
-    reads_results = any(request.messages[place.message].role in {"tool", "function"} for place in plan.places)
+    reads_results = any(request.messages[position.message].role in {"tool", "function"} for position in plan.positions)
     return needs_field or reads_results or plan.history > 0
 
 
@@ -204,7 +206,7 @@ class Continuation:
         """Return the body that is passed on to the model: the request's body with the findings of a read."""
         reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
         report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
-        report_place = None if self.plan.history else self.plan.places[-1]
+        report_position = None if self.plan.history else self.plan.positions[-1]
         messages: list[dict[str, Any]] = []
         is_reported = False
         for number, message in enumerate(self.request.messages):
@@ -214,22 +216,22 @@ class Continuation:
                 is_reported = True
             if number < self.plan.history and not is_system and number != self.plan.latest:
                 continue
-            places = {place.part for place in self.plan.places if place.message == number}
-            if not places:
+            read_parts = {position.part for position in self.plan.positions if position.message == number}
+            if not read_parts:
                 messages.append(dict(message.fields))
                 continue
             texts = {}
-            for place in places:
+            for index in read_parts:
                 text = (
                     report
-                    if PartPlace(number, place) == report_place
+                    if PartPosition(number, index) == report_position
                     else "[Too long to show; the findings are given separately.]"
                 )
-                if number == self.plan.latest and message.parts[place].kind == "text":
+                if number == self.plan.latest and message.parts[index].kind == "text":
                     text = f"{text}\n\n{self.shortened_request}"
-                elif is_system and (instructions := message.parts[place].text) is not None:
+                elif is_system and (instructions := message.parts[index].text) is not None:
                     text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
-                texts[place] = text
+                texts[index] = text
             messages.append({**message.fields, "content": _content(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
         if self.request.options.stream and not self.request.options.wants_usage:
@@ -242,8 +244,8 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
     if len(message.parts) == 1 and message.parts[0].raw is None:
         return texts[0]
     return [
-        {"type": "text", "text": texts[place]} if place in texts else part.raw
-        for place, part in enumerate(message.parts)
+        {"type": "text", "text": texts[index]} if index in texts else part.raw
+        for index, part in enumerate(message.parts)
     ]
 
 

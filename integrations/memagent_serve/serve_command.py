@@ -24,14 +24,14 @@ _SECONDS_TO_ASK: Final = 5
 """For the policy's server to describe its model, before requests are taken without that."""
 
 
-def _take_file(context: typer.Context, path: Path | None) -> Path | None:
+def _load_settings_file(context: typer.Context, path: Path | None) -> Path | None:
     """Use the settings of a file as defaults; flags and the environment override them."""
     if path is not None:
-        from memagent_serve.serve_settings import file_settings  # noqa: PLC0415
+        from memagent_serve.serve_settings import read_settings_file  # noqa: PLC0415
 
         with report_failures():
             names = {str(option.name) for option in context.command.params}
-            context.default_map = {**(context.default_map or {}), **file_settings(path, names)}
+            context.default_map = {**(context.default_map or {}), **read_settings_file(path, names)}
     return path
 
 
@@ -52,7 +52,9 @@ class Serve(ReaderOptions):
 
     config: Annotated[
         Path | None,
-        typer.Option(is_eager=True, callback=_take_file, help="A TOML file with settings.", show_default="none"),
+        typer.Option(
+            is_eager=True, callback=_load_settings_file, help="A TOML file with settings.", show_default="none"
+        ),
     ] = None
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8080
@@ -94,7 +96,7 @@ class Serve(ReaderOptions):
         int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
     ] = 256
     storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
-    storage_of_all: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
+    total_storage: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -141,7 +143,7 @@ class Serve(ReaderOptions):
             max_body=self.max_body * _MEGABYTE,
             request_memory=self.request_memory * _MEGABYTE,
             storage=self.storage * _MEGABYTE,
-            storage_of_all=self.storage_of_all * _MEGABYTE,
+            total_storage=self.total_storage * _MEGABYTE,
             max_connections=self.max_connections,
         )
 

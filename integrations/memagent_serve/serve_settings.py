@@ -32,8 +32,8 @@ class ServeSettings:
     """The maximum size of all large requests together; decoding them takes about as much again."""
     storage: int = 2**30
     """The maximum size on disk of one key's uploaded files and texts together."""
-    storage_of_all: int = 2**34
-    """The same of all keys."""
+    total_storage: int = 2**34
+    """The maximum size of all keys' files and texts together."""
     idle_seconds: float = 30.0
     """How long a client may pause inside a request."""
     body_seconds: float = 900.0
@@ -61,7 +61,7 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
         )
 
 
-def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
+def read_settings_file(path: Path, option_names: Collection[str]) -> dict[str, Any]:
     """Return the settings in a TOML file, by the names of the options.
 
     Raises:
@@ -69,7 +69,7 @@ def file_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     """
     values = toml_values(path, "settings", "The file must be TOML.")
     settings = {name.replace("-", "_"): value for name, value in values.items()}
-    if unknown := sorted(settings.keys() - set(known)):
+    if unknown := sorted(settings.keys() - set(option_names)):
         raise MemAgentError(
             f"the settings file {path} has unknown settings: {', '.join(unknown)}",
             hint="Settings are named like the options of `memagent serve`: --max-reads is max_reads.",

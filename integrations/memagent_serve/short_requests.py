@@ -50,14 +50,14 @@ async def pass_on(
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        if accept and kind_of(reply) == EVENTS:
+        if accept and media_type_of(reply) == EVENTS:
             return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
-        if 300 <= reply.status < 400 or kind_of(reply) != "application/json":
-            raise await refusal_of(reply)
+        if 300 <= reply.status < 400 or media_type_of(reply) != "application/json":
+            raise await gateway_error(reply)
         return Response(await body_within(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
 
 
-def kind_of(reply: aiohttp.ClientResponse) -> str:
+def media_type_of(reply: aiohttp.ClientResponse) -> str:
     """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
@@ -66,9 +66,9 @@ def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED}
 
 
-async def refusal_of(reply: aiohttp.ClientResponse) -> ApiError:
-    """Return the error for a reply that is not what was asked for, with the status and words that it has."""
-    words = words_of(await error_body(reply))[:300] if kind_of(reply) else "a compressed reply"
+async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
+    """Return the error for an unexpected reply, with its status and message."""
+    words = words_of(await error_body(reply))[:300] if media_type_of(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
         status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
@@ -76,8 +76,8 @@ async def refusal_of(reply: aiohttp.ClientResponse) -> ApiError:
 
 
 @contextmanager
-def understood(what: str) -> Iterator[None]:
-    """Turn the errors of work with a malformed reply of the policy server into one of the API, 502."""
+def bad_gateway_on_error(what: str) -> Iterator[None]:
+    """Raise an `ApiError`, 502, if the policy server's reply turns out to be malformed."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -98,7 +98,7 @@ async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncI
         yield bytes(rest)
 
 
-async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
+async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data = bytearray()
     async for lines in _lines(reply, AsyncExitStack()):
@@ -117,10 +117,10 @@ async def events_of(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
 # A policy in this process
 
 _REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "content_filter"}
-_NOT_HERE: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
+_SERVER_ONLY_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
-def _messages_of(request: ChatRequest) -> list[Message]:
+def _text_messages(request: ChatRequest) -> list[Message]:
     """Return the messages in the form that policies accept.
 
     Raises:
@@ -141,7 +141,7 @@ def require_possible(request: ChatRequest, policy: Policy) -> None:
         ApiError: 400 naming the field, 404 for another model.
     """
     require_model(request, policy.name)
-    for name in _NOT_HERE:
+    for name in _SERVER_ONLY_FIELDS:
         if request.has(name):
             raise bad_request(
                 f"the policy runs in this process and does not know {name}; start memagent serve with --base-url "
@@ -166,7 +166,7 @@ def require_model(request: ChatRequest, name: str) -> None:
         )
 
 
-async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams, most_tokens: int) -> Response:
+async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams, max_tokens: int) -> Response:
     """Return the policy's reply to a request that fits in its window.
 
     Raises:
@@ -174,14 +174,14 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
         ApiError: 400.
     """
     options = request.options
-    limit = min(options.answer_tokens or most_tokens, most_tokens)
-    chosen = options.sampling(base)
-    sampling = SamplingParams(limit, chosen.temperature, chosen.top_p, seed=chosen.seed, stop=options.stops)
-    completion = await policy.complete(_messages_of(request), sampling)
+    limit = min(options.answer_tokens or max_tokens, max_tokens)
+    params = options.sampling(base)
+    sampling = SamplingParams(limit, params.temperature, params.top_p, seed=params.seed, stop=options.stops)
+    completion = await policy.complete(_text_messages(request), sampling)
     head = ReplyHead.of(secrets.token_hex(12), completion.model)
     text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
-    used = completion.usage
-    prompt, written = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+    counts = completion.usage
+    prompt, written = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
     usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})

@@ -25,9 +25,9 @@ _ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _MAX_NAME_LENGTH: Final = 200
 _MAX_FILES: Final = 10_000
 """Files and texts of one key."""
-_CONVERTED_AT_ONCE: Final = 2
+_MAX_CONVERSIONS: Final = 2
 """Files of one key: each takes a thread, a processor and much memory."""
-_WHOSE: Final = "WHERE coalesce(?1 = owner, 1)"
+_BY_OWNER: Final = "WHERE coalesce(?1 = owner, 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,21 @@ class Uploads:
         store: DocumentStore,
         *,
         quota: int,
-        quota_of_all: int,
+        total_quota: int,
         texts_in_use: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._folder = folder
         self._ledger = ledger
         self._store = store
         self._quota = quota
-        self._quota_of_all = quota_of_all
+        self._total_quota = total_quota
         self._texts_in_use = texts_in_use
-        self._adding: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_CONVERTED_AT_ONCE))
-        known = {row["id"] for row in ledger.run("SELECT id FROM files")}
+        self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
+        )
+        listed_ids = {row["id"] for row in ledger.run("SELECT id FROM files")}
         for path in folder.glob("*/file-*.bin"):  # a killed process left those that are not in the list
-            if path.stem not in known:
+            if path.stem not in listed_ids:
                 path.unlink(missing_ok=True)
 
     def add(self, owner: Owner, name: str | None, purpose: str, content: IO[bytes]) -> UploadedFile:
@@ -95,12 +97,12 @@ class Uploads:
                 size = target.tell()
             if not size:
                 raise bad_request("the file is empty", "file")
-            shown = in_one_line(purpose, _MAX_NAME_LENGTH)
-            file = UploadedFile(file_id, size, int(time.time()), display_name(name), shown)
+            purpose = in_one_line(purpose, _MAX_NAME_LENGTH)
+            file = UploadedFile(file_id, size, int(time.time()), display_name(name), purpose)
             with self._ledger.lock:
-                for whose in (owner, None):
-                    if self._is_over(whose, size):
-                        raise _full(whose)
+                for scope in (owner, None):
+                    if self._exceeds_quota(scope, size):
+                        raise _quota_error(scope)
                 self._ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -116,8 +118,8 @@ class Uploads:
             DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
             ApiError: 413 for the key's limit, 507 for that of all keys; the other texts are being read.
         """
-        async with self._adding[owner.name]:
-            await asyncio.to_thread(self._make_room, owner, 1)  # before a conversion takes minutes and memory
+        async with self._conversions[owner.name]:
+            await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
             ref = await self._store.add_async(document)
             await asyncio.to_thread(self._count_text, owner, ref)
         return ref
@@ -131,24 +133,24 @@ class Uploads:
             values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref))
             self._ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
             try:
-                self._make_room(owner, 0, ref["key"])
+                self._free_space(owner, 0, ref["key"])
             except ApiError:
                 self._remove_text(owner.name, ref)
                 raise
 
-    def _make_room(self, owner: Owner, more: int, *kept: str) -> None:
-        """Remove the oldest texts that no read uses until there is room for so many bytes more."""
+    def _free_space(self, owner: Owner, more: int, *kept: str) -> None:
+        """Remove the oldest texts that no read uses until `more` bytes fit."""
         with self._ledger.lock:
             in_use = {*self._texts_in_use(), *kept}
-            for whose in (owner, None):
-                while self._is_over(whose, more):
-                    if not self._remove_oldest_text(whose, in_use):
-                        raise _full(whose)
+            for scope in (owner, None):
+                while self._exceeds_quota(scope, more):
+                    if not self._remove_oldest_text(scope, in_use):
+                        raise _quota_error(scope)
 
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
         """Remove the oldest text that is not in use; returns whether there was one."""
         name = owner and owner.name
-        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_WHOSE} ORDER BY used", (name,)):  # noqa: S608
+        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_BY_OWNER} ORDER BY used", (name,)):  # noqa: S608
             if row["key"] not in in_use:
                 self._remove_text(row["owner"], json.loads(row["ref"]))
                 return True
@@ -160,15 +162,17 @@ class Uploads:
         if not others and ref["key"] not in self._texts_in_use():
             self._store.remove(ref)
 
-    def _is_over(self, owner: Owner | None, more: int = 0) -> bool:
-        """Whether the files and texts of a key, or of all, and some more bytes exceed their limit."""
-        quota, most = (owner.max_bytes or self._quota, _MAX_FILES) if owner else (self._quota_of_all, 100 * _MAX_FILES)
-        both = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
-        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {both} {_WHOSE}"  # noqa: S608  our own words
+    def _exceeds_quota(self, owner: Owner | None, more: int = 0) -> bool:
+        """Whether `more` bytes would exceed the quota of a key, or of all keys for None."""
+        quota, max_files = self._total_quota, 100 * _MAX_FILES
+        if owner is not None:
+            quota, max_files = owner.max_bytes or self._quota, _MAX_FILES
+        entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
+        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  our own words
         ((size, number),) = self._ledger.run(query, (owner and owner.name,))
-        return bool(size + more > quota or number + bool(more) > most)
+        return bool(size + more > quota or number + bool(more) > max_files)
 
-    def all(self, owner: Owner) -> list[UploadedFile]:
+    def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
         return self._files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
 
@@ -180,7 +184,7 @@ class Uploads:
         """
         for file in self._files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
-        raise _no_file(file_id)
+        raise _missing_file_error(file_id)
 
     def content(self, owner: Owner, file_id: str) -> Path:
         """Return the path of its bytes. Raises like `get`."""
@@ -200,11 +204,11 @@ class Uploads:
 
     def _path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
-            raise _no_file(file_id)
+            raise _missing_file_error(file_id)
         return self._folder / owner.name / f"{file_id}.bin"
 
 
-def _full(owner: Owner | None) -> ApiError:
+def _quota_error(owner: Owner | None) -> ApiError:
     if owner is not None:
         words = "the files and texts of this key would exceed their limit; delete some files, or send less text"
         return ApiError(413, words, code="files_too_large")
@@ -218,5 +222,5 @@ def display_name(name: str | None) -> str:
     return in_one_line(last, _MAX_NAME_LENGTH).strip() or "file"
 
 
-def _no_file(file_id: str) -> ApiError:
+def _missing_file_error(file_id: str) -> ApiError:
     return not_found(f"there is no file {in_one_line(file_id, 64)!r}", param="file_id")

@@ -43,7 +43,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Who may ask": ("keys", "without_keys", "server_name", "allow_origin", "allow_remote"),
     "Load": (
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "request_memory", "storage",
-        "storage_of_all", "keep_minutes", "cancel_on_close",
+        "total_storage", "keep_minutes", "cancel_on_close",
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (

@@ -63,8 +63,8 @@ class BranchingStrategy(Strategy):
     """A strategy that reads in parallel: its branches' findings are merged, and the answer is based on them."""
 
     state: ClassVar[type] = BranchingState
-    chooses: ClassVar[str] = "choose_chunks"
-    concludes: ClassVar[str] = "gather"
+    choosing_node: ClassVar[str] = "choose_chunks"
+    concluding_node: ClassVar[str] = "gather"
 
     def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.

@@ -61,9 +61,9 @@ class Strategy(ABC):
     """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
-    chooses: ClassVar[str] = "read_chunk"
+    choosing_node: ClassVar[str] = "read_chunk"
     """The node that chooses what to read next. A rule for stopping early is checked before it."""
-    concludes: ClassVar[str] = "answer"
+    concluding_node: ClassVar[str] = "answer"
     """The node that follows when nothing more is to be read."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:

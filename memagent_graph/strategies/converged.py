@@ -92,8 +92,8 @@ class Converged(Strategy):
             "name": f"{inner.name}+converged",
             "roles": (*inner.roles, PROBE),
             "state": state,
-            "chooses": inner.chooses,
-            "concludes": inner.concludes,
+            "choosing_node": inner.choosing_node,
+            "concluding_node": inner.concluding_node,
             "looks_back": inner.looks_back,
             "reads_all": inner.reads_all,
         }.items():
@@ -102,16 +102,16 @@ class Converged(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the strategy's graph, with a probe before each choice of a chunk."""
         inner = self.strategy
+        before, after = inner.choosing_node, inner.concluding_node
         graph.add_node("probe", self._probe)
-        graph.insert_before("probe", to=inner.chooses)
+        graph.insert_before("probe", to=before)
         inner.wire(graph)
-        if missing := {inner.chooses, inner.concludes} - graph.builder.nodes.keys():
+        if missing := {before, after} - graph.builder.nodes.keys():
             raise StrategyError(
                 f"{inner.name} cannot stop early: it has no node {missing.pop()!r}",
-                hint="Set `chooses` and `concludes`: the nodes that choose what to read and follow the last chunk.",
+                hint="Set `choosing_node`, which chooses what to read, and `concluding_node`, after the last chunk.",
             )
-        route = route_when_enough(inner.chooses, then=inner.concludes)
-        graph.add_conditional_edges("probe", route, [inner.chooses, inner.concludes])
+        graph.add_conditional_edges("probe", route_when_enough(before, then=after), [before, after])
 
     @property
     def continues_after(self) -> str:

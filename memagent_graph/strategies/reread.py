@@ -88,7 +88,7 @@ class Reread(Strategy):
     name: ClassVar[str] = "reread"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, DECOMPOSE, INTEGRATE, ANSWER)
     state: ClassVar[type] = RereadState
-    chooses: ClassVar[str] = "next_chunk"
+    choosing_node: ClassVar[str] = "next_chunk"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "rounds", alternative="use overwrite to read once")

@@ -40,7 +40,7 @@ class Segments(branching.BranchingStrategy):
     name: ClassVar[str] = "segments"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, branching.MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
-    chooses: ClassVar[str] = "next_chunks"
+    choosing_node: ClassVar[str] = "next_chunks"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "count")

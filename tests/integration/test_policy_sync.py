@@ -17,7 +17,14 @@ from random_policy import write_random_policy
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_training.job.training_output import complete_policy
-from memagent_training.serving.policy_sync import How, PolicySync, Probe, RemoteServer, SyncSettings, folder_logprobs
+from memagent_training.serving.policy_sync import (
+    PolicySync,
+    Probe,
+    RemoteServer,
+    SyncMethod,
+    SyncSettings,
+    folder_logprobs,
+)
 from memagent_training.serving.policy_sync.probe import find_fault
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.serving.vllm_server import VLLMServer
@@ -72,12 +79,14 @@ def adapted(folder: Path, seed: int) -> Path:
     return folder
 
 
-def syncing(server: VLLMServer, *ways: How, **settings) -> PolicySync:
-    return PolicySync(server, settings=SyncSettings(ways=ways or tuple(How), tolerance=TOLERANCE, **settings))
+def syncing(server: VLLMServer, *methods: SyncMethod, **settings) -> PolicySync:
+    return PolicySync(
+        server, settings=SyncSettings(methods=methods or tuple(SyncMethod), tolerance=TOLERANCE, **settings)
+    )
 
 
 async def at_first(server: VLLMServer) -> None:
-    await syncing(server, How.RELOAD).sync(EMBEDDED_FOLDER, "0")
+    await syncing(server, SyncMethod.RELOAD).sync(EMBEDDED_FOLDER, "0")
 
 
 async def read(policy: OpenAICompatiblePolicy, log: RunLog, run_id: str) -> None:
@@ -102,13 +111,13 @@ async def test_adapters_are_served_beside_each_other_and_the_run_log_tells_them_
     for number in (1, 2):
         folder = adapted(tmp_path / str(number), seed=number)
         served = await sync.sync(folder, f"v{number}")
-        assert (served.how, served.reasons) == (How.ADAPTER, ())
+        assert (served.method, served.reasons) == (SyncMethod.ADAPTER, ())
         assert served.gap < TOLERANCE
         policy = OpenAICompatiblePolicy(served.model, base_url=server.base_url, policy_version=served.version)
         there = await policy.complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
         here = await LocalPolicy(folder).complete(prompt, SamplingParams(max_tokens=8, logprobs=True))
         assert there.token_ids == here.token_ids
-        async with sync.reading(served):
+        async with sync.hold_weights(served):
             await read(policy, log, f"run-{number}")
         rows = list(log.conversations(f"run-{number}"))
         assert {(row.policy_version, row.policy) for row in rows} == {(f"v{number}", served.model)}
@@ -123,7 +132,7 @@ async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> Non
     await read(policy, log, "before")
     folder = perturbed(tmp_path / "1", 0.05, seed=1)
     served = await syncing(server).sync(folder, "1")
-    assert (served.how, served.model, served.reasons) == (How.RELOAD, server.model_name, ())
+    assert (served.method, served.model, served.reasons) == (SyncMethod.RELOAD, server.model_name, ())
     assert served.gap < TOLERANCE
     policy.policy_version = served.version
     await read(policy, log, "after")
@@ -134,7 +143,7 @@ async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> Non
 
 async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:
     """It is small: the log-probs of two versions lie within the tolerance, here a wider one, of each other."""
-    settings = SyncSettings(ways=(How.RELOAD,), tolerance=1e-2)
+    settings = SyncSettings(methods=(SyncMethod.RELOAD,), tolerance=1e-2)
     await at_first(server)
     folder = perturbed(tmp_path / "1", 1e-5, seed=1)
     assert (await PolicySync(server, settings=settings).sync(folder, "1")).gap < TOLERANCE
@@ -205,7 +214,7 @@ async def test_a_server_that_broke_is_restarted_with_the_new_weights(server, tmp
         assert (await client.post(f"{server.root_url}/collective_rpc", json=body)).status_code == 500
     folder = perturbed(tmp_path / "1", 0.05, seed=2)
     served = await syncing(server).sync(folder, "1")
-    assert (served.how, server.model) == (How.RESTART, folder)
+    assert (served.method, server.model) == (SyncMethod.RESTART, folder)
     assert served.gap < TOLERANCE
     assert len(served.reasons) == 1
     assert served.reasons[0].startswith("reload: ")

@@ -79,8 +79,10 @@ def test_it_runs_through(server, tmp_path) -> None:
     for run_id, versions in versions_of(found.policy).items():
         assert versions == {f"iteration-{run_id.split('-')[1]}"}
     assert {each.name for each in found.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
-    ways = [(each.iteration, each.as_used) for each in found.measurements]
-    assert ways == [(iteration, as_used) for iteration in (0, 2, 3) for as_used in (True, False)]  # it has a guard
+    ways = [(each.iteration, each.as_deployed) for each in found.measurements]
+    assert ways == [
+        (iteration, as_deployed) for iteration in (0, 2, 3) for as_deployed in (True, False)
+    ]  # it has a guard
     assert all(set(each.accuracy) == {500} and each.accuracy[500].n == 4 for each in found.measurements)
     assert found.best is not None
     assert watcher.served == ["iteration-0", "iteration-1", "iteration-2", "iteration-3"]
@@ -108,8 +110,8 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
     others = set(children(os.getpid()))
 
     class Killer(Recorder):
-        def begins(self, iteration: int, phase: Phase) -> None:
-            super().begins(iteration, phase)
+        def on_phase(self, iteration: int, phase: Phase) -> None:
+            super().on_phase(iteration, phase)
             if (iteration, phase) == (1, Phase.COLLECT) and not killed:
                 threading.Timer(0.3, lambda: killed.append(kill_server(others))).start()
 

@@ -644,7 +644,7 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     from memagent_training.rewards.reward_names import term_rewards
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
-    replay = load_groups(log, term_rewards=term_rewards(chosen.advantage_settings.terms, gold=False))
+    replay = load_groups(log, term_rewards=term_rewards(chosen.advantage_settings.terms, has_gold=False))
     batch = prepare_batch(replay.groups, chosen.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
     return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.report.dropped.items()}}

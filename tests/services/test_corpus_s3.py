@@ -40,7 +40,7 @@ def test_documents_and_their_table_are_in_a_bucket(bucket, tmp_path: Path) -> No
     assert len(list(TableFolder("s3://bucket/out").rows(["id"]))) == 13 * len(QUESTIONS)
 
 
-def test_a_table_of_paths_and_an_archive_in_a_bucket(bucket, tmp_path: Path) -> None:
+def test_a_table_of_paths_in_a_bucket(bucket, tmp_path: Path) -> None:
     bucket.pipe("bucket/t/files/a.txt", text_of(1, 90).encode())
     bucket.pipe("bucket/secret.txt", b"secret")
     bucket.pipe("bucket/t/table.csv", b"path\nfiles/a.txt\n../secret.txt\ns3://bucket/secret.txt\n")

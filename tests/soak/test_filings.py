@@ -17,7 +17,7 @@ from support.filing_reader import expected, imperfect_reader
 from benchmarks.filing_texts import QUESTION, Filing, filings, write_filings
 from benchmarks.filings import FIELDS, accuracies, judged, main
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_run import CorpusSummary, exclusive, run_corpus
+from memagent_corpus.corpus_run import CorpusSummary, lock_table, run_corpus
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
 
 ROOMY = Budget(context_window=8000, question_tokens=600, memory_tokens=500, chunk_tokens=1200, answer_tokens=500)
@@ -38,7 +38,7 @@ TYPES = {
 def read(source: Path, out: Path) -> CorpusSummary:
     async def all_of_it() -> CorpusSummary:
         inputs, table = open_inputs(str(source)), TableFolder(str(out))
-        with exclusive(table) as work:
+        with lock_table(table) as work:
             agent = MemAgent(
                 ScriptedPolicy(imperfect_reader),
                 tokenizer="embedded",

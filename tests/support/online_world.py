@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.presets import load_preset
-from memagent_training.rl.online_trainer import CollectedIteration, EndOfLoop, OnlineTrainer
+from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
 from memagent_training.training_errors import TrainingError
 from support import training_world
 
@@ -63,13 +63,13 @@ class ScriptedSource:
     seen: list[list[int]] = field(default_factory=list)
     """The policies that were there when it was asked."""
 
-    def groups_of(self, iteration: int) -> CollectedIteration:
+    def groups_of(self, iteration: int) -> IterationGroups:
         self.asked.append(iteration)
         self.seen.append(list(self.saved))
         if iteration == 1 and self.failure is not None:
             raise self.failure
         versions = [f"v{each}" for each in range(iteration + 1)]
-        return CollectedIteration(self.groups[iteration], versions, {"collect/reward": float(iteration)})
+        return IterationGroups(self.groups[iteration], versions, {"collect/reward": float(iteration)})
 
 
 class Steps(TrainerCallback):

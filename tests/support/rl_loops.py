@@ -56,13 +56,13 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "is_enough": True,
         "version": number,
         "stage": 0,
-        "asked": 4,
+        "questions": 4,
         "group_of": {f"collection-{number}-0-{place}": f"collection-{number}-0" for place in range(2)},
         "by_length": {500: MeanReward(0.5, 8)},
         "by_task": {"niah_multikey_2": MeanReward(0.5, 8)},
-        "all_right": 1,
-        "other_uniform": 2,
-        "failed": 0,
+        "solved_groups": 1,
+        "uniform_groups": 2,
+        "failed_groups": 0,
         "prompt_tokens": 1000,
         "cached_tokens": 100,
         "completion_tokens": 50,
@@ -96,21 +96,21 @@ class Recorder(LoopStatus):
         self.records: list[CollectionRecord] = []
         self.reason = ""
 
-    def begins(self, iteration: int, phase: Phase) -> None:
-        super().begins(iteration, phase)
+    def on_phase(self, iteration: int, phase: Phase) -> None:
+        super().on_phase(iteration, phase)
         self.phases.append((iteration, phase))
 
-    def serves(self, iteration: int, version: str, how: str) -> None:
+    def on_served(self, iteration: int, version: str, how: str) -> None:
         self.served.append(version)
         self.ways.append(how)
 
-    def collected(self, record: CollectionRecord) -> None:
+    def on_collection(self, record: CollectionRecord) -> None:
         self.records.append(record)
 
-    def trained(self, step: int, metrics: Any) -> None:
+    def on_step(self, step: int, metrics: Any) -> None:
         self.steps.append(step)
 
-    def ends(self, reason: str) -> None:
+    def on_end(self, reason: str) -> None:
         self.reason = reason
 
 
@@ -121,7 +121,7 @@ class _Fatal(Recorder):
         super().__init__()
         self._step = step
 
-    def trained(self, step: int, metrics: Any) -> None:
+    def on_step(self, step: int, metrics: Any) -> None:
         if step == self._step:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -33,7 +33,7 @@ from support.evaluation import row
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import column_values
-from memagent_corpus.corpus_run import exclusive
+from memagent_corpus.corpus_run import lock_table
 from memagent_evaluation.data_files import qa_records
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
@@ -464,7 +464,7 @@ def work_elsewhere(place: str) -> Callable[[Path], str]:
         link = folder / "table" / place
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder.parent)
-        with exclusive(table):
+        with lock_table(table):
             return str(list(folder.parent.iterdir()))
 
     return write

@@ -27,9 +27,8 @@ from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
 
-from langchain_memagent.cited_answers import cited_answer
 from langchain_memagent.node import memagent_node
-from memagent_graph import Limits, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
+from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
@@ -81,33 +80,6 @@ class TestTheParentsKeys:
         assert out["run"]
         [quote] = out["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
-
-    def test_may_be_an_assistants_messages_with_the_quotes_as_standard_citations(self, make_reader) -> None:
-        node = memagent_node(make_reader(), write=lambda state, result: {"messages": [cited_answer(result)]})
-        builder = StateGraph(Asked)
-        builder.add_node("read", node)
-        builder.add_edge(START, "read")
-        builder.add_edge("read", END)
-        graph = builder.compile(checkpointer=InMemorySaver())
-        thread: Any = {"configurable": {"thread_id": "t"}}
-        graph.invoke(INPUT, thread)
-        [message] = graph.get_state(thread).values["messages"]  # through the checkpointer and back
-        [block] = message.content_blocks
-        assert message.text == block["text"] == "4711"
-        [citation] = block["annotations"]
-        extras = citation["extras"]
-        assert citation["type"] == "citation"
-        assert (citation["start_index"], citation["end_index"]) == (0, 4)
-        assert TEXT[extras["start_char"] : extras["end_char"]] == citation["cited_text"]
-        assert "4711" in citation["cited_text"]
-        assert citation["url"].endswith(f"#char={extras['start_char']},{extras['end_char']}")
-        assert message.response_metadata["memagent"]["stop_reason"] == "answered"
-
-    def test_may_be_a_message_without_text_where_no_answer_was_given(self, make_reader) -> None:
-        message = cited_answer(make_reader().read(TEXT, QUESTION, limits=Limits(max_chunks=1)))
-        assert message.text == ""
-        assert message.content_blocks[0].get("annotations") == []
-        assert message.response_metadata["memagent"]["stop_reason"] == "max_chunks"
 
     def test_can_be_functions_of_the_state(self, make_reader) -> None:
         node = memagent_node(
@@ -401,7 +373,6 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langchain_memagent.cited_answers import cited_answer
 from langchain_memagent.node import memagent_node
 from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
 

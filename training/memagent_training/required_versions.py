@@ -18,15 +18,15 @@ def require_version(requirement: str) -> None:
     Raises:
         TrainingError: another one is installed; the hint is the command that installs the right one.
     """
-    wanted = Requirement(requirement)
+    required = Requirement(requirement)
     try:
-        installed = version(wanted.name)
+        installed = version(required.name)
     except PackageNotFoundError:
         return  # importing it says so
-    if not wanted.specifier.contains(installed, prereleases=True):
+    if not required.specifier.contains(installed, prereleases=True):
         raise TrainingError(
-            f"{wanted.name} {installed} is installed, and this was written for {wanted.name}{wanted.specifier}",
-            hint=f'Run: pip install "{wanted.name}{wanted.specifier}"',
+            f"{required.name} {installed} is installed, and this was written for {required.name}{required.specifier}",
+            hint=f'Run: pip install "{required.name}{required.specifier}"',
         )
 
 

@@ -3,7 +3,8 @@
 MemAgentError
 └── TrainingError               training cannot begin or continue
     ├── ReplayError                 logged runs that cannot be made into groups to train on
-    └── RewardError                 a reward function that gave no usable number
+    ├── RewardError                 a reward function that gave no usable number
+    └── SyncError                   weights that did not get into a server in one way; another may work
 """
 
 from __future__ import annotations
@@ -21,3 +22,7 @@ class ReplayError(TrainingError):
 
 class RewardError(TrainingError):
     """A reward function gave no usable number, or its answers to compare with cannot be read."""
+
+
+class SyncError(TrainingError):
+    """One way of loading weights into a server failed; another may work."""

@@ -96,7 +96,7 @@ def unreachable_error(address: str, reason: str) -> CorpusError:
 
 
 _MAX_RETRIES: Final = 10
-"""How often a document is given to an actor again that died while it read the document."""
+"""How often Ray gives a document to another actor after the actor that read it died."""
 
 
 @dataclass(frozen=True)
@@ -180,27 +180,6 @@ async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
     if isinstance(rows, MemAgentError):
         raise rows
     return [decode_row(row) for row in rows]
-
-
-@contextmanager
-def connect_engine(
-    address: str, plan: ActorPlan, *, actors: int | None = None, documents_in_flight: int = 64
-) -> Iterator[RayEngine]:
-    """Connect to a cluster and yield an engine.
-
-    Args:
-        address: the address for `connect`.
-        plan: how documents are read.
-        actors: maximum number of actors; one for each machine by default.
-        documents_in_flight: documents that each actor reads at the same time.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        CorpusError: the cluster cannot be reached, or refuses the connection.
-    """
-    with connect(address) as ray:
-        machines = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
-        yield RayEngine(plan, actors or machines, documents_in_flight)
 
 
 def _cluster_error(error: BaseException) -> CorpusError:

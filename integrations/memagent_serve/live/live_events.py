@@ -71,15 +71,15 @@ class Watch:
         return await asyncio.to_thread(self._history, updates)
 
     def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
-        shown = []
+        values = []
         # The newest update of each branch is always sent, because its memory can be edited.
-        newest = {update.branch: place for place, update in enumerate(updates)}
-        for place, update in enumerate(updates):
-            if place >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == place:
-                shown.append(self._format(update))
+        newest = {update.branch: index for index, update in enumerate(updates)}
+        for index, update in enumerate(updates):
+            if index >= len(updates) - _NEWEST_UPDATES or newest[update.branch] == index:
+                values.append(self._format(update))
             else:
                 self._record(update)
-        return {"updates": shown, "earlier": len(updates) - len(shown)}
+        return {"updates": values, "earlier": len(updates) - len(values)}
 
     def _format(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
@@ -117,10 +117,10 @@ async def events(
     heads: dict[str, Any] = {}  # by run id: the state and the progress that the page knows
     watch = Watch(reads, manager, owner, run_id) if run_id else None
     while True:
-        now = {read.run_id: read for read in manager.running(owner)}
+        running = {read.run_id: read for read in manager.running(owner)}
         changed = []
-        for run in {**dict.fromkeys(heads), **now}:
-            read = now.get(run)
+        for run in {**dict.fromkeys(heads), **running}:
+            read = running.get(run)
             head = (read.state, read.chunks) if read else None
             if run in heads and heads[run] == head:
                 continue

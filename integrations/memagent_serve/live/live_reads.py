@@ -23,12 +23,12 @@ from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
-from memagent_serve.reads import ServedRead, ServedRequest
+from memagent_serve.reads import ReadRequest, ServedRead
 from memagent_serve.request_texts import Source, document_of, stored_pieces
 from memagent_serve.uploads import UploadedFile
 
-_ASKS_KEPT: Final = 1024
-_FILES_KEPT: Final = 1024
+_MAX_REQUESTS: Final = 1024
+_MAX_DOCUMENTS: Final = 1024
 
 
 class LiveReads:
@@ -41,7 +41,7 @@ class LiveReads:
     def __init__(self, serving: ServerResources) -> None:
         self._serving = serving
         self._reader, self._manager, self._ledger = serving.reader, serving.manager, serving.ledger
-        self._asks: OrderedDict[str, ServedRequest] = OrderedDict()
+        self._requests: OrderedDict[str, ReadRequest] = OrderedDict()
         self._documents: OrderedDict[tuple[str, str], DocumentRef] = OrderedDict()
         self._changing = asyncio.Lock()
         self.edits: Counter[str] = Counter()
@@ -55,14 +55,14 @@ class LiveReads:
         Raises:
             DocumentError: its text cannot be read.
         """
-        place = owner.name, file.id
-        if place not in self._documents or not self._serving.uploads.has_text(owner, self._documents[place]):
+        key = owner.name, file.id
+        if key not in self._documents or not self._serving.uploads.has_text(owner, self._documents[key]):
             path = self._serving.uploads.content(owner, file.id)
             with path.open("rb") as content:
                 document = Document.from_file(content, file.filename)
-                self._documents[place] = await self._serving.uploads.add_text(owner, document)
-            _shorten(self._documents, _FILES_KEPT)
-        return self._documents[place]
+                self._documents[key] = await self._serving.uploads.add_text(owner, document)
+            _drop_oldest(self._documents, _MAX_DOCUMENTS)
+        return self._documents[key]
 
     async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
         """Return the text of a file that was just uploaded; a file without text is not kept."""
@@ -91,8 +91,8 @@ class LiveReads:
         document = references[0] if len(references) == 1 else await self._join(owner, references)
         reads = []
         for question in questions:
-            wanted = ServedRequest(owner=owner, document=document, question=question, sampling=context.sampling)
-            read, _ = await self._manager.start(wanted, read_again=read_again)
+            request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
+            read, _ = await self._manager.start(request, read_again=read_again)
             self._remember(read)
             reads.append(read)
         return reads
@@ -176,20 +176,20 @@ class LiveReads:
             entry = await self.entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
-            self._remember(await self._manager.resume(await self._ask_of(owner, entry), entry))
+            self._remember(await self._manager.resume(await self._request_of(owner, entry), entry))
 
-    async def _ask_of(self, owner: Owner, entry: Entry) -> ServedRequest:
+    async def _request_of(self, owner: Owner, entry: Entry) -> ReadRequest:
         """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
-            return read.ask
-        if entry.run_id in self._asks:
-            return self._asks[entry.run_id]
+            return read.read_request
+        if entry.run_id in self._requests:
+            return self._requests[entry.run_id]
         try:
             record = await asyncio.to_thread(self._log.get, entry.run_id)
         except RunNotFoundError as error:
             raise not_found("the read had not begun when the server stopped; ask again") from error
         sampling = (await self._reader.aprepare()).sampling
-        return ServedRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
+        return ReadRequest(owner=owner, document=record.document, question=entry.question, sampling=sampling)
 
     # Changes by a person
 
@@ -235,7 +235,7 @@ class LiveReads:
             ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
         entry = await self.entry(owner, run_id)
-        reader = await self._manager.reader_for(await self._ask_of(owner, entry))
+        reader = await self._manager.reader_for(await self._request_of(owner, entry))
         if question is not None:
             _require_answerable(question, await reader.aprepare(), "question")
         try:
@@ -257,9 +257,9 @@ class LiveReads:
             raise not_found("the read has not begun") from error
 
     def _remember(self, read: ServedRead) -> None:
-        self._asks[read.run_id] = read.ask
-        self._asks.move_to_end(read.run_id)
-        _shorten(self._asks, _ASKS_KEPT)
+        self._requests[read.run_id] = read.read_request
+        self._requests.move_to_end(read.run_id)
+        _drop_oldest(self._requests, _MAX_REQUESTS)
 
 
 def _require_answerable(question: str, context: ReaderContext, param: str) -> None:
@@ -269,6 +269,6 @@ def _require_answerable(question: str, context: ReaderContext, param: str) -> No
         raise bad_request(str(error), param) from error
 
 
-def _shorten(entries: OrderedDict[Any, Any], most: int) -> None:
-    while len(entries) > most:
+def _drop_oldest(entries: OrderedDict[Any, Any], limit: int) -> None:
+    while len(entries) > limit:
         entries.popitem(last=False)

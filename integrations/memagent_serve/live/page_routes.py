@@ -21,9 +21,9 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
 from memagent_serve.app import ServerResources, owner_of, store_upload
-from memagent_serve.bodies import bound_bodies, require_plain
+from memagent_serve.bodies import limit_body, require_plain
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
-from memagent_serve.completions import unless_gone
+from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
@@ -102,38 +102,38 @@ class LivePage:
 
     def routes(self) -> list[Route]:
         """Return the routes, for `make_app`."""
-        one = f"{PAGE}/reads/{{id}}"
+        read = f"{PAGE}/reads/{{id}}"
         return [
-            Route("/", self._static),
-            Route(STATIC + "{name}", self._static),
+            Route("/", self._serve_file),
+            Route(STATIC + "{name}", self._serve_file),
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
-            Route(SIGN_IN, self._session),
+            Route(SIGN_IN, self._describe_session),
             Route(SIGN_IN, self._sign_out, methods=["DELETE"]),
             Route(f"{PAGE}/files", self._add_file, methods=["POST"]),
-            Route(f"{PAGE}/reads", self._begin, methods=["POST"]),
-            Route(f"{PAGE}/reads", self._list),
-            Route(f"{one}/pause", self._pause, methods=["POST"]),
-            Route(f"{one}/stop", self._stop, methods=["POST"]),
-            Route(f"{one}/continue", self._resume, methods=["POST"]),
-            Route(f"{one}/memory", self._edit, methods=["POST"]),
-            Route(f"{one}/answer", self._answer, methods=["POST"]),
-            Route(f"{one}/thumbs", self._thumbs, methods=["POST"]),
-            Route(f"{one}/sources", self._sources),
-            Route(f"{one}/passage", self._passage),
-            Route(f"{one}/page", self._run_page),
-            Route(f"{PAGE}/events", self._stream),
+            Route(f"{PAGE}/reads", self._start_reads, methods=["POST"]),
+            Route(f"{PAGE}/reads", self._list_reads),
+            Route(f"{read}/pause", self._pause, methods=["POST"]),
+            Route(f"{read}/stop", self._stop, methods=["POST"]),
+            Route(f"{read}/continue", self._resume, methods=["POST"]),
+            Route(f"{read}/memory", self._edit, methods=["POST"]),
+            Route(f"{read}/answer", self._answer, methods=["POST"]),
+            Route(f"{read}/thumbs", self._judge, methods=["POST"]),
+            Route(f"{read}/sources", self._show_sources),
+            Route(f"{read}/passage", self._show_passage),
+            Route(f"{read}/page", self._show_run_page),
+            Route(f"{PAGE}/events", self._stream_events),
         ]
 
-    async def _static(self, request: Request) -> Response:
-        return _file(request.path_params.get("name", "index.html"))
+    async def _serve_file(self, request: Request) -> Response:
+        return _file_response(request.path_params.get("name", "index.html"))
 
     async def _sign_in(self, request: Request) -> Response:
-        shown, server = await _body(self._serving, request, SignIn), request.scope.get("server")
-        return self._sessions.sign_in(shown.token, server[1] if server else 0)
+        body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
+        return self._sessions.sign_in(body.token, server[1] if server else 0)
 
-    async def _session(self, request: Request) -> Response:
+    async def _describe_session(self, request: Request) -> Response:
         context = await self._serving.reader.aprepare()
-        return _json(
+        return _json_response(
             {
                 "owner": owner_of(request).name,
                 "model": self._serving.reader.policy.name,
@@ -148,75 +148,79 @@ class LivePage:
 
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self._serving, request)
-        document = await unless_gone(request, self._live.take(owner_of(request), file))
-        return _json({"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]})
+        document = await cancel_on_disconnect(request, self._live.take(owner_of(request), file))
+        return _json_response(
+            {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
+        )
 
-    async def _begin(self, request: Request) -> Response:
-        body = await _body(self._serving, request, NewReads)
+    async def _start_reads(self, request: Request) -> Response:
+        body = await _parse_body(self._serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
-        asked = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
-        reads = await unless_gone(request, asked)
-        return _json({"reads": [read.run_id for read in reads]})
+        start = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+        reads = await cancel_on_disconnect(request, start)
+        return _json_response({"reads": [read.run_id for read in reads]})
 
-    async def _list(self, request: Request) -> Response:
+    async def _list_reads(self, request: Request) -> Response:
         owner, query = owner_of(request), request.query_params
-        newest = min(_PAGE_ENTRIES, _number(query.get("newest"), 50))
+        newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
             self._serving.ledger.search,
             owner.name,
             query.get("q", ""),
             newest=newest,
-            skip=_number(query.get("skip"), 0),
+            skip=_parse_number(query.get("skip"), 0),
         )
         answers = await asyncio.to_thread(self._live.answers, [entry.run_id for entry in entries])
         find = self._serving.manager.find
-        shown = [read_value(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
-        return _json({"reads": shown, "total": total})
+        reads = [read_value(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
+        return _json_response({"reads": reads, "total": total})
 
     async def _pause(self, request: Request) -> Response:
-        await self._live.pause(*_place(request))
-        return _done()
+        await self._live.pause(*_owner_and_run_id(request))
+        return _no_content()
 
     async def _stop(self, request: Request) -> Response:
-        await self._live.pause(*_place(request), ReadState.CANCELLED)
-        return _done()
+        await self._live.pause(*_owner_and_run_id(request), ReadState.CANCELLED)
+        return _no_content()
 
     async def _resume(self, request: Request) -> Response:
-        await self._live.resume(*_place(request))
-        return _done()
+        await self._live.resume(*_owner_and_run_id(request))
+        return _no_content()
 
     async def _edit(self, request: Request) -> Response:
-        body = await _body(self._serving, request, Edit)
-        await self._live.edit(*_place(request), body.chunk, body.branch, body.before, body.text)
-        return _done()
+        body = await _parse_body(self._serving, request, Edit)
+        await self._live.edit(*_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
+        return _no_content()
 
     async def _answer(self, request: Request) -> Response:
-        answer = await self._live.answer(*_place(request), (await _body(self._serving, request, AskNow)).question)
-        return _json({"answer": answer.answer, "memory": answer.memory})
+        answer = await self._live.answer(
+            *_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
+        )
+        return _json_response({"answer": answer.answer, "memory": answer.memory})
 
-    async def _thumbs(self, request: Request) -> Response:
-        body = await _body(self._serving, request, Thumb)
-        await self._live.judge(*_place(request), up=body.up, note=body.note)
-        return _done()
+    async def _judge(self, request: Request) -> Response:
+        body = await _parse_body(self._serving, request, Thumb)
+        await self._live.judge(*_owner_and_run_id(request), up=body.up, note=body.note)
+        return _no_content()
 
-    async def _sources(self, request: Request) -> Response:
-        view = await self._live.view(*_place(request))
-        return _json({"lines": await asyncio.to_thread(lambda: sources_value(build_timeline(view)))})
+    async def _show_sources(self, request: Request) -> Response:
+        view = await self._live.view(*_owner_and_run_id(request))
+        return _json_response({"lines": await asyncio.to_thread(lambda: sources_value(build_timeline(view)))})
 
-    async def _passage(self, request: Request) -> Response:
-        view, query = await self._live.view(*_place(request)), request.query_params
-        start = _number(query.get("start"), 0)
-        end = max(start, _number(query.get("end"), start))
-        return _json(await asyncio.to_thread(passage_value, view, self._serving.reader.store, start, end))
+    async def _show_passage(self, request: Request) -> Response:
+        view, query = await self._live.view(*_owner_and_run_id(request)), request.query_params
+        start = _parse_number(query.get("start"), 0)
+        end = max(start, _parse_number(query.get("end"), start))
+        return _json_response(await asyncio.to_thread(passage_value, view, self._serving.reader.store, start, end))
 
-    async def _run_page(self, request: Request) -> Response:
-        owner, run_id = _place(request)
+    async def _show_run_page(self, request: Request) -> Response:
+        owner, run_id = _owner_and_run_id(request)
         view = await self._live.view(owner, run_id)
-        shown = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
-        return Response(shown.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
+        page = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
+        return Response(page.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
 
-    async def _stream(self, request: Request) -> Response:
+    async def _stream_events(self, request: Request) -> Response:
         owner = owner_of(request)
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
@@ -235,50 +239,50 @@ class LivePage:
 class _Stream(EventSourceResponse):
     """A stream of events that calls a function when it ends, even if it ends before the first event."""
 
-    def __init__(self, parts: AsyncIterator[dict[str, str]], ended: Callable[[], None], **options: Any) -> None:
+    def __init__(self, parts: AsyncIterator[dict[str, str]], on_end: Callable[[], None], **options: Any) -> None:
         super().__init__(parts, **options)
-        self._ended = ended
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._ended()
+            self._on_end()
 
 
-def _place(request: Request) -> tuple[Owner, str]:
+def _owner_and_run_id(request: Request) -> tuple[Owner, str]:
     return owner_of(request), request.path_params["id"]
 
 
-async def _body(serving: ServerResources, request: Request, kind: type[T]) -> T:
-    """Parse the body of a small request, which has to arrive within the time that a client may pause in a large one.
+async def _parse_body(serving: ServerResources, request: Request, kind: type[T]) -> T:
+    """Parse the JSON body of a small request.
 
     Raises:
         ApiError: it is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     seconds = serving.settings.idle_seconds
-    whole = Request(request.scope, bound_bodies(request.receive, _BODY_BYTES, seconds, seconds))
+    whole = Request(request.scope, limit_body(request.receive, _BODY_BYTES, seconds, seconds))
     try:
         return msgspec.json.decode(await whole.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
-def _json(value: Any) -> Response:
+def _json_response(value: Any) -> Response:
     """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
     return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
 
 
-def _done() -> Response:
+def _no_content() -> Response:
     return Response(status_code=204)
 
 
-def _number(text: str | None, default: int) -> int:
+def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
 
 
-def _file(name: str) -> Response:
+def _file_response(name: str) -> Response:
     if name not in _FILES:
         raise not_found("the page has no such file")
     package, kind = _FILES[name]
@@ -293,4 +297,4 @@ _FILES: Final = {
     "live.css": (__package__, "text/css"),
     "page.css": ("memagent_graph.timeline", "text/css"),
 }
-"""The page's files, by name. The style is that of run pages."""
+"""The page's files, by name. It shares the style sheet of run pages."""

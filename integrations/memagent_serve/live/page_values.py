@@ -20,7 +20,7 @@ from memagent_serve.api_errors import not_found
 from memagent_serve.ledger import Entry
 from memagent_serve.reads import ServedRead
 
-_AROUND_BYTES: Final = 6000
+_CONTEXT_BYTES: Final = 6000
 _MAX_QUOTES: Final = 4
 
 
@@ -117,7 +117,7 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
     first = span.start_byte + len(text[: start - span.start_char].encode())
     last = first + len(text[start - span.start_char : end - span.start_char].encode())
     size = view.document["size"] or last
-    began, ended = max(0, first - _AROUND_BYTES), min(size, last + _AROUND_BYTES)
+    began, ended = max(0, first - _CONTEXT_BYTES), min(size, last + _CONTEXT_BYTES)
     before, passage, after = (
         store.read_bytes(view.document, *span).decode(errors="ignore")
         for span in ((began, first), (first, last), (last, ended))

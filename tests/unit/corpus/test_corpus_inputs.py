@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import tracemalloc
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs, source_access
+from memagent_corpus import CorpusDocument, CorpusInputs, open_inputs
 from memagent_corpus.corpus_inputs import require_unique_ids
 from memagent_corpus.source_access import SourceAccess, require_public_address
 from memagent_corpus.table_inputs import InputColumns
@@ -33,7 +32,7 @@ def texts(inputs: CorpusInputs, folder: Path) -> dict[str, str]:
     for listed in inputs.documents():
         document = pickle.loads(pickle.dumps(listed))  # engines pass them around
         try:
-            with pickle.loads(pickle.dumps(inputs.access)).opened(document) as source:
+            with pickle.loads(pickle.dumps(inputs.access)).open_document(document) as source:
                 reference = store.add(source)
                 found[document.name] = store.read(reference, 0, reference["size"])
         except DocumentError as error:
@@ -64,12 +63,11 @@ def test_a_pattern_is_what_it_matches(files: Path, tmp_path: Path) -> None:
     assert texts(open_inputs(f"{files}/**/*.md"), tmp_path) == {"sub/b.md": "two"}
 
 
-@pytest.mark.parametrize("source", ["folder", "folder/*.txt", "table.csv", "archive.zip", "memory://bucket/none/"])
+@pytest.mark.parametrize("source", ["folder", "folder/*.txt", "table.csv", "memory://bucket/none/"])
 def test_a_corpus_without_documents_is_an_error(source: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/.hidden").write_text("no")
     (tmp_path / "table.csv").write_text("t\n")
-    zipfile.ZipFile(tmp_path / "archive.zip", "w").close()
     inputs = open_inputs(source if "://" in source else f"{tmp_path}/{source}", columns=InputColumns(text="t"))
     with pytest.raises(DocumentError, match=r"there are no documents in .*Check the name"):
         list(inputs.documents())
@@ -86,7 +84,10 @@ def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(fil
     listed = next(document for document in inputs.documents() if document.name == "a.txt")
     (files / "a.txt").rename(tmp_path / "outside.txt")
     (files / "a.txt").symlink_to(tmp_path / "outside.txt")
-    with inputs.access.opened(listed) as document, pytest.raises(DocumentError, match="leads out of its folder now"):
+    with (
+        inputs.access.open_document(listed) as document,
+        pytest.raises(DocumentError, match="leads out of its folder now"),
+    ):
         DocumentStore(tmp_path / "documents").add(document)
 
 
@@ -148,57 +149,6 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 def test_a_document_that_is_larger_than_allowed_is_one_with_an_error(files: Path, tmp_path: Path) -> None:
     inputs = open_inputs(str(files), access=SourceAccess(max_bytes=2))
     assert all("has more than 2 bytes" in text for text in texts(inputs, tmp_path).values())
-
-
-# Archives
-
-
-def zipped(path: Path, **members: str) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in members.items():
-            archive.writestr(name.replace("__", "/"), text)
-    return path
-
-
-def test_an_archive_is_its_files(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "a.zip", **{"one.txt": "one", "sub__two.txt": "two", "sub__three.md": "three"})
-    assert texts(open_inputs(str(path)), tmp_path) == {"one.txt": "one", "sub/two.txt": "two", "sub/three.md": "three"}
-    assert texts(open_inputs(f"zip://*.md::{path}"), tmp_path) == {"sub/three.md": "three"}
-    assert open_inputs(f"zip://{path}").total().documents == 3
-
-
-def test_a_name_that_leads_out_of_an_archive_is_a_document_with_an_error(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "a.zip", **{"..__..__etc__passwd": "x", "fine.txt": "fine"})
-    found = texts(open_inputs(str(path)), tmp_path)
-    assert found["fine.txt"] == "fine"
-    assert "points outside the archive" in found["etc/passwd"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "value", "words"),
-    [
-        ("_MAX_MEMBERS", 1, "has 2 files; the limit is 1"),
-        ("_MAX_UNPACKED_BYTES", 1000, "bytes unpacked; the limit is 1,000"),
-        ("_MAX_RATIO", 2, "times its size; the limit is 2 times"),
-    ],
-)
-def test_an_archive_is_limited(tmp_path: Path, monkeypatch: Any, limit: str, value: int, words: str) -> None:
-    monkeypatch.setattr(source_access, limit, value)
-    path = zipped(tmp_path / "bomb.zip", **{"a.txt": "0" * 5_000_000, "b.txt": "b"})
-    with pytest.raises(RefusedSourceError, match=words):
-        list(open_inputs(str(path)).documents())
-
-
-def test_a_damaged_archive_and_a_damaged_member_say_so(tmp_path: Path) -> None:
-    (tmp_path / "no.zip").write_bytes(b"PK nothing")
-    with pytest.raises(DocumentError, match="not a zip archive"):
-        list(open_inputs(str(tmp_path / "no.zip")).documents())
-    path = zipped(tmp_path / "a.zip", **{"a.txt": "some text " * 500, "b.txt": "fine"})
-    data = bytearray(path.read_bytes())
-    data[50:60] = b"\xff" * 10
-    path.write_bytes(data)
-    found = texts(open_inputs(str(path)), tmp_path)
-    assert found["b.txt"] == "fine" and found["a.txt"].startswith("DocumentError")
 
 
 # Tables
@@ -394,7 +344,10 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_connects(tmp_
         location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
         document = CorpusDocument(name="a.txt", location=location)
         store = DocumentStore(tmp_path / "store")
-        with pytest.raises(RefusedSourceError, match="is not a public address"), SourceAccess().opened(document) as one:
+        with (
+            pytest.raises(RefusedSourceError, match="is not a public address"),
+            SourceAccess().open_document(document) as one,
+        ):
             store.add(one)
 
 
@@ -414,7 +367,7 @@ def test_public_addresses_are_not_refused() -> None:
         require_public_address(address)
 
 
-@pytest.mark.parametrize("url", ["simplecache::s3://bucket/x", "zip://*::simplecache::s3://bucket/x.zip"])
+@pytest.mark.parametrize("url", ["simplecache::s3://bucket/x"])
 def test_chained_urls_are_refused(url: str) -> None:
     with pytest.raises(RefusedSourceError, match="is a chain of URLs"):
         open_inputs(url)
@@ -435,13 +388,11 @@ def test_a_store_is_its_objects(tmp_path: Path) -> None:
     assert texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
 
 
-def test_a_table_and_an_archive_in_a_store(tmp_path: Path) -> None:
+def test_a_table_in_a_store(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/t/x.jsonl": b'{"path": "in/a.txt"}\n{"path": "../b.txt"}', "/t/in/a.txt": b"one", "/b.txt": b"no"})
-    store.pipe("/t/z.zip", zipped(tmp_path / "z.zip", **{"q.txt": "packed"}).read_bytes())
     found = texts(open_inputs("memory://t/x.jsonl"), tmp_path)
     assert found["x.jsonl#0"] == "one" and "is outside" in found["x.jsonl#1"]
-    assert texts(open_inputs("memory://t/z.zip"), tmp_path) == {"q.txt": "packed"}
 
 
 def test_what_a_store_s_client_raises_is_an_error_without_keys() -> None:

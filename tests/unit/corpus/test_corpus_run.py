@@ -27,7 +27,7 @@ from memagent_corpus.corpus_run import (
     NextTask,
     StopCause,
     StoreRows,
-    exclusive,
+    lock_table,
     run_corpus,
 )
 from memagent_corpus.source_access import CorpusSize, SourceAccess
@@ -95,7 +95,7 @@ class World:
         async def read() -> CorpusSummary:
             corpus = open_inputs(source or str(self.folder), columns=columns or InputColumns())
             table = TableFolder(str(self.out))
-            with exclusive(table) as work:
+            with lock_table(table) as work:
                 private_file(work / "made")
                 one = CorpusReader(
                     self.agent(**(reader or {})), questions or (HARBOR,), corpus.access, response_format=form
@@ -240,7 +240,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
 def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
     world.write("a.txt", 1)
     world.out.touch()
-    with pytest.raises(CorpusError, match="is a file"), exclusive(TableFolder(str(world.out))):
+    with pytest.raises(CorpusError, match="is a file"), lock_table(TableFolder(str(world.out))):
         pass
     world.out.unlink()
     world.out.mkdir()
@@ -251,7 +251,7 @@ def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
 
 def test_two_runs_on_one_output_are_refused(world: World) -> None:
     world.write("a.txt", 1)
-    with exclusive(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process writes to"):
+    with lock_table(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process writes to"):
         world.run()
 
 

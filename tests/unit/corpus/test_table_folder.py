@@ -54,10 +54,10 @@ def test_the_manifest_has_the_size_and_digest_of_what_was_written(table: TableFo
     assert (part.rows, part.failed) == (ROWS, 0)
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROWS)]
-    assert table.damaged([part]) == []
+    assert table.find_damaged([part]) == []
     table.publish([])
     table.remove_unlisted()
-    assert table.damaged([part]) == [part]
+    assert table.find_damaged([part]) == [part]
 
 
 def test_a_part_that_others_wrote_is_refused(table: TableFolder, tmp_path: Path) -> None:

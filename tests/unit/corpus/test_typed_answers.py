@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_estimate import estimate_corpus
-from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, exclusive, run_corpus
-from memagent_corpus.table_folder import differences
+from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
+from memagent_corpus.table_folder import describe_differences
 from memagent_corpus.typed_columns import columns_of, convert_values
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.cli import app
@@ -84,7 +84,7 @@ class Corpus:
     ) -> CorpusSummary:
         async def read() -> CorpusSummary:
             inputs, table = open_inputs(str(self.folder)), TableFolder(str(self.out))
-            with exclusive(table):
+            with lock_table(table):
                 reader = CorpusReader(
                     self.agent(script, **(agent or {})), [QUESTION], inputs.access, response_format=form
                 )
@@ -326,7 +326,7 @@ def test_a_table_without_a_schema_does_not_take_one(corpus: Corpus) -> None:
 
 def test_many_differences_are_cut_short() -> None:
     before = {"schema": {str(number): number for number in range(40)}}
-    told = differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
+    told = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
     assert len(told) == 13 and told[-1] == "and 28 more" and max(map(len, told)) < 250
 
 

@@ -1,4 +1,4 @@
-"""Reports as a tool of agents, and over MCP, where a call may be given up before the report is there."""
+"""Reports over MCP, where a call may be given up before the report is there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import ToolMessage
 from mcp.shared.memory import create_connected_server_and_client_session
-from support.report_documents import asked_sections, reads_keys, reads_keys_and_writes
+from support.report_documents import asked_sections, reads_keys_and_writes
 from support.scripts import document_with
 
-from langchain_memagent import WriteReport
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
 from memagent_mcp import make_server
-from memagent_report import Report
 
 QUESTION = "What is the key of harbor?"
 
@@ -40,33 +37,6 @@ def files(tmp_path: Path) -> Path:
         text = document_with({0.4: f"It rained. The key of harbor is {key}. Nobody came."}, words=300)
         (folder / f"{name}.txt").write_text(text.replace("word", f"{name}word"))
     return folder
-
-
-def call(tool: WriteReport, **arguments: Any) -> ToolMessage:
-    message = tool.invoke({"name": tool.name, "args": arguments, "id": "call-0", "type": "tool_call"})
-    assert isinstance(message, ToolMessage)
-    return message
-
-
-def test_an_agent_s_tool_gives_the_report_and_all_of_it_as_artifact(tmp_path: Path, files: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        tool = WriteReport(agent=agent, roots=[files], extractive=True)
-        message = call(tool, question=QUESTION, paths=["a.txt", str(files / "b.txt")], questions=[QUESTION])
-    assert message.status == "success"
-    assert "- a.txt: 4711 [1]" in str(message.content)
-    assert [cell.answer for cell in Report.from_dict(message.artifact).matrix.cells] == ["4711", "12"]
-
-
-def test_an_agent_s_tool_reads_nothing_outside_its_roots(tmp_path: Path, files: Path) -> None:
-    (tmp_path / "secret.txt").write_text("The key of harbor is 9999.")
-    policy = ScriptedPolicy(reads_keys)
-    with reader_in(tmp_path, policy) as agent:
-        tool = WriteReport(agent=agent, roots=[files])
-        for path in ("../secret.txt", str(tmp_path / "secret.txt"), "https://evil.example/a.txt"):
-            message = call(tool, question=QUESTION, paths=["a.txt", path])
-            assert message.status == "error"
-            assert "9999" not in str(message.content)
-    assert policy.prompts == []
 
 
 async def test_over_mcp_the_same_call_waits_for_the_report_and_continues_it_in_another_server(

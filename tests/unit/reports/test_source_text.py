@@ -10,8 +10,7 @@ from memagent_graph.documents import SourceMark
 from memagent_report.checked_report import quote_problem
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import ProblemKind
-from memagent_report.source_text import LONGEST_QUOTE, SourceText
-from memagent_report.stated_facts import normalize_text
+from memagent_report.source_text import MAX_QUOTE_LENGTH, SourceText
 
 TEXT = """Title of it
 
@@ -51,23 +50,14 @@ def test_a_long_sentence_is_quoted_in_part() -> None:
     begin, end, whole = SourceText(text).sentence(2000, 2004)
     assert begin <= 2000 <= 2004 <= end
     assert not whole
-    assert end - begin <= LONGEST_QUOTE
+    assert end - begin <= MAX_QUOTE_LENGTH
     assert text[begin:end].split() == ["word"] * len(text[begin:end].split())
-
-
-def test_a_quote_is_found_whatever_its_white_space_quotation_marks_and_dashes() -> None:
-    source = SourceText("He said\n\u201cno\u201d \u2013 and\u00a0left the \ufb01eld. Then rain.")
-    found = source.find('He said "no" - and left the field.')
-    assert found is not None
-    assert source.text[slice(*found)] == "He said\n\u201cno\u201d \u2013 and\u00a0left the \ufb01eld."
-    assert source.find('He said "No" - and left the field.') is None
-    assert source.find("and left the fields") is None
 
 
 def test_of_several_places_the_nearest_is_found() -> None:
     source = SourceText("It rains. It snows. It rains.")
-    assert source.find("It  rains.", 18) == (20, 29)
-    assert source.find("It  rains.", 2) == (0, 9)
+    assert source.find("It rains.", 18) == (20, 29)
+    assert source.find("It rains.", 2) == (0, 9)
 
 
 def test_a_page_is_that_in_which_a_character_is() -> None:
@@ -85,7 +75,7 @@ def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
         return found.kind if found else None
 
     assert flaw(whole) is None
-    assert flaw(" ".join(whole.split())) is None
+    assert flaw(" ".join(whole.split())) is ProblemKind.QUOTE_NOT_IN_SOURCE
     assert flaw("They agreed") is ProblemKind.QUOTE_CUT
     assert flaw("to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_CUT
     assert flaw(whole.replace("5", "6")) is ProblemKind.QUOTE_NOT_IN_SOURCE
@@ -100,16 +90,5 @@ def test_every_passage_of_any_text_is_found_in_it(text: str, data: st.DataObject
     begin, finish, _ = source.sentence(start, end)
     assert 0 <= begin <= finish <= len(text)
     quote = text[begin:finish]
-    if normalize_text(quote):  # else it is nothing but space and invisible characters
+    if quote:
         assert source.find(quote, begin) == (begin, finish)
-
-
-@given(
-    st.lists(st.sampled_from(["Anna", "rain.", "\u2019s", "e\u0301t", "\ufb01n", "\n", "\u00a0", "\u200b", "5", "-"]))
-)
-def test_a_passage_between_words_is_found_from_any_place(words: list[str]) -> None:
-    source = SourceText(" ".join(words))
-    for number in range(len(words)):
-        quote = " ".join(words[number:])
-        if quote.strip(" \n\u00a0\u200b"):
-            assert source.find(" ".join(quote.split()), 0) is not None

@@ -427,7 +427,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> N
     refusal = raw(server, *lines, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
-    assert server.serving.body_memory.used == 0
+    assert server.serving.request_quota.used == 0
 
 
 def test_a_key_may_have_a_lower_bound_of_its_own(upstream: FakeServer, tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
         f"Content-Length: {3 * MEGABYTE}\r\n\r\n"
     )
     with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
-        memory = server.serving.body_memory
+        memory = server.serving.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head.encode() + b"x" * (2 * MEGABYTE))
             until(lambda: memory.used == 3 * MEGABYTE)
@@ -497,9 +497,9 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
         "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
         "Content-Length: 2000000\r\n\r\n--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     )
-    bounds = {"storage": 2 * MEGABYTE, "storage_of_all": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
     with served(upstream.base_url, tmp_path, **bounds) as server:
-        arriving = server.serving.arriving
+        arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(head.encode() + b"x" * (MEGABYTE * 3 // 2))
             until(lambda: arriving.used > MEGABYTE)

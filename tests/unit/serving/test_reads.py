@@ -28,7 +28,7 @@ from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import LOCAL, Keys, Owner, installation_secret, salt_of
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
-from memagent_serve.reads import Bounds, ReadManager, ServedRequest
+from memagent_serve.reads import Bounds, ReadManager, ReadRequest
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -112,7 +112,7 @@ def test_many_clients_that_ask_the_same_at_once_are_one_read(slow: FakeServer, t
 def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(slow: FakeServer, tmp_path: Path) -> None:
     with served(slow.base_url, tmp_path) as server:
         first = post(server.api, body())
-        new = post(server.api, body(), **{"X-Memagent-New-Try": "1"})
+        new = post(server.api, body(), **{"X-Memagent-New-Read": "1"})
         later = post(server.api, body())
     ids = [reply.headers["X-Memagent-Run-Id"] for reply in (first, new, later)]
     assert ids[0] != ids[1] == ids[2]
@@ -175,7 +175,7 @@ def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: Fake
             _ask_and_go_away(server.api, slow)
             if cancels:
                 until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.of_owner("local", newest=1)[0]
+            entry = server.serving.ledger.list_of_owner("local", newest=1)[0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert answer(post(server.api, body())) == "4711"
     assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
@@ -395,12 +395,12 @@ def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
     for number, owner in enumerate(("alice", "bob", "alice")):
         ledger.begin(Entry(f"r{number}", owner, "same", "q", "d", float(number)))
     ledger.mark("r0", ReadState.FAILED, "why")
-    assert [each.run_id for each in ledger.of_request("alice", "same")] == ["r2", "r0"]
+    assert [each.run_id for each in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
     assert ledger.get("bob", "r0") is None
     found = ledger.get("alice", "r0")
     assert found is not None
     assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
-    assert ledger.of_owner("alice", newest=5, before=1.0) == [found]
+    assert ledger.list_of_owner("alice", newest=5, before=1.0) == [found]
     ledger.close()
 
 
@@ -414,7 +414,7 @@ async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled
     manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
     read, _ = await manager.start(
-        ServedRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+        ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
     )
     await asyncio.sleep(0.2)
     first = asyncio.create_task(manager.cancel(read))
@@ -431,7 +431,7 @@ async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make
     reader = make_reader()
     manager = ReadManager(reader, Ledger(tmp_path / "ledger.sqlite"), Bounds(), Metrics())
     document = reader.store.add(Document.from_text(LONG))
-    ask = ServedRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
+    ask = ReadRequest(owner=LOCAL, document=document, question=QUESTION, sampling=SamplingParams())
     answers = []
     for _ in range(2):
         read, kind = await manager.start(ask)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
 from memagent_serve.chat_requests import ChatRequest, parse, parse_fields
-from memagent_serve.long_parts import PartPlace, ReadingPlan, plan_reading, question_of, sizes_of, total_of
+from memagent_serve.long_parts import PartPosition, ReadingPlan, plan_reading, question_of, sizes_of, total_of
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -40,20 +40,20 @@ def test_a_request_that_fits_is_not_read() -> None:
 def test_the_fewest_and_largest_parts_are_read() -> None:
     chat = request(say("user", "word " * 2000), say("user", "some " * 300), say("user", "Which?"))
     found = plan(chat, 1000)
-    assert found.places == (PartPlace(0, 0),)
+    assert found.positions == (PartPosition(0, 0),)
     assert found.history == 0
     assert found.latest == 2
 
 
 def test_a_long_system_message_is_read() -> None:
     chat = request(say("system", "rule " * 2000), say("user", "Which?"))
-    assert plan(chat, 500).places == (PartPlace(0, 0),)
+    assert plan(chat, 500).positions == (PartPosition(0, 0),)
 
 
 def test_files_are_always_read() -> None:
     part = {"type": "file", "file": {"file_id": "file-1"}}
     chat = request(say("user", [part, {"type": "text", "text": "Which?"}]))
-    assert plan(chat, 10_000).places == (PartPlace(0, 0),)
+    assert plan(chat, 10_000).positions == (PartPosition(0, 0),)
 
 
 def test_of_many_small_messages_the_older_are_read_as_one() -> None:
@@ -61,7 +61,7 @@ def test_of_many_small_messages_the_older_are_read_as_one() -> None:
     chat = request(say("system", "Be brief."), *messages, say("user", "Which?"))
     found = plan(chat, 1000)
     assert 0 < found.history < 81
-    assert found.places == ()
+    assert found.positions == ()
     kept = TOKENIZER.count(" ".join(str(each["content"]) for each in messages[found.history - 1 :]))
     assert kept < 1000
 
@@ -85,7 +85,7 @@ def test_a_tool_result_is_never_parted_from_its_call() -> None:
 
 def test_where_nothing_fits_everything_is_read() -> None:
     chat = request(say("system", "rule " * 200), say("user", "word " * 200))
-    assert plan(chat, 150).places == (PartPlace(0, 0), PartPlace(1, 0))
+    assert plan(chat, 150).positions == (PartPosition(0, 0), PartPosition(1, 0))
 
 
 # The question

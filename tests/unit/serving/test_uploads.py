@@ -22,10 +22,10 @@ from memagent_serve.uploads import Uploads
 ALICE, BOB = Owner("alice"), Owner("bob")
 
 
-def uploads(folder: Path, *, quota: int = 10_000, quota_of_all: int = 100_000, **options: Any) -> Uploads:
+def uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_000, **options: Any) -> Uploads:
     store = DocumentStore(folder / "documents")
     ledger = Ledger(folder / "reads.sqlite")
-    return Uploads(folder / "files", ledger, store, quota=quota, quota_of_all=quota_of_all, **options)
+    return Uploads(folder / "files", ledger, store, quota=quota, total_quota=total_quota, **options)
 
 
 def files_in(folder: Path) -> int:
@@ -43,19 +43,19 @@ def test_an_upload_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, 
         patched.setattr(shutil, "copyfileobj", full)
         with pytest.raises(OSError, match="no space"):
             files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
-    assert files.all(LOCAL) == [first]
+    assert files.list_files(LOCAL) == [first]
     assert files_in(tmp_path / "files") == 1
 
 
 def test_what_a_killed_upload_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
     first = uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
     (tmp_path / "files" / "alice" / f"file-{'0' * 32}.bin").write_bytes(b"half")
-    assert uploads(tmp_path).all(ALICE) == [first]
+    assert uploads(tmp_path).list_files(ALICE) == [first]
     assert files_in(tmp_path / "files") == 1
 
 
 def test_uploads_at_once_stay_within_the_limits_of_the_key_and_of_all(tmp_path: Path) -> None:
-    files = uploads(tmp_path, quota=50, quota_of_all=70)
+    files = uploads(tmp_path, quota=50, total_quota=70)
 
     def status(owner: Owner) -> int:
         try:
@@ -71,7 +71,7 @@ def test_uploads_at_once_stay_within_the_limits_of_the_key_and_of_all(tmp_path: 
 
 async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp_path: Path) -> None:
     in_use: list[str] = []
-    files = uploads(tmp_path, quota=50, quota_of_all=70, texts_in_use=lambda: in_use)
+    files = uploads(tmp_path, quota=50, total_quota=70, texts_in_use=lambda: in_use)
     one, two, three = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
     assert [files.has_text(ALICE, text) for text in (one, two, three)] == [False, True, True]
     in_use += [two["key"], three["key"]]

@@ -29,7 +29,7 @@ from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process
 from memagent_training.job.collect import CollectSettings
-from memagent_training.rl.collapse import CollapsedError
+from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.loop_status import LoopStatus
 from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
@@ -50,13 +50,13 @@ class Loop:
         self.best: Path | None = None
         self.error: BaseException | None = None
 
-    def __call__(self, job: RLJob, watcher: Any = None) -> rl.Finished:
+    def __call__(self, job: RLJob, watcher: Any = None) -> rl.LoopResult:
         self.job, self.watcher = job, watcher
         print("what a library prints")
         logging.getLogger("httpx").info("HTTP Request: POST")
         if self.error is not None:
             raise self.error
-        return rl.Finished(job.out, 12, "all 3 iterations are done", (MEASUREMENT,), self.best)
+        return rl.LoopResult(job.out, 12, "all 3 iterations are done", (MEASUREMENT,), self.best)
 
 
 @pytest.fixture
@@ -178,12 +178,12 @@ def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_
 def test_the_loop_is_watched(loop, more) -> None:
     memagent("--iterations", "42", *more)
     assert isinstance(loop.watcher, LoopStatus)
-    loop.watcher.measured(MEASUREMENT)
+    loop.watcher.on_measurement(MEASUREMENT)
 
 
 def test_progress_is_on_standard_error_and_quiet_leaves_it_out(loop, monkeypatch) -> None:
-    def told(job: RLJob, watcher: Any) -> rl.Finished:
-        watcher.measured(MEASUREMENT)
+    def told(job: RLJob, watcher: Any) -> rl.LoopResult:
+        watcher.on_measurement(MEASUREMENT)
         return loop(job, watcher)
 
     monkeypatch.setattr(rl, "run", told)
@@ -195,7 +195,7 @@ def test_progress_is_on_standard_error_and_quiet_leaves_it_out(loop, monkeypatch
 def test_only_the_main_process_shows_and_prints(loop, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     done = memagent()
-    loop.watcher.measured(MEASUREMENT)
+    loop.watcher.on_measurement(MEASUREMENT)
     assert done.stdout == "" and "policy" not in done.stderr
 
 
@@ -218,7 +218,7 @@ def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkey
 
     seen: dict[str, Any] = {}
 
-    def looked(job: RLJob, watcher: Any) -> rl.Finished:
+    def looked(job: RLJob, watcher: Any) -> rl.LoopResult:
         seen["bars"] = transformers_log.is_progress_bar_enabled()
         for module in ("transformers.trainer", "trl.trainer.utils", "my_code"):
             warnings.warn_explicit(f"from {module}", FutureWarning, "file.py", 1, module=module)
@@ -302,7 +302,7 @@ def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(loo
     assert not waited
     monkeypatch.setenv("LOCAL_RANK", "1")
     memagent(code=ExitCode.USAGE)
-    assert waited == [training_process.PATIENCE]
+    assert waited == [training_process.FAILURE_DELAY]
 
 
 # Refusals

@@ -92,8 +92,8 @@ async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp
     agent = reader(tmp_path, lambda number, read: half(number, read) if number % 3 == 0 else right(number))
     found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=4, max_questions=50), name="x")
     assert sorted(int(group.name.split("-")[1]) % 3 for group in found.groups) == [0, 0, 0, 0]
-    assert found.uniform
-    assert all(group.rewards == (1.0, 1.0) for group in found.uniform)
+    assert found.uniform_groups
+    assert all(group.rewards == (1.0, 1.0) for group in found.uniform_groups)
     assert found.questions < 20
     assert set(found.group_of.values()) == {group.name for group in found.groups}
 
@@ -101,7 +101,7 @@ async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp
 async def test_no_more_questions_than_allowed_and_no_more_reads_than_wanted(tmp_path: Path) -> None:
     agent = reader(tmp_path, lambda number, read: right(number))
     found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2, max_questions=7), name="x")
-    assert (found.questions, len(found.groups), len(found.uniform)) == (7, 0, 7)
+    assert (found.questions, len(found.groups), len(found.uniform_groups)) == (7, 0, 7)
     assert agent.run_log is not None
     assert len(list(agent.run_log.runs())) == 14
 
@@ -116,7 +116,7 @@ async def test_a_failed_read_is_tried_again_and_its_group_is_whole(tmp_path: Pat
         reader(tmp_path, reply), questions(1), CollectSettings(rollouts=3, groups=1, max_questions=1), name="x"
     )
     assert found.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
-    assert not found.failed
+    assert not found.failures
 
 
 async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_counted(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_counted(tmp
     found = await collect(
         reader(tmp_path, reply), questions(3), CollectSettings(rollouts=2, groups=3, max_questions=3), name="x"
     )
-    assert set(found.failed) == {"x-1"}
+    assert set(found.failures) == {"x-1"}
     assert {group.name for group in found.groups} == {"x-0", "x-2"}
     assert found.questions == 3
 
@@ -214,9 +214,9 @@ async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> 
     agent = reader(tmp_path, lambda number, read: AssertionError("read again"))  # type: ignore[arg-type,return-value]
     second = await collect(agent, questions(), wanted, name="x", resume=True)
     assert asked_by(agent) == []
-    for one, other in ((first.groups, second.groups), (first.uniform, second.uniform)):
+    for one, other in ((first.groups, second.groups), (first.uniform_groups, second.uniform_groups)):
         assert sorted(one, key=lambda each: each.name) == sorted(other, key=lambda each: each.name)
-    assert [each.name for each in second.uniform] == ["x-1"]
+    assert [each.name for each in second.uniform_groups] == ["x-1"]
 
 
 async def test_a_collection_that_there_is_not_yet_begins(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
     agent = reader(tmp_path, half)
     found = await collect(agent, questions(), wanted, name="x", resume=True)
     assert asked_by(agent) == [2, 2, 3, 3]
-    assert {group.name for group in found.uniform} == {"x-0", "x-1"}
+    assert {group.name for group in found.uniform_groups} == {"x-0", "x-1"}
     assert {group.name for group in found.groups} == {"x-2", "x-3"}
 
 
@@ -292,11 +292,11 @@ async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on
         return PolicyError("broken") if number == 1 else half(number, read)
 
     first = await collect(reader(tmp_path, broken), questions(4), FOUR, name="x")
-    assert set(first.failed) == {"x-1"}
+    assert set(first.failures) == {"x-1"}
     agent = reader(tmp_path, half)
     second = await collect(agent, questions(4), FOUR, name="x", resume=True)
     assert asked_by(agent) == [1, 1]
-    assert not second.failed
+    assert not second.failures
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ async def test_groups_without_variance_are_taken_where_more_than_outcomes_is_rew
     agent = reader(tmp_path, lambda number, nth: right(number))
     settings = CollectSettings(rollouts=2, groups=3, max_questions=9)
     found = await collect(agent, questions(), settings, name="kept", keep_uniform=True)
-    assert (len(found.groups), len(found.uniform)) == (3, 0)
+    assert (len(found.groups), len(found.uniform_groups)) == (3, 0)
     assert len(found.group_of) == 6
 
 

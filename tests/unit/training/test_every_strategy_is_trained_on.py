@@ -93,12 +93,12 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
-    functions = term_rewards(terms, gold=True, logged=False)
+    functions = term_rewards(terms, has_gold=True, has_logged=False)
     groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:
-        told = {rollout.earned(name) for rollout in rollouts}
+        told = {rollout.reward_named(name) for rollout in rollouts}
         assert len(told) > 1 or name in {"format", "exit_in_time"}, name
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)

@@ -30,19 +30,19 @@ class Clock:
 
 def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
     """All that a loop tells of an iteration, which takes 100 seconds: 2, 18, 50 and 30."""
-    status.begins(iteration, Phase.SYNC)
+    status.on_phase(iteration, Phase.SYNC)
     clock.now += 2
-    status.serves(iteration, f"iteration-{iteration}", "reload")
-    status.begins(iteration, Phase.MEASURE)
+    status.on_served(iteration, f"iteration-{iteration}", "reload")
+    status.on_phase(iteration, Phase.MEASURE)
     clock.now += 18
-    status.measured(measurement(iteration))
-    status.begins(iteration, Phase.COLLECT)
+    status.on_measurement(measurement(iteration))
+    status.on_phase(iteration, Phase.COLLECT)
     clock.now += 50
     lengths = {500: MeanReward(0.35, 96), 1000: MeanReward(0.15, 96)}
-    status.collected(record(iteration, by_length=lengths, failed=2))
-    status.begins(iteration, Phase.TRAIN)
+    status.on_collection(record(iteration, by_length=lengths, failed_groups=2))
+    status.on_phase(iteration, Phase.TRAIN)
     clock.now += 30
-    status.trained(iteration + 1, METRICS)
+    status.on_step(iteration + 1, METRICS)
 
 
 def shown(told: Callable[[LoopStatus, Clock], None], *, is_terminal: bool = False, **options: Any) -> str:
@@ -57,7 +57,7 @@ def shown(told: Callable[[LoopStatus, Clock], None], *, is_terminal: bool = Fals
 def whole_loop(status: LoopStatus, clock: Clock) -> None:
     for iteration in range(2):
         an_iteration(status, clock, iteration)
-    status.ends("all 2 iterations are done")
+    status.on_end("all 2 iterations are done")
 
 
 def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
@@ -71,23 +71,23 @@ def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
         "iteration 1 of 2: reward 0.250 (500: 0.350, 1,000: 0.150); 1 groups to train on, 1 always right, 2 never or "
         "all alike, 2 failed; loss 0.0123, gradient norm 0.456, entropy 0.789, tokens/s 4,500; "
     )
-    assert lines[1].endswith("sync 0:00:02, measure 0:00:18, collect 0:00:50, train 0:00:30; about 0:01:40 left")
+    assert lines[1].endswith("sync 0:00:02, measure 0:00:18, collect 0:00:50, train 0:00:30")
 
 
 def test_what_is_unknown_is_left_out_of_a_line() -> None:
     def told(status: LoopStatus, clock: Clock) -> None:
-        status.begins(0, Phase.TRAIN)
+        status.on_phase(0, Phase.TRAIN)
         clock.now += 5
-        status.begins(1, Phase.SYNC)
+        status.on_phase(1, Phase.SYNC)
 
-    assert shown(told).splitlines() == ["iteration 1 of 2: train 0:00:05; about 0:00:05 left"]
+    assert shown(told).splitlines() == ["iteration 1 of 2: train 0:00:05"]
 
 
 def test_an_iteration_that_is_given_up_has_no_line() -> None:
     def told(status: LoopStatus, clock: Clock) -> None:
         del clock
-        status.begins(0, Phase.COLLECT)
-        status.ends("reads of a question no longer differ")
+        status.on_phase(0, Phase.COLLECT)
+        status.on_end("reads of a question no longer differ")
 
     assert shown(told) == ""
 
@@ -100,20 +100,6 @@ def test_a_terminal_also_shows_what_is_being_done() -> None:
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_quiet_shows_nothing(is_terminal: bool) -> None:
     assert shown(whole_loop, is_terminal=is_terminal, quiet=True) == ""
-
-
-def test_the_first_iteration_which_waited_for_the_server_foretells_only_until_there_is_another() -> None:
-    clock = Clock()
-    phases = PhaseClock(clock)
-    assert phases.left(12) is None
-    for iteration, now, left in ((0, 0.0, None), (1, 500.0, 11 * 500), (2, 600.0, 10 * 100)):
-        clock.now = now
-        phases.begin(iteration, Phase.SYNC)
-        assert phases.left(12) == left
-    clock.now = 640.0
-    assert phases.left(12) == 10 * 100 - 40
-    clock.now = 900.0
-    assert phases.left(12) == 9 * 100, "an iteration that takes longer than others shortens none of them"
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), st.floats(0, 1e4)), min_size=1, max_size=30))

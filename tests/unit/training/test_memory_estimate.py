@@ -15,13 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import completion_logprobs
-from memagent_training.job.memory_estimate import (
-    ModelSizes,
-    Precision,
-    estimate_memory,
-    lora_of_rank,
-    unloaded_model,
-)
+from memagent_training.job.base_model import lora_config, unloaded_model
+from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
 
 WITHIN = 1.2
 """The factor between estimate and measurement, as memory_estimate.py states it."""
@@ -84,7 +79,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
         completion_logprobs(model, micro_batch, with_entropy=True).logprobs_BT.sum().backward()
 
     work()
-    estimate = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=checkpointing)
+    estimate = estimate_memory(sizes, micro_batch, checkpointing=checkpointing)
     added_up = 4 * sizes.largest  # the largest gradient, before it is added to what is there
     assert (estimate.activations + added_up) / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
 
@@ -106,8 +101,7 @@ def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    precision = Precision(mixed=mixed)
-    estimate = estimate_memory(sizes, micro_batch, precision=precision, checkpointing=False)
+    estimate = estimate_memory(sizes, micro_batch, mixed_precision=mixed, checkpointing=False)
     assert estimate.total / peak_of(work) == pytest.approx(1, abs=WITHIN - 1)
 
 
@@ -125,7 +119,7 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
     model = make_model("llama")
     model.config.save_pretrained(tmp_path)
     assert ModelSizes.of(unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.of(
-        get_peft_model(model, lora_of_rank(4))
+        get_peft_model(model, lora_config(4))
     )
 
 
@@ -133,13 +127,11 @@ def test_shards_divide_what_is_kept_and_a_reference_is_a_second_model() -> None:
     model = make_model("llama")
     micro_batch = make_batch("packed")
     sizes = ModelSizes.of(model)
-    alone = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, with_reference=True)
-    shared = estimate_memory(
-        sizes, micro_batch, precision=Precision(), checkpointing=True, with_reference=True, shards=4
-    )
+    alone = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True)
+    shared = estimate_memory(sizes, micro_batch, checkpointing=True, with_reference=True, shards=4)
     assert alone.reference == alone.weights == 4 * sizes.parameters
     for name in ("weights", "gradients", "optimizer", "reference"):
         assert getattr(shared, name) == getattr(alone, name) // 4
     assert shared.activations == alone.activations
-    narrow = estimate_memory(sizes, micro_batch, precision=Precision(), checkpointing=True, optimizer="adamw_bnb_8bit")
+    narrow = estimate_memory(sizes, micro_batch, checkpointing=True, optimizer="adamw_bnb_8bit")
     assert narrow.optimizer == alone.optimizer / 4

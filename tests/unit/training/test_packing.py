@@ -19,8 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import TrainingConversation  # noqa: E402
-from memagent_training.forward.layouts import lay_out, pad_rows  # noqa: E402
-from memagent_training.forward.prefix_tree import as_tree, one_after_another  # noqa: E402
+from memagent_training.forward.layouts import as_tree, lay_out, one_after_another, pad_rows  # noqa: E402  # noqa: E402
 from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")

@@ -20,12 +20,12 @@ from safetensors.numpy import load_file, save_file
 
 from memagent_training.forward.layouts import TokenRow
 from memagent_training.serving.policy_sync import (
-    How,
     PolicySync,
     Probe,
     ProbeRow,
     RemoteServer,
     SyncError,
+    SyncMethod,
     SyncSettings,
     folder_logprobs,
 )
@@ -248,9 +248,11 @@ def fake(base: Path) -> Iterator[FakeVLLM]:
         yield running
 
 
-def own(fake: FakeVLLM, base: Path, *ways: How, **settings: Any) -> PolicySync:
+def own(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> PolicySync:
     server = OwnServer(fake, base, max_lora_rank=settings.pop("max_lora_rank", None))
-    return PolicySync(server, reference=trainer, settings=SyncSettings(ways=ways or tuple(How), **settings))
+    return PolicySync(
+        server, reference=trainer, settings=SyncSettings(methods=methods or tuple(SyncMethod), **settings)
+    )
 
 
 def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
@@ -263,7 +265,7 @@ def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
 
 
 async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_the_folders(fake, base, tmp_path) -> None:
-    sync = own(fake, base, How.RELOAD)
+    sync = own(fake, base, SyncMethod.RELOAD)
     await sync.sync(write_policy(tmp_path / "policy-1", 0.3), "1")
     sync.reference = lambda policy, rows: pytest.fail(f"{policy} was loaded")
     new = write_policy(tmp_path / "policy-2", 0.5)
@@ -277,7 +279,7 @@ async def test_adapters_are_served_under_a_name_of_their_own_per_version(fake, b
     sync = own(fake, base)
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
     second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
-    assert (first.how, first.version, first.reasons) == (How.ADAPTER, "1", ())
+    assert (first.method, first.version, first.reasons) == (SyncMethod.ADAPTER, "1", ())
     assert first.model != second.model
     assert fake.adapters == pytest.approx({first.model: 0.3, second.model: 0.6})
     assert second.gap < 1e-6
@@ -285,7 +287,7 @@ async def test_adapters_are_served_under_a_name_of_their_own_per_version(fake, b
 
 
 async def test_other_adapters_never_come_under_a_name_that_the_cache_knows(fake, base, tmp_path) -> None:
-    sync = own(fake, base, How.ADAPTER)
+    sync = own(fake, base, SyncMethod.ADAPTER)
     first = await sync.sync(write_adapter(tmp_path / "a", base, 0.3), "same")
     second = await sync.sync(write_adapter(tmp_path / "b", base, 0.6), "same")
     assert first.model != second.model
@@ -293,8 +295,8 @@ async def test_other_adapters_never_come_under_a_name_that_the_cache_knows(fake,
 
 async def test_the_same_adapters_again_are_no_error(fake, base, tmp_path) -> None:
     folder = write_adapter(tmp_path / "1", base, 0.3)
-    before = await own(fake, base, How.ADAPTER).sync(folder, "1")
-    assert (await own(fake, base, How.ADAPTER).sync(folder, "1")).model == before.model
+    before = await own(fake, base, SyncMethod.ADAPTER).sync(folder, "1")
+    assert (await own(fake, base, SyncMethod.ADAPTER).sync(folder, "1")).model == before.model
 
 
 async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(fake, base, tmp_path) -> None:
@@ -302,7 +304,7 @@ async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(fa
     fake.busy = 2
     new = write_policy(tmp_path / "policy-1", 0.5)
     served = await sync.sync(new, "1")
-    assert (served.how, served.model, served.reasons) == (How.RELOAD, "policy", ())
+    assert (served.method, served.model, served.reasons) == (SyncMethod.RELOAD, "policy", ())
     assert fake.weights == 0.5
     assert not fake.is_paused
     assert sync.server.model == new
@@ -313,11 +315,11 @@ async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(fa
 async def test_adapters_beside_whole_weights_go_first_and_the_weights_stand_in_for_them(fake, base, tmp_path) -> None:
     policy = write_policy(tmp_path / "1", 0.5)
     write_adapter(policy / "adapter", base, 0.5)
-    assert (await own(fake, base).sync(policy, "1")).how is How.ADAPTER
+    assert (await own(fake, base).sync(policy, "1")).method is SyncMethod.ADAPTER
     fake.broken.add("adapter")
     fake.adapters.clear()
     served = await own(fake, base).sync(policy, "1")
-    assert served.how is How.RELOAD
+    assert served.method is SyncMethod.RELOAD
     assert len(served.reasons) == 1
     assert served.reasons[0].startswith("adapter: the server does not answer with the new weights")
     assert not fake.adapters
@@ -327,7 +329,7 @@ async def test_a_restart_is_the_last_resort_and_says_what_came_before(fake, base
     sync = own(fake, base)
     fake.broken.add("reload")
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
-    assert served.how is How.RESTART
+    assert served.method is SyncMethod.RESTART
     assert re.search(r"reload: .*: -\d\.\d+ against -\d\.\d+, with a tolerance of 0.001", served.reasons[0])
     assert "version 1 did not come into the server by reload" in caplog.text
     assert isinstance(sync.server, OwnServer)
@@ -345,7 +347,7 @@ async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(fake, bas
 
     sync.server.restart = restart  # type: ignore[method-assign]
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
-    assert served.how is How.RESTART
+    assert served.method is SyncMethod.RESTART
     assert "no connection" in served.reasons[0]
 
 
@@ -355,7 +357,7 @@ async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(fake, bas
 async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None:
     fake.broken.add("reset")
     served = await own(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
-    assert served.how is How.RESTART
+    assert served.method is SyncMethod.RESTART
     assert "through its prefix cache, but not without it" in served.reasons[0]
 
 
@@ -363,15 +365,15 @@ async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None
 async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_tolerance(fake, base, tmp_path, fault) -> None:
     """One step of training moves log-probs by less than the tolerance."""
     sync = own(fake, base)
-    assert (await sync.sync(write_policy(tmp_path / "1", 2e-4), "1")).how is How.RELOAD
+    assert (await sync.sync(write_policy(tmp_path / "1", 2e-4), "1")).method is SyncMethod.RELOAD
     fake.broken.add(fault)
     served = await sync.sync(write_policy(tmp_path / "2", 6e-4), "2")
-    assert served.how is How.RESTART
+    assert served.method is SyncMethod.RESTART
     assert "did not move with the trainer's" in served.reasons[0]
 
 
 async def test_the_same_weights_again_are_no_fault(fake, base, tmp_path) -> None:
-    sync = own(fake, base, How.RELOAD)
+    sync = own(fake, base, SyncMethod.RELOAD)
     policy = write_policy(tmp_path / "1", 0.5)
     await sync.sync(policy, "1")
     assert (await sync.sync(policy, "1 again")).gap < 1e-6
@@ -391,7 +393,7 @@ async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, b
 async def test_old_adapters_go_after_their_last_reader(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
-    async with sync.reading(first):
+    async with sync.hold_weights(first):
         later = [await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k)) for k in (2, 3)]
         assert set(fake.adapters) == {first.model, *(each.model for each in later)}
     assert set(fake.adapters) == {each.model for each in later}
@@ -414,11 +416,11 @@ async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of
 async def test_whole_weights_do_not_change_under_readers(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     served = await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
-    async with sync.reading(served):
+    async with sync.hold_weights(served):
         with pytest.raises(TrainingError, match="1 readers are at work"):
             await sync.sync(write_policy(tmp_path / "2", 0.2), "2")
     assert fake.weights == 0.1
-    assert (await sync.sync(tmp_path / "2", "2")).how is How.RELOAD
+    assert (await sync.sync(tmp_path / "2", "2")).method is SyncMethod.RELOAD
 
 
 async def test_requests_that_do_not_end_are_not_cut_off(fake, base, tmp_path) -> None:
@@ -435,7 +437,7 @@ async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(fake,
     sync = own(fake, base)
     await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     fake.restarted(base)
-    assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).how is How.ADAPTER
+    assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).method is SyncMethod.ADAPTER
 
 
 # What is refused before a server hears of it
@@ -455,10 +457,10 @@ async def test_a_folder_without_a_policy_is_refused(fake, base, tmp_path) -> Non
 async def test_adapters_of_other_weights_are_noticed(fake, base, tmp_path) -> None:
     """vLLM accepts them; the server's log-probs are then not the trainer's."""
     other = write_policy(tmp_path / "other", 1.0)
-    sync = own(fake, base, How.ADAPTER)
+    sync = own(fake, base, SyncMethod.ADAPTER)
     with pytest.raises(TrainingError, match="does not answer with the new weights"):
         await sync.sync(write_adapter(tmp_path / "a", other, 0.1), "1")
-    assert (await sync.sync(write_adapter(tmp_path / "b", base, 0.1), "2")).how is How.ADAPTER
+    assert (await sync.sync(write_adapter(tmp_path / "b", base, 0.1), "2")).method is SyncMethod.ADAPTER
 
 
 async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
@@ -466,24 +468,25 @@ async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
     new = write_policy(tmp_path / "1", 0.5, tie_word_embeddings=True)
     with FakeVLLM(base) as fake:
         served = await own(fake, base).sync(new, "1")
-        assert served.how is How.RESTART
+        assert served.method is SyncMethod.RESTART
         assert "embeddings are tied" in served.reasons[0]
         assert untouched(fake)
-        assert (await own(fake, new, reload_tied=True).sync(base, "2")).how is How.RELOAD
+        assert (await own(fake, new, reload_tied=True).sync(base, "2")).method is SyncMethod.RELOAD
 
 
 async def test_a_restart_wants_a_tokenizer(fake, base, tmp_path) -> None:
     bare = write_policy(tmp_path / "1", 0.5)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(TrainingError, match="has no tokenizer"):
-        await own(fake, base, How.RESTART).sync(bare, "1")
+        await own(fake, base, SyncMethod.RESTART).sync(bare, "1")
 
 
 async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) -> None:
     with pytest.raises(
-        TrainingError, match=r"only adapters, which cannot be loaded into this server in any of the chosen ways.*reload"
+        TrainingError,
+        match=r"only adapters, which cannot be loaded into this server by any of the chosen methods.*reload",
     ):
-        await own(fake, base, How.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
+        await own(fake, base, SyncMethod.RELOAD).sync(write_adapter(tmp_path / "1", base, 0.1), "1")
 
 
 # Servers that are not ours, or not started for this
@@ -492,7 +495,7 @@ async def test_ways_that_cannot_serve_a_folder_are_told(fake, base, tmp_path) ->
 async def test_a_remote_server_is_swapped_over_http_with_its_key(base, tmp_path) -> None:
     with FakeVLLM(base, key="right") as fake:
         sync = remote(fake, api_key="right", model=base)
-        assert (await sync.sync(write_policy(tmp_path / "1", 0.5), "1")).how is How.RELOAD
+        assert (await sync.sync(write_policy(tmp_path / "1", 0.5), "1")).method is SyncMethod.RELOAD
         with pytest.raises(TrainingError, match="refused the key"):
             await remote(fake, api_key="wrong").sync(tmp_path / "1", "1")
 
@@ -531,7 +534,7 @@ async def test_a_server_that_is_not_there_or_serves_something_else_is_told(fake,
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"ways": ()}, {"tolerance": 0.0}, {"timeout": 0.0}):
+    for wrong in ({"methods": ()}, {"tolerance": 0.0}, {"timeout": 0.0}):
         with pytest.raises(TrainingError):
             SyncSettings(**wrong)  # type: ignore[arg-type]
 

@@ -533,7 +533,7 @@ def test_a_mixture_needs_a_choice_and_names_a_run_of_each(log, what) -> None:
         load_groups(log)
     assert f"2 {what}s" in str(caught.value)
     assert "'new': 2 of them, such as 'b'; 'old': 1 of them, such as 'a'" in str(caught.value)
-    assert f"{what}='new'" in str(caught.value)
+    assert f"as in {what} new" in str(caught.value)
     replay = load_groups(log, **{what: "new"})
     assert members(replay.groups) == [["b", "c"]]
     assert getattr(replay.report, what) == "new"

@@ -13,7 +13,7 @@ from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score, token_f1
-from memagent_graph import Completion, DocumentStore, FinishReason, Limits, RunLog, ScriptedPolicy
+from memagent_graph import Completion, FinishReason, Limits, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
@@ -21,7 +21,6 @@ from memagent_training.data.reward_functions import LoggedReward, LoggedStepRewa
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards import (
     BoxedExactMatch,
-    EvidenceInMemory,
     ExactMatch,
     FormatReward,
     GoldAnswers,
@@ -34,7 +33,7 @@ from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
-GOLD = GoldAnswers({QUESTION: ["4711"]})
+GOLD = Gold(("4711",))
 
 
 def said(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
@@ -124,31 +123,32 @@ def test_f1_counts_shared_words() -> None:
     ],
 )
 def test_boxed_exact_match_is_the_papers(raw, value) -> None:
-    assert BoxedExactMatch(GOLD)(run(raw)) == value
-    assert BoxedExactMatch(GoldAnswers({}))(run(raw)) is None
+    assert BoxedExactMatch()(run(raw, gold=GOLD)) == value
+    assert BoxedExactMatch()(run(raw)) is None
 
 
 def test_gold_answers_of_a_list_are_alternatives() -> None:
-    gold = GoldAnswers({"r": ["Big Apple", "New York City"]})
-    assert BoxedExactMatch(gold)(run("\\boxed{new york city}")) == 1.0
-    assert LenientMatch(gold)(run("", answer="It is New York City.")) == 1.0
-    assert LenientMatch(gold)(run("", answer="New York")) == 0.0
-    assert TokenF1(gold)(run("", answer="New York")) == pytest.approx(0.8)
-    assert TokenF1(gold)(run("", answer=None)) is LenientMatch(gold)(run("", answer=None)) is None
+    gold = Gold(("Big Apple", "New York City"))
+    assert BoxedExactMatch()(run("\\boxed{new york city}", gold=gold)) == 1.0
+    assert LenientMatch()(run("", answer="It is New York City.", gold=gold)) == 1.0
+    part, nothing = run("", answer="New York", gold=gold), run("", answer=None, gold=gold)
+    assert LenientMatch()(part) == 0.0
+    assert TokenF1()(part) == pytest.approx(0.8)
+    assert TokenF1()(nothing) is LenientMatch()(nothing) is None
 
 
 def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not_judged() -> None:
-    assert LenientMatch(GOLD)(run("", stop_reason="no_answer")) == 0.0
-    assert LenientMatch(GOLD)(run("", stop_reason="max_chunks")) is None
+    assert LenientMatch()(run("", stop_reason="no_answer", gold=GOLD)) == 0.0
+    assert LenientMatch()(run("", stop_reason="max_chunks", gold=GOLD)) is None
 
 
 def test_rulers_match_counts_strings_in_what_was_said() -> None:
-    gold = GoldAnswers({"r": ["Red", "blue", "GREEN"]})
-    said_text = "<think>green</think> red, BLUEISH \\boxed{x}"
-    assert StringMatch(gold)(run(said_text)) == pytest.approx(2 / 3)
-    assert StringMatch(gold, Metric.ANY)(run(said_text)) == 1.0
-    assert StringMatch(gold, Metric.ANY)(run("pink")) == StringMatch(gold)(run("pink")) == 0.0
-    assert StringMatch(gold)(run(None)) is None
+    gold = Gold(("Red", "blue", "GREEN"))
+    some, none = run("<think>green</think> red, BLUEISH \\boxed{x}", gold=gold), run("pink", gold=gold)
+    assert StringMatch()(some) == pytest.approx(2 / 3)
+    assert StringMatch(Metric.ANY)(some) == 1.0
+    assert StringMatch(Metric.ANY)(none) == StringMatch()(none) == 0.0
+    assert StringMatch()(run(None, gold=gold)) is None
 
 
 def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
@@ -156,10 +156,10 @@ def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_fi
     lines = [{"question": QUESTION, "answers": ["1", "2"]}, {"question": "Other?", "answer": "x"}]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     gold = GoldAnswers.load(path)
-    assert gold.of(run("")) == ("1", "2")
-    assert gold.of(run("", question="Other?")) == ("x",)
+    assert gold.of(run("")) == Gold(("1", "2"))
+    assert gold.of(run("", question="Other?")) == Gold(("x",))
     assert gold.of(run("", question="Unknown?")) is None
-    assert GoldAnswers({"r": "mine", QUESTION: "theirs"}).of(run("")) == ("mine",)
+    assert GoldAnswers({"r": "mine", QUESTION: "theirs"}).of(run("")) == Gold(("mine",))
     assert GoldAnswers({"r": []}).of(run("")) is None
 
 
@@ -185,8 +185,8 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     gold = GoldAnswers.load(path)
-    assert [gold.of(run("", document=each)) for each in "abc"] == [("1",), ("2", "two"), ("3",)]
-    assert [gold.of(run("", question="Other?", document=each)) for each in "ab"] == [("4",), None]
+    assert [gold.of(run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
+    assert [gold.of(run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
@@ -233,13 +233,13 @@ def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, met
 
 
 def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
-    answered = run("it is \\boxed{4711}", answer="4711")
-    found = {name: choose_reward(name, GOLD)(answered) for name in OUTCOME_REWARDS}
-    assert found == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
-    assert choose_reward("strict", GOLD) == ExactMatch(GOLD)
+    answered = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
+    rewards = {name: choose_reward(name, has_gold=True)(answered) for name in OUTCOME_REWARDS}
+    assert rewards == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
+    assert isinstance(choose_reward("strict", has_gold=True), ExactMatch)
     assert choose_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
-        choose_reward("exact", GOLD)
+        choose_reward("exact", has_gold=True)
     with pytest.raises(RewardError, match=r"'kindness'.*Choose one of exact_match, boxed_exact_match"):
         name_reward("kindness")
 
@@ -282,8 +282,7 @@ def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
         ),
     )
     assert FormatReward()(scored) == [1.0, 0.0, 0.0, 0.0, 1.0]
-    assert FormatReward()(run("unboxed")) == FormatReward(boxed=False)(run(" ")) == [0.0]
-    assert FormatReward(boxed=False)(run("plain")) == [1.0]
+    assert FormatReward()(run("unboxed", stop_reason="no_answer")) == FormatReward()(run(" ")) == [0.0]
     assert FormatReward()(run(None)) is None
 
 
@@ -297,56 +296,6 @@ def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, tmp_path) -
     assert [each.text for each in conversations] == ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
     assert kept == [1.0, 0.0, 0.0, 0.0, 1.0]
     log.close()
-
-
-def test_evidence_counts_when_it_comes_and_when_it_goes_and_sums_to_what_is_left() -> None:
-    memories = (
-        "nothing",
-        "harbor 4711",
-        "harbor: 4711",
-        "lost",
-        said(4, "", outcome=Outcome.KEPT_PREVIOUS),
-        "4711 again",
-    )
-    values = EvidenceInMemory(GOLD)(run("\\boxed{}", memories=memories))
-    assert values == [0.0, 1.0, 0.0, -1.0, 0.0, 1.0, 0.0]
-    assert sum(values) == 1.0
-    assert EvidenceInMemory(GoldAnswers({}))(run("", memories=memories)) is None
-    assert EvidenceInMemory(GOLD)(run("", memories=(said(0, None),))) is None
-
-
-def test_evidence_of_several_parts_counts_by_share_or_as_alternatives() -> None:
-    gold = GoldAnswers({"r": ["red", "blue"]})
-    scored = run("", memories=("red", "red blue", "blue"))
-    parts = GoldAnswers({"r": Gold(("red", "blue"), Metric.ALL)})
-    assert EvidenceInMemory(parts)(scored) == [0.5, 0.5, -0.5, 0.0]
-    assert EvidenceInMemory(gold)(scored) == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_what_the_question_says_itself_is_no_evidence() -> None:
-    gold = GoldAnswers({"r": ["harbor"]})
-    assert EvidenceInMemory(gold)(run("", memories=("harbor",))) == [0.0, 0.0]
-
-
-def test_with_the_document_at_hand_a_guess_before_the_evidence_was_read_earns_nothing(
-    make_reader, log, tmp_path
-) -> None:
-    def guesses(prompt: str) -> str:
-        return perfect_reader(prompt) if "<section>" not in prompt else "the key may be 4711"
-
-    make_reader(ScriptedPolicy(guesses), run_log=log).read(TEXT, QUESTION, run_id="r")
-    (guessed,) = read_runs(log)
-    store = DocumentStore(tmp_path / "documents")
-    document = guessed.record.document
-    read_at = next(
-        each.position for each in guessed.conversations_K
-        if "4711" in store.read(document, 0, each.span.end_byte if each.span else 0)
-    )  # fmt: skip
-    values = EvidenceInMemory(GOLD)(guessed)
-    assert read_at > 0
-    assert [at for at, value in enumerate(values) if value] == [read_at]
-    assert EvidenceInMemory(GOLD)(replace(guessed, store=None))[0] == 1.0
-    assert EvidenceInMemory(GOLD)(replace(guessed, store=DocumentStore(tmp_path / "empty")))[0] == 1.0
 
 
 def test_memories_are_what_was_made_of_completions() -> None:
@@ -374,9 +323,8 @@ def test_rewards_that_the_log_gets_later_are_found_by_name_and_source(make_reade
     make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION, run_id="a")
     (before,) = read_runs(log)
     assert LoggedStepReward("form")(before) is None
-    values = EvidenceInMemory(GOLD)(before.without_discarded())
-    for scored, value in zip(before.without_discarded().conversations_K, values, strict=True):
-        log.reward("a", value, name="evidence", source="me", conversation=scored.id)
+    for number, scored in enumerate(before.without_discarded().conversations_K):
+        log.reward("a", float(number == 0), name="evidence", source="me", conversation=scored.id)
     (after,) = read_runs(log)
     assert sum(LoggedStepReward("evidence", "me")(after)) == 1.0
     assert LoggedStepReward("evidence", "person")(after) is None
@@ -407,7 +355,7 @@ def test_rewards_that_the_log_gets_later_are_found_by_name_and_source(make_reade
     ],
 )
 def test_the_released_reward_has_rules_of_its_own(said_text, gold, value) -> None:
-    assert choose_reward("memagent_released", GoldAnswers({"r": gold}))(run(said_text)) == value
+    assert choose_reward("memagent_released", has_gold=True)(run(said_text, gold=Gold((gold,)))) == value
 
 
 def test_the_example_of_a_reward_of_one_s_own_takes_from_a_right_answer_what_a_long_memory_costs() -> None:

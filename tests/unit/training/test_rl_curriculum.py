@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from support.rl_loops import record
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, PER_COLLECTION, Curriculum
+from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, QUESTIONS_PER_COLLECTION, Curriculum
 from memagent_training.rl.loop_journal import MeanReward
 from memagent_training.training_errors import TrainingError
 
 LENGTHS = (500, 1000, 2000)
-COLLECTION = st.integers(0, COLLECTIONS - 1)
+COLLECTION = st.integers(0, MAX_COLLECTIONS - 1)
 STAGE = st.integers(0, len(LENGTHS) - 1)
 
 
@@ -40,7 +40,7 @@ def curriculum(seed: int = 0, advance_at: float = 0.8) -> Curriculum:
 
 
 def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:
-    return [each.id for each in islice(of.questions(collection, stage), count)]
+    return [each.id for each in islice(of.draw_questions(collection, stage), count)]
 
 
 # Questions
@@ -50,14 +50,14 @@ def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[
 def test_questions_depend_on_seed_collection_and_place_alone(seed: int, collection: int, stage: int) -> None:
     """However many were taken before, and whoever else asked."""
     one, again = curriculum(seed), curriculum(seed)
-    asked(again, (collection + 1) % COLLECTIONS, stage)
+    asked(again, (collection + 1) % MAX_COLLECTIONS, stage)
     asked(again, collection, stage, 3)
     assert asked(one, collection, stage) == asked(again, collection, stage)
 
 
 def test_other_seeds_and_other_collections_ask_otherwise() -> None:
     lengths_and_tasks = {
-        tuple((each.length, each.task.name) for each in islice(curriculum(seed).questions(collection, 2), 40))
+        tuple((each.length, each.task.name) for each in islice(curriculum(seed).draw_questions(collection, 2), 40))
         for seed in range(3)
         for collection in range(3)
     }
@@ -67,21 +67,21 @@ def test_other_seeds_and_other_collections_ask_otherwise() -> None:
 @given(st.lists(COLLECTION, min_size=2, max_size=5, unique=True), STAGE)
 def test_no_question_is_asked_twice_and_none_that_is_measured_with(collections: list[int], stage: int) -> None:
     of = curriculum()
-    indices = [each.index for number in collections for each in islice(of.questions(number, stage), 40)]
+    indices = [each.index for number in collections for each in islice(of.draw_questions(number, stage), 40)]
     assert len(set(indices)) == len(indices)
-    assert 0 <= min(indices) <= max(indices) < HELD_OUT
+    assert 0 <= min(indices) <= max(indices) < HELD_OUT_START
 
 
 def test_the_last_collection_ends_where_held_out_questions_begin_and_there_is_none_after_it() -> None:
-    assert next(curriculum().questions(COLLECTIONS - 1, 0)).index + PER_COLLECTION == HELD_OUT
+    assert next(curriculum().draw_questions(MAX_COLLECTIONS - 1, 0)).index + QUESTIONS_PER_COLLECTION == HELD_OUT_START
     with pytest.raises(TrainingError, match=r"no collection 10,000.*another loop"):
-        next(curriculum().questions(COLLECTIONS, 0))
+        next(curriculum().draw_questions(MAX_COLLECTIONS, 0))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_half_of_the_questions_at_least_have_the_longest_length(stage: int) -> None:
     """Half by themselves, and the others' share of it: lengths of the other half are drawn evenly."""
-    lengths = [each.length for each in islice(curriculum().questions(7, stage), 4000)]
+    lengths = [each.length for each in islice(curriculum().draw_questions(7, stage), 4000)]
     unlocked = LENGTHS[: stage + 1]
     assert set(lengths) == set(unlocked)
     expected = 0.5 + 0.5 / len(unlocked)
@@ -91,7 +91,7 @@ def test_half_of_the_questions_at_least_have_the_longest_length(stage: int) -> N
 
 
 def test_tasks_are_asked_equally_often() -> None:
-    tasks = [each.task.name for each in islice(curriculum().questions(0, 0), 2000)]
+    tasks = [each.task.name for each in islice(curriculum().draw_questions(0, 0), 2000)]
     assert tasks.count("one") / len(tasks) == pytest.approx(0.5, abs=0.04)
 
 
@@ -105,11 +105,11 @@ def journal_of(of: Curriculum, rewards: list[dict[int, float]]) -> Iterator[tupl
     """The records as a loop would write them, each with the stage it was asked at; and the stage before each."""
     records: list[object] = []
     for number, by_length in enumerate(rewards):
-        stage = of.stage(records)  # type: ignore[arg-type]
+        stage = of.find_stage(records)  # type: ignore[arg-type]
         yield stage, list(records)
         found = {length: MeanReward(value, 8) for length, value in by_length.items()}
         records.append(record(number, stage=stage, by_length=found))
-    yield of.stage(records), list(records)  # type: ignore[arg-type]
+    yield of.find_stage(records), list(records)  # type: ignore[arg-type]
 
 
 @given(REWARDS, REWARD)
@@ -129,11 +129,11 @@ def test_the_stage_is_in_the_journal_alone(rewards: list[dict[int, float]]) -> N
     of = curriculum()
     steps = list(journal_of(of, rewards))
     _, records = steps[-1]
-    assert [curriculum().stage(records[:end]) for end in range(len(records) + 1)] == [stage for stage, _ in steps]
+    assert [curriculum().find_stage(records[:end]) for end in range(len(records) + 1)] == [stage for stage, _ in steps]
 
 
 def test_a_collection_of_an_earlier_stage_ends_none() -> None:
     """Rollouts one version behind were asked before the stage began."""
     of = curriculum()
     enough = {500: MeanReward(0.9, 8), 1000: MeanReward(0.9, 8)}
-    assert of.stage([record(0, stage=0, by_length=enough), record(1, stage=0, by_length=enough)]) == 1
+    assert of.find_stage([record(0, stage=0, by_length=enough), record(1, stage=0, by_length=enough)]) == 1

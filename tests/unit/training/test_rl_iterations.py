@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from array import array
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,30 +21,30 @@ from memagent_evaluation.statistics import Estimate
 from memagent_graph import Usage
 from memagent_graph.concurrency.background import run_sync
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.job.collect import Collected, CollectedGroup
+from memagent_training.job.collect import CollectedGroup, Collection
 from memagent_training.rl import collecting, loop
-from memagent_training.rl.collapse import CollapsedError
+from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync import How, Served
+from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.training_errors import ReplayError
 
 
 class Sync:
     """Every version is served at once."""
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
-        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
         yield
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[loop._Source]:
+def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     prepared = prepare(small_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
     serving = ServerServing(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
@@ -53,19 +53,21 @@ def source(tmp_path: Path) -> Iterator[loop._Source]:
     for number in range(4):
         serving.policy_folder(number).mkdir(exist_ok=True)
         (serving.policy_folder(number) / "weights").write_text(str(number))
-    yield loop._Source(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), Recorder())
+    yield loop._IterationSource(prepared, serving, LoopJournal(tmp_path / "journal.jsonl"), Recorder())
     serving.run_log.close()
 
 
 def measured_as(monkeypatch: pytest.MonkeyPatch, mean: float) -> None:
-    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, *, as_used: bool = False) -> Any:
-        return measurement(iteration, mean, temperature=temperature, as_used=as_used)
+    async def measure(
+        prepared: Any, agent: Any, iteration: int, temperature: float, *, as_deployed: bool = False
+    ) -> Any:
+        return measurement(iteration, mean, temperature=temperature, as_deployed=as_deployed)
 
     monkeypatch.setattr(loop, "measure", measure)
 
 
 async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
-    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = tmp_path / "best" / "weights"
     for iteration, mean, expected in ((0, 0.5, "0"), (1, 0.4, "0"), (2, 0.5, "0"), (3, 0.6, "3")):
@@ -73,18 +75,20 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
         await source._measure(iteration)
         assert best.read_text() == expected
     # Both as it will be used, with the rule for invented words in its profile, and as it is sampled.
-    assert [(each.mean, each.as_used) for each in source.journal.measurements] == [
-        (mean, as_used) for mean in (0.5, 0.4, 0.5, 0.6) for as_used in (True, False)
+    assert [(each.mean, each.as_deployed) for each in source.journal.measurements] == [
+        (mean, as_deployed) for mean in (0.5, 0.4, 0.5, 0.6) for as_deployed in (True, False)
     ]
 
 
 async def test_only_what_was_asked_alike_is_compared(
-    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured on short documents alone, the first policy looks better than any does on long ones."""
     shorter = Estimate(mean=0.9, low=0.5, high=1.0, n=8)
 
-    async def measure(prepared: Any, agent: Any, iteration: int, temperature: float, *, as_used: bool = False) -> Any:
+    async def measure(
+        prepared: Any, agent: Any, iteration: int, temperature: float, *, as_deployed: bool = False
+    ) -> Any:
         return measurement(iteration, 0.5) if iteration else measurement(0, 0.9, accuracy={100: shorter})
 
     monkeypatch.setattr(loop, "measure", measure)
@@ -94,28 +98,28 @@ async def test_only_what_was_asked_alike_is_compared(
 
 
 async def test_a_best_policy_that_a_kill_left_aside_is_put_back(
-    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured_as(monkeypatch, 0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
-    loop._Source(source._prepared, source.serving, source.journal, Recorder())
+    loop._IterationSource(source._prepared, source.serving, source.journal, Recorder())
     assert (tmp_path / "best" / "weights").read_text() == "1"
     assert not (tmp_path / "best.before").exists()
 
 
 async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
-    source: loop._Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in between, the loop measures once more; the other way round it would never keep that policy."""
     there: list[bool] = []
-    original = LoopJournal.measured
+    original = LoopJournal.add_measurements
 
     def measured(journal: LoopJournal, *found: Measurement) -> None:
         there.append((tmp_path / "best").is_dir())
         original(journal, *found)
 
-    monkeypatch.setattr(LoopJournal, "measured", measured)
+    monkeypatch.setattr(LoopJournal, "add_measurements", measured)
     measured_as(monkeypatch, 0.5)
     await source._measure(0)
     assert there == [True]
@@ -130,18 +134,18 @@ CONVERSATION = TrainingConversation(
 
 
 def collected_as(
-    monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[float, ...], refused: Collection[str] = ()
+    monkeypatch: pytest.MonkeyPatch, *rewards_of_groups: tuple[float, ...], refused: Container[str] = ()
 ) -> list[str]:
     """What every collection finds, but for groups that replay refuses; the names of those that were begun."""
     names: list[str] = []
 
-    async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collected:
+    async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collection:
         names.append(name)
-        found = Collected(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
+        found = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
         for number, rewards in enumerate(rewards_of_groups):
             run_ids = tuple(f"{name}-{number}-{place}" for place in range(len(rewards)))
             group = CollectedGroup(f"{name}-{number}", "task", 500, run_ids, rewards)
-            (found.groups if group.has_variance else found.uniform).append(group)
+            (found.groups if group.has_variance else found.uniform_groups).append(group)
         return found
 
     def load(source: collecting.Collector, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
@@ -161,19 +165,19 @@ def collected_as(
 
 
 async def test_what_was_collected_is_counted_in_the_journal(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
     found = await source._collector.collect(3, 2)
     assert source.journal.records == [found]
     assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
-    assert (found.groups, found.all_right, found.other_uniform, found.failed) == (1, 1, 2, 0)
+    assert (found.groups, found.solved_groups, found.uniform_groups, found.failed_groups) == (1, 1, 2, 0)
     assert found.by_length == {500: MeanReward(3 / 8, 8)}
     assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
 
 
 async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_the_older(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was begun a version ahead of its iteration, and was killed after that iteration's checkpoint."""
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
@@ -186,7 +190,9 @@ async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_th
     assert (await source._collector.collect(2, 2)).version == 1
 
 
-def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_what_is_collected_ahead(
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reads that are cancelled still write to the run log, which must not be closed by then."""
     order: list[str] = []
     begun = threading.Event()
@@ -204,14 +210,14 @@ def test_closing_waits_for_what_is_collected_ahead(source: loop._Source, monkeyp
 
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
     monkeypatch.setattr(ServerServing, "close", close)
-    run_sync(source._begun_ahead(1, 0))
+    run_sync(source._start_collection(1, 0))
     assert begun.wait(10)
     source.close()
     assert order == ["reads ended", "serving closed"]
 
 
 async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = collected_as(monkeypatch, (0.0, 0.0), (0.0, 0.0))
     with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
@@ -223,7 +229,7 @@ async def test_reads_that_no_longer_differ_end_the_loop_after_three_collections(
 
 
 async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and_no_end(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0))
     await source._collector.collect(0, 0)
@@ -235,7 +241,7 @@ async def test_reads_that_are_all_wrong_after_some_were_right_are_a_collapse_and
 
 
 async def test_while_the_curriculum_goes_on_the_loop_does(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short documents that are always answered right are no reason to end before long ones were tried."""
     names = collected_as(monkeypatch, (1.0, 1.0))
@@ -246,16 +252,16 @@ async def test_while_the_curriculum_goes_on_the_loop_does(
 
 
 async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_another_name(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source.journal.collected(record(0, is_enough=False, group_of={}))
+    source.journal.add_collection(record(0, is_enough=False, group_of={}))
     names = collected_as(monkeypatch, (0.0, 1.0))
     assert (await source._collector.collect(0, 0)).number == 1
     assert names == ["collection-1"]
 
 
 async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_when_the_loop_goes_on(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left out of the journal, it would be taken whole from the log again, and refused again, for ever."""
     names = collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
@@ -274,7 +280,7 @@ async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_wh
 
 
 async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(
-    source: loop._Source, monkeypatch: pytest.MonkeyPatch
+    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
     names = collected_as(monkeypatch, (0.0, 1.0), refused={"collection-0-0"})

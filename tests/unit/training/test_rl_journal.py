@@ -25,13 +25,13 @@ RECORD = st.builds(
     is_enough=st.booleans(),
     version=COUNT,
     stage=COUNT,
-    asked=COUNT,
+    questions=COUNT,
     group_of=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     by_length=BY_LENGTH,
     by_task=st.just({"niah_single_1": MeanReward(0.5, 8)}),
-    all_right=COUNT,
-    other_uniform=COUNT,
-    failed=COUNT,
+    solved_groups=COUNT,
+    uniform_groups=COUNT,
+    failed_groups=COUNT,
     prompt_tokens=COUNT,
     cached_tokens=COUNT,
     completion_tokens=COUNT,
@@ -53,9 +53,9 @@ def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measureme
     for entry in entries:
         if isinstance(entry, CollectionRecord):
             records.append(dataclasses.replace(entry, number=len(records)))
-            journal.collected(records[-1])
+            journal.add_collection(records[-1])
         else:
-            journal.measured(entry)
+            journal.add_measurements(entry)
     for each in (journal, LoopJournal(path)):
         assert each.records == records
         assert each.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
@@ -71,11 +71,11 @@ def test_there_is_no_file_until_something_is_written(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord | Measurement, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = LoopJournal(path)
-    journal.collected(record(0))
+    journal.add_collection(record(0))
     kept = path.read_bytes()
 
     def write(to: LoopJournal) -> None:
-        to.collected(last) if isinstance(last, CollectionRecord) else to.measured(last)
+        to.add_collection(last) if isinstance(last, CollectionRecord) else to.add_measurements(last)
 
     write(journal)
     whole = path.read_bytes()
@@ -89,11 +89,11 @@ def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord
 
 def test_the_first_line_can_be_torn(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    LoopJournal(path).collected(record(0))
+    LoopJournal(path).add_collection(record(0))
     path.write_bytes(path.read_bytes()[:20])
     journal = LoopJournal(path)
     assert journal.records == []
-    journal.collected(record(0))
+    journal.add_collection(record(0))
     assert LoopJournal(path).records == [record(0)]
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(content: bytes,
 def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for number in range(3):
-        LoopJournal(path).collected(record(number))
+        LoopJournal(path).add_collection(record(number))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
     with pytest.raises(TrainingError, match="collection 2 follows 0"):
@@ -135,19 +135,19 @@ def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
 def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     for each in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
-        journal.collected(each)
-    assert journal.of_iteration(0) == record(0)
-    assert journal.of_iteration(1) == record(2, iteration=1)
-    assert journal.of_iteration(2) is None
+        journal.add_collection(each)
+    assert journal.find_collection(0) == record(0)
+    assert journal.find_collection(1) == record(2, iteration=1)
+    assert journal.find_collection(2) is None
 
 
 def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     found = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
     for each in found:
-        journal.measured(each)
-    assert journal.measurements_before(2) == found[1:]
-    assert journal.measurements_before(1) == []
+        journal.add_measurements(each)
+    assert journal.find_measurements(2) == found[1:]
+    assert journal.find_measurements(1) == []
 
 
 def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:

@@ -52,7 +52,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     gaps = [each["sampling/sampling_logp_difference/mean"] for each in state["log_history"] if "loss" in each]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     assert {name for entry in state["log_history"] for name in entry if not IN_TABLE.fullmatch(name)} == set()
-    ways = [(each.iteration, each.as_used) for each in LoopJournal(job.out / "journal.jsonl").measurements]
+    ways = [(each.iteration, each.as_deployed) for each in LoopJournal(job.out / "journal.jsonl").measurements]
     assert ways == [(0, True), (0, False), (2, True), (2, False)]
 
 

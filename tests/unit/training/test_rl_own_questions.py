@@ -58,13 +58,13 @@ def questions(of: Sequence[Sample]) -> list[str]:
 def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) -> None:
     of = prepared(tmp_path, rows(40)).curriculum
     (length,) = of.lengths
-    held_out = questions(of.held_out(length, 100))
+    held_out = questions(of.held_out_samples(length, 100))
     assert len(held_out) == 4
     asked: list[str] = []
     records: list[Any] = []
     for number in range(18):
-        batch = questions(list(islice(of.questions(number, 0, records), 10)))
-        records.append(record(number, asked=len(batch)))
+        batch = questions(list(islice(of.draw_questions(number, 0, records), 10)))
+        records.append(record(number, questions=len(batch)))
         asked += batch
     assert of.epochs(records, 0) == 5
     epochs = [asked[start : start + 36] for start in range(0, 180, 36)]
@@ -76,17 +76,17 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
 
 def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_path: Path) -> None:
     of = prepared(tmp_path, rows(12)).curriculum
-    records = [record(0, asked=3), record(1, asked=4)]
-    again = [questions(list(of.questions(1, 0, before))) for before in (records[:1], records)]
+    records = [record(0, questions=3), record(1, questions=4)]
+    again = [questions(list(of.draw_questions(1, 0, before))) for before in (records[:1], records)]
     assert again[0] == again[1]
     assert len(again[0]) == 11
-    assert max(Counter(questions(list(of.questions(0, 0)))).values()) == 1
+    assert max(Counter(questions(list(of.draw_questions(0, 0)))).values()) == 1
 
 
 def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
     of = prepared(tmp_path, rows(40), held_out=0.25).curriculum
-    held_out = {"".join(sample.text()) for sample in of.held_out(of.lengths[0], 100)}
-    trained = {"".join(sample.text()) for sample in of.questions(0, 0)}
+    held_out = {"".join(sample.text()) for sample in of.held_out_samples(of.lengths[0], 100)}
+    trained = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
     assert len(held_out) == 5
     assert held_out.isdisjoint(trained)
 
@@ -94,10 +94,10 @@ def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
 def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> None:
     of = prepared(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
     short, long = of.lengths
-    assert {sample.length for sample in of.questions(0, 0)} == {short}
-    after = [record(0, by_length={short: MeanReward(0.9, 8)}, asked=2)]
+    assert {sample.length for sample in of.draw_questions(0, 0)} == {short}
+    after = [record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
     assert of.stage(after) == 1
-    assert Counter(sample.length for sample in of.questions(1, 1, after)) == {short: 6, long: 6}
+    assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
 
 
 def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_as_a_collection_wants(
@@ -105,10 +105,10 @@ def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_
 ) -> None:
     of = prepared(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
     alone, others = of.lengths
-    assert [len(of.held_out(length, 100)) for length in (alone, others)] == [0, 1]
+    assert [len(of.held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]
     assert of.min_first_questions > 1
-    assert of.stage([]) == 1
-    assert Counter(sample.length for sample in of.questions(0, 1)) == {alone: 1, others: 7}
+    assert of.find_stage([]) == 1
+    assert Counter(sample.length for sample in of.draw_questions(0, 1)) == {alone: 1, others: 7}
 
 
 def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
         for number in range(10)
     ]
     loop = prepared(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
-    held_out = [set(questions(loop.curriculum.held_out(length, 100))) for length in (4, 8)]
+    held_out = [set(questions(loop.curriculum.held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
-    trained = list(loop.curriculum.questions(0, 1))
+    trained = list(loop.curriculum.draw_questions(0, 1))
     assert len(trained) == 16
     assert held_out[0].isdisjoint(questions(trained))
     text = "".join(next(sample for sample in trained if sample.length == 8).text())
@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
 
 def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
     of = prepared(tmp_path, rows(10), held_out=0.0, measure=MeasureSettings(every=0)).curriculum
-    assert len(list(of.questions(0, 0))) == 10
+    assert len(list(of.draw_questions(0, 0))) == 10
 
 
 def test_an_added_policy_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +204,6 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepared(tmp_path, of, drop_answered_without=results)
     loop = prepared(tmp_path, of, drop_answered_without=results)
-    trained, held_out = loop.curriculum.questions(0, 0), loop.curriculum.held_out(loop.job.lengths[0], 100)
+    trained, held_out = loop.curriculum.draw_questions(0, 0), loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
     assert {sample.question for sample in (*trained, *held_out)} == {row["question"] for row in rows(6)}
     assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]

@@ -28,7 +28,7 @@ from memagent_training.job.presets import read_preset
 from memagent_training.rl import loop, policy_serving
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync import How, Served
+from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 
 _NUMBER = re.compile(r"\d{4,}")
 
@@ -47,11 +47,11 @@ def follows_instructions(tmp_path: Path) -> Path:
 class Sync:
     """Every version is served at once."""
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
-        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
         yield
 
 

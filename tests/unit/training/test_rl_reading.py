@@ -67,7 +67,7 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
     reading = WordingSettings(chunk_tokens=200)
     prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
     serving = ServerServing(prepared)
-    contexts = [await serving.reader(1.0, as_used=as_used).aprepare() for as_used in (False, True)]
+    contexts = [await serving.reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [each.sampling.top_p for each in contexts] == [1.0, 0.95]
     assert serving.rollouts.settings.top_p == 1.0
     assert prepared.profile is not None
@@ -155,7 +155,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
 def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None:
     job = small_job(tmp_path / "rl", reading=WordingSettings(chunk_tokens=128))
     write_record(job.out, prepare(job).record)
-    LoopJournal(job.out / "journal.jsonl").collected(record())
+    LoopJournal(job.out / "journal.jsonl").add_collection(record())
     prepare(replace(job, resume=True))
     with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):
         prepare(replace(job, resume=True, reading=WordingSettings(chunk_tokens=64)))

@@ -15,11 +15,11 @@ from support.rl_loops import small_job
 
 from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.rl.curriculum import HELD_OUT
+from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop import measure
 from memagent_training.rl.policy_serving import ServerServing
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
-from memagent_training.serving.policy_sync import How, Served
+from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServerError
 
 
@@ -49,13 +49,13 @@ class Sync:
         self.versions: list[str] = []
         self.readers = 0
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
         assert self.readers == 0
         self.versions.append(version)
-        return Served("policy", version, How.RELOAD, 0.1, 1e-5)
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
         assert served.version == self.versions[-1]
         self.readers += 1
         try:
@@ -67,7 +67,7 @@ class Sync:
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[ServerServing]:
     made = ServerServing(prepare(small_job(tmp_path)))
-    made._own, made._sync = Server(), Sync()  # type: ignore[assignment]
+    made._own_server, made._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
         (made.policy_folder(number)).mkdir(parents=True)
     yield made
@@ -75,7 +75,7 @@ def serving(tmp_path: Path) -> Iterator[ServerServing]:
 
 
 def parts(of: ServerServing) -> tuple[Server, Sync]:
-    server, sync = of._own, of._sync
+    server, sync = of._own_server, of._sync
     assert isinstance(server, Server)
     assert isinstance(sync, Sync)
     return server, sync
@@ -95,7 +95,7 @@ async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: S
             raise PolicyUnreachableError("no answer")
         return "read"
 
-    assert await serving.reading(1, work) == "read"
+    assert await serving.run_reads(1, work) == "read"
     assert begun == ["iteration-1", "iteration-1"]
     assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
 
@@ -109,7 +109,7 @@ async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerServing)
         raise PolicyUnreachableError("no answer")
 
     with pytest.raises(PolicyUnreachableError):
-        await serving.reading(0, work)
+        await serving.run_reads(0, work)
     assert server.starts == 4
 
 
@@ -120,13 +120,13 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
     server, _ = parts(serving)
     await serving.serve(0)
     if not is_ours:
-        serving._own = None
+        serving._own_server = None
 
     async def work() -> None:
         raise PolicyUnreachableError("a read took too long")
 
     with pytest.raises(PolicyUnreachableError, match="too long"):
-        await serving.reading(0, work)
+        await serving.run_reads(0, work)
     assert server.starts == 1
 
 
@@ -184,15 +184,17 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
     prepared: PreparedLoop, tmp_path: Path
 ) -> None:
     task = prepared.curriculum.tasks[0]
-    gold = {task.sample(length, HELD_OUT + number).gold[0] for length in (300, 400) for number in range(3)}
+    gold = {task.sample(length, HELD_OUT_START + number).gold[0] for length in (300, 400) for number in range(3)}
     assert len(gold) == 6
-    of_question = {task.sample(length, HELD_OUT + n).question: (length, n) for length in (300, 400) for n in range(3)}
+    of_question = {
+        task.sample(length, HELD_OUT_START + n).question: (length, n) for length in (300, 400) for n in range(3)
+    }
 
     def answer(prompt: str) -> Any:
         length, number = next(place for question, place in of_question.items() if question in prompt)
         if number == 2:
             return PolicyError("broken")
-        sample = task.sample(length, HELD_OUT + number)
+        sample = task.sample(length, HELD_OUT_START + number)
         return rf"\boxed{{{sample.gold[0]}}}" if number == 0 or length == 300 else r"\boxed{wrong}"
 
     found = await measure(prepared, reader(tmp_path, answer), 4, 0.5)

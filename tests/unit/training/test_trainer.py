@@ -213,7 +213,7 @@ def test_the_samplers_distribution_is_compared_by_hand(world: tuple[Path, list[R
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     pairs = [
         (logged, old)
-        for row in trainer.schedule.everything().rows
+        for row in trainer.schedule.all_groups_step().rows
         for logged, old, is_learned in zip(
             torch.tensor(row.conversation.logprobs_T),
             trainer._recomputed[row.run_id, row.conversation_index],
@@ -267,7 +267,7 @@ def with_rewards(groups: list[RolloutGroup], reward: float) -> list[RolloutGroup
     ("change", "preset", "message"),
     [
         (lambda groups: edited(groups, prompt_ids_P=array("I", [999])), "dapo", r"token id 999.*wrote the runs"),
-        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens=128"),
+        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens 128"),
         (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 110)), "dapo", r"exceeds token_budget, 100"),
         (lambda groups: with_rewards(groups, 1.0), "dapo", r"None of the 6 groups.*6 equal_rewards"),
         (lambda groups: with_rewards(groups, float("nan")), "memagent-paper", r"nan"),

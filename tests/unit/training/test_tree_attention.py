@@ -19,8 +19,13 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.attention import flex_attention  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from memagent_training.forward.layouts import lay_out  # noqa: E402
-from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after_another  # noqa: E402
+from memagent_training.forward.layouts import (  # noqa: E402
+    Node,
+    Trie,
+    as_tree,
+    lay_out,
+    one_after_another,
+)
 from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 from memagent_training.forward.tree_attention import NodeMask  # noqa: E402
 

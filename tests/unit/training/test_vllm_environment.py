@@ -50,7 +50,7 @@ def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer
     server = VLLMServer(tmp_path, log_file=tmp_path / "server.log", startup_timeout=1.0)
     with pytest.raises(VLLMServerError, match=r"(?s)within 1 s.*weights are loading") as refusal:
         server.start()
-    assert "startup_timeout" in (refusal.value.hint or "")
+    assert "--server-timeout" in (refusal.value.hint or "")
     assert not server.is_running
 
 

@@ -10,8 +10,7 @@ Rewards of runs are compared over rollouts, the outcome's after penalty(longest 
 conversations are compared with those at the same place of the group's other rollouts, which is role, branch and slot:
 the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with the notes
 of that branch. A conversation that is alone at its place has nothing to be compared with, and its A is 0. std is the
-sample's (G - 1), as in TRL and verl. If no terms are given, the outcome has a weight of 1 - alpha, and the step rewards
-have alpha.
+sample's (G - 1), as in TRL and verl. Without terms, the advantage is that of the outcome.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
 and ranks. With N rollouts, C conversations and T tokens, counting only those that are kept and learned from:
@@ -59,7 +58,7 @@ class LossWeights(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a whole group teaches nothing."""
+    """Why a whole group has no training signal."""
 
     ALONE = "alone"
     """Fewer than two rollouts: nothing to compare with."""
@@ -80,8 +79,8 @@ class OverlongPenalty:
 
     def __post_init__(self) -> None:
         if not 0 < self.cache_length <= self.max_length:
-            given = f"a cache_length of {self.cache_length} and a max_length of {self.max_length}"
-            raise TrainingError(f"The overlong penalty has {given}", hint="Give 0 < cache_length <= max_length.")
+            lengths = f"a cache_length of {self.cache_length} and a max_length of {self.max_length}"
+            raise TrainingError(f"The overlong penalty has {lengths}", hint="Give 0 < cache_length <= max_length.")
 
     def of(self, rollout: Rollout) -> float:
         """Return a rollout's penalty, by the longest completion of any of its conversations, whether learned or not."""
@@ -133,14 +132,14 @@ class TrainingRow:
     """The factor of each learned token's loss before the sum over the step."""
     run_id: str
     group_index: int
-    """Its group's index among those given, including dropped ones."""
+    """Its group's index among all groups of the step, including dropped ones."""
     rollout_index: int
     conversation_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """The outcome for the groups of a step; rewards are those of all given rollouts, before any penalty."""
+    """The numbers of a step; rewards are those of all rollouts, before any penalty."""
 
     groups: int
     dropped: Mapping[str, DropReason]
@@ -182,14 +181,14 @@ def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[
 
 
 def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
-    """Why a group teaches nothing, or None; used to fill optimizer steps with groups that do."""
+    """Return why a group has no training signal; None if it has one."""
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
     if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
         sets = (compared for term in settings.terms for compared in term.compared(group))
-        if all(_all_equal([each.reward for each in compared]) for compared in sets):
+        if all(_all_equal([credited.reward for credited in compared]) for compared in sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -215,8 +214,8 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
             continue
         advantages_GK = _conversation_advantages(group, settings)
         for rollout_index, (rollout, advantages_K) in enumerate(zip(group.rollouts_G, advantages_GK, strict=True)):
-            places = zip(rollout.conversations_K, advantages_K, strict=True)
-            for conversation_index, (conversation, advantage) in enumerate(places):
+            pairs = zip(rollout.conversations_K, advantages_K, strict=True)
+            for conversation_index, (conversation, advantage) in enumerate(pairs):
                 tokens = _learned_tokens(conversation, settings)
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
@@ -241,17 +240,19 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
 
 def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
     """A_ik, for the G rollouts and the K conversations of each."""
-    found_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
+    advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
         normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
         penalised = settings.overlong_penalty is not None and term.reward == OUTCOME
         for compared in term.compared(group):
-            penalties = [_penalty(group.rollouts_G[each.rollout], settings) if penalised else 0.0 for each in compared]
-            rewards = [each.reward + penalty for each, penalty in zip(compared, penalties, strict=True)]
-            for each, advantage in zip(compared, advantages(rewards, normalised), strict=True):
-                for conversation in each.conversations:
-                    found_GK[each.rollout][conversation] += term.weight * advantage
-    return found_GK
+            rewards = [
+                credited.reward + (_penalty(group.rollouts_G[credited.rollout], settings) if penalised else 0.0)
+                for credited in compared
+            ]
+            for credited, advantage in zip(compared, advantages(rewards, normalised), strict=True):
+                for conversation in credited.conversations:
+                    advantages_GK[credited.rollout][conversation] += term.weight * advantage
+    return advantages_GK
 
 
 def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -> tuple[TrainingRow, ...]:

@@ -1,8 +1,8 @@
 """The terms of an advantage: which reward has which weight, what it is compared with, and whose tokens it credits.
 
-A term's rewards are compared within a group, as `Scope` says. So each scope has its group key: (question) over runs,
-(question, place) over conversations, where a place is role, branch and slot. A reward with nothing to compare has an
-advantage of 0. Terms are summed; an advantage from the outcome alone is a sum of one term.
+A term's rewards are compared within a group, by `Scope`: those of runs with the other runs on the question, those of
+conversations with the conversations at the same place (role, branch and slot) of the other runs. A reward with nothing
+to compare has an advantage of 0. Terms are summed; an advantage from the outcome alone is a sum of one term.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_graph.plain_text import did_you_mean
-from memagent_training.data.rollouts import OUTCOME, Rollout, RolloutGroup
-from memagent_training.training_errors import TrainingError
+import msgspec
 
-_LARGEST_REWARD: Final = 3.4028234663852886e38
+from memagent_graph.plain_text import did_you_mean
+from memagent_training.data.rollouts import MAX_REWARD, OUTCOME, Rollout, RolloutGroup
+from memagent_training.training_errors import TrainingError
 
 
 class Scope(StrEnum):
@@ -79,7 +79,7 @@ class CreditTerm:
 
     def credits(self, role: str) -> bool:
         """Whether it credits the tokens of a role."""
-        return not self.roles or any(fnmatchcase(role, each) for each in self.roles)
+        return not self.roles or any(fnmatchcase(role, pattern) for pattern in self.roles)
 
     def compared(self, group: RolloutGroup) -> list[list[Credited]]:
         """Return the group's rewards, in the sets in which they are compared.
@@ -88,25 +88,24 @@ class CreditTerm:
             TrainingError: a run does not have a reward for each conversation, but these are compared.
         """
         if self.scope is not Scope.CONVERSATION:
-            earned_G = [self._of_run(rollout) for rollout in group.rollouts_G]
-            return [
-                [
-                    Credited(
-                        g, earned, tuple(k for k, each in enumerate(of.conversations_K) if self.credits(each.role))
+            rewards = []
+            for g, rollout in enumerate(group.rollouts_G):
+                reward = self._run_reward(rollout)
+                roles_K = [conversation.role for conversation in rollout.conversations_K]
+                if reward is not None:
+                    rewards.append(
+                        Credited(g, reward, tuple(k for k, role in enumerate(roles_K) if self.credits(role)))
                     )
-                    for g, (of, earned) in enumerate(zip(group.rollouts_G, earned_G, strict=True))
-                    if earned is not None
-                ]
-            ]
-        at: dict[tuple[str, str, int], list[Credited]] = {}
+            return [rewards]
+        by_place: dict[tuple[str, str, int], list[Credited]] = {}
         for g, rollout in enumerate(group.rollouts_G):
             self.check(rollout)
-            earned_K = rollout.earned(self.reward)
-            assert isinstance(earned_K, tuple)  # noqa: S101  checked just now
-            for k, (each, reward) in enumerate(zip(rollout.conversations_K, earned_K, strict=True)):
-                if self.credits(each.role):
-                    at.setdefault(each.place, []).append(Credited(g, reward, (k,)))
-        return list(at.values())
+            rewards_K = rollout.reward_named(self.reward)
+            assert isinstance(rewards_K, tuple)  # noqa: S101  checked just now
+            for k, (conversation, reward) in enumerate(zip(rollout.conversations_K, rewards_K, strict=True)):
+                if self.credits(conversation.role):
+                    by_place.setdefault(conversation.place, []).append(Credited(g, reward, (k,)))
+        return list(by_place.values())
 
     def check(self, rollout: Rollout) -> None:
         """Refuse a rollout without this reward, with it in another scope, or with a number that is not finite.
@@ -114,34 +113,34 @@ class CreditTerm:
         Raises:
             TrainingError: with the run's id.
         """
-        earned = rollout.earned(self.reward)
-        if earned is None:
+        reward = rollout.reward_named(self.reward)
+        if reward is None:
             raise TrainingError(
                 f"The credit term {self.reward!r} has no reward in this run",
                 hint="Load the runs with the rewards of all terms.",
                 run_id=rollout.run_id,
             )
-        if not isinstance(earned, tuple) and self.scope is not Scope.RUN:
+        if not isinstance(reward, tuple) and self.scope is not Scope.RUN:
             raise TrainingError(
                 f"The credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
                 hint='Give it the scope "run", or name a reward of single conversations.',
                 run_id=rollout.run_id,
             )
-        for value in earned if isinstance(earned, tuple) else (earned,):
-            if not abs(value) <= _LARGEST_REWARD:
+        for value in reward if isinstance(reward, tuple) else (reward,):
+            if not abs(value) <= MAX_REWARD:
                 raise TrainingError(
                     f"A reward is {value}, which is not a finite number of 32 bits",
                     hint="Correct the reward function and reward the runs again, or leave this one's group out.",
                     run_id=rollout.run_id,
                 )
 
-    def _of_run(self, rollout: Rollout) -> float | None:
+    def _run_reward(self, rollout: Rollout) -> float | None:
         """Return the reward of the run, or of a role's conversations in it; None if it has none of that role."""
-        earned = rollout.earned(self.reward)
-        if not isinstance(earned, tuple):
-            return earned
-        pairs = zip(rollout.conversations_K, earned, strict=True)
-        rewards = [reward for each, reward in pairs if self.of is None or fnmatchcase(each.role, self.of)]
+        reward = rollout.reward_named(self.reward)
+        if not isinstance(reward, tuple):
+            return reward
+        pairs = zip(rollout.conversations_K, reward, strict=True)
+        rewards = [value for conversation, value in pairs if self.of is None or fnmatchcase(conversation.role, self.of)]
         return fmean(rewards) if rewards else None
 
 
@@ -151,7 +150,7 @@ def terms_of(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
     Raises:
         TrainingError: an entry is not a mapping with a reward, has an unknown key or an invalid value.
     """
-    return tuple(map(_term, entries))
+    return tuple(map(_parse_term, entries))
 
 
 def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
@@ -161,42 +160,34 @@ def check_roles(terms: Sequence[CreditTerm], roles: Collection[str]) -> None:
         TrainingError: the message lists the existing roles.
     """
     for term in terms:
-        for role in (*term.roles, *(() if term.of is None else (term.of,))):
-            if not any(fnmatchcase(each, role) for each in roles):
+        for pattern in (*term.roles, *(() if term.of is None else (term.of,))):
+            if not any(fnmatchcase(role, pattern) for role in roles):
                 raise TrainingError(
-                    f"The credit term {term.reward!r} is about the role {role!r}, and the runs have "
+                    f"The credit term {term.reward!r} is about the role {pattern!r}, and the runs have "
                     f"{', '.join(sorted(roles))}",
                     hint="Name one of theirs, or read with the strategy that has that role (--strategy).",
                 )
 
 
-_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
-    "reward": str, "weight": (int, float), "scope": str, "of": (str, type(None)), "roles": (str, list, tuple),
-    "divide_by_std": (bool, type(None)),
-}  # fmt: skip
 _EXAMPLE: Final = "Write it as in {reward: outcome, weight: 0.8} or {reward: format, weight: 0.2, scope: conversation}."
 
 
-def _term(entry: Any) -> CreditTerm:
+def _parse_term(entry: Any) -> CreditTerm:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("reward"), str) or not entry["reward"]:
         raise TrainingError(f"{entry!r} is not a credit term", hint=_EXAMPLE)
-    known = [each.name for each in dataclasses.fields(CreditTerm)]
-    for name, value in entry.items():
-        if name not in known:
-            hint = did_you_mean(str(name), known, f"There are {', '.join(known)}.")
+    names = [field.name for field in dataclasses.fields(CreditTerm)]
+    for name in entry:
+        if name not in names:
+            hint = did_you_mean(str(name), names, f"There are {', '.join(names)}.")
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
-        is_right = isinstance(value, _KINDS[name]) and (name != "weight" or not isinstance(value, bool))
-        if name == "roles" and is_right and not isinstance(value, str):
-            is_right = bool(value) and all(isinstance(each, str) for each in value)  # an empty list would mean all
-        if not is_right or (name == "scope" and value not in set(Scope)):
-            hint = f"Choose {', '.join(Scope)}." if name == "scope" else _EXAMPLE
-            raise TrainingError(f"The credit term {entry['reward']!r} has {name}: {value!r}", hint=hint)
-    roles = entry.get("roles", ())
-    changes = {
-        "scope": Scope(entry.get("scope", Scope.RUN)),
-        "roles": (roles,) if isinstance(roles, str) else (*roles,),
-    }
-    return CreditTerm(**{**entry, **changes})
+    roles = entry.get("roles")
+    if roles is not None and not roles:  # an empty list would mean all
+        raise TrainingError(f"The credit term {entry['reward']!r} has roles: {roles!r}", hint=_EXAMPLE)
+    try:
+        return msgspec.convert({**entry, "roles": (roles,)} if isinstance(roles, str) else entry, CreditTerm)
+    except msgspec.ValidationError as error:
+        hint = f"{_EXAMPLE} Scopes: {', '.join(Scope)}."
+        raise TrainingError(f"The credit term {entry['reward']!r} cannot be parsed: {error}", hint=hint) from error
 
 
 OUTCOME_ALONE: Final = (CreditTerm(OUTCOME),)

@@ -6,81 +6,45 @@ equally far.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
-STEPS: Final = 5
-BATCH_NUMBERS: Final = 1 << 22
-"""How many numbers are orthogonalised at once: batches reduce the overhead of small matrices; large ones take
-memory."""
 
-
-class Muon(torch.optim.Optimizer):
-    """The steps of `torch.optim.Muon`, the matrices of one shape as one batch.
-
-    torch's own computes in bfloat16 everywhere, which processors without bfloat16 emulate about 40 times slower than
-    float32; this one uses it only where it is fast.
-
-    Args:
-        parameters: matrices.
-        lr: per unit of spectral norm.
-        momentum: Nesterov's.
-        weight_decay: decoupled from the gradient.
-    """
-
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+class Float32Muon(torch.optim.Muon):
+    """`torch.optim.Muon` in float32, for processors without bfloat16: they emulate it about 40 times slower."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Move every matrix that has a gradient. `closure` is ignored: the gradients are already computed."""
         del closure
         for group in self.param_groups:
-            alike: dict[tuple[torch.Size, torch.device], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            lr, momentum = group["lr"], group["momentum"]
             for matrix in group["params"]:
-                if (gradient := matrix.grad) is not None:
-                    alike[matrix.shape, matrix.device].append((matrix, gradient))
-            for pairs in alike.values():
-                at_once = max(1, BATCH_NUMBERS // pairs[0][0].numel())
-                for first in range(0, len(pairs), at_once):
-                    self._move(group, pairs[first : first + at_once])
-
-    def _move(self, group: dict[str, Any], pairs: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-        """Move matrices of one shape by their gradients."""
-        rows, columns = pairs[0][0].shape
-        rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-        moves = orthogonalise(torch.stack([self._direction(*pair, group["momentum"]) for pair in pairs]))
-        for (matrix, _), move in zip(pairs, moves, strict=True):
-            matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(move.to(matrix.dtype), alpha=rate)
-
-    def _direction(self, matrix: nn.Parameter, gradient: Tensor, momentum: float) -> Tensor:
-        """Add the gradient to the momentum and return Nesterov's direction."""
-        state = self.state[matrix]
-        if "momentum_buffer" not in state:  # as in torch's own checkpoints
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum)
+                if (gradient := matrix.grad) is None:
+                    continue
+                state = self.state[matrix]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix)
+                buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+                direction = gradient.lerp(buffer, momentum)
+                update = orthogonalise(direction, group["ns_coefficients"], group["ns_steps"])
+                rate = lr * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+                matrix.mul_(1 - lr * group["weight_decay"]).sub_(update.to(matrix.dtype), alpha=rate)
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices of a stack (K, rows, columns), roughly."""
-    a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16() if bfloat16_is_fast(matrices.device) else matrices.float()
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    for _ in range(STEPS):
-        gram = x @ x.mT
+def orthogonalise(matrix: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
+    """Return roughly the nearest (semi-)orthogonal matrix, by Newton-Schulz iterations in float32."""
+    a, b, c = coefficients
+    x: Tensor = matrix.float() / (matrix.float().norm() + 1e-7)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    for _ in range(steps):
+        gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    back: Tensor = x.mT if tall else x
-    return back
+    return x.T if is_tall else x
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -105,13 +69,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
     ) -> None:
         matrices, tables, vectors = _split_parameters(model)
-        decayed, plain = {"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}
-        rest = [group for group in (decayed, plain) if group["params"]]
+        groups = [
+            {"params": tables, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
         self._parts: list[torch.optim.Optimizer] = []
-        if rest:  # adapters have only matrices
-            self._parts.append(torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps))
+        if groups:  # adapters have only matrices
+            self._parts.append(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
         if matrices:
-            self._parts.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
+            kind = torch.optim.Muon if bfloat16_is_fast(matrices[0].device) else Float32Muon
+            self._parts.append(kind(matrices, lr=muon_lr, weight_decay=weight_decay))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share_groups()
 
@@ -132,22 +100,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Schedulers change the learning rates of these groups; they are the parts' own."""
+        """Use the parts' own groups, so that a schedule of these groups' learning rates is one of the parts'."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
     """Return the matrices inside the layers, those of embedding and head, and the vectors."""
-    of_tables = {
-        id(parameter)
-        for each in (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
-        if each is not None
-        for parameter in each.parameters()
-    }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    tables = [each for each in trained if id(each) in of_tables or each.ndim > 2]
-    matrices = [each for each in trained if each.ndim == 2 and id(each) not in of_tables]
-    vectors = [each for each in trained if each.ndim < 2 and id(each) not in of_tables]
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    table_ids = {id(parameter) for module in embeddings if module is not None for parameter in module.parameters()}
+    matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            is_table = id(parameter) in table_ids or parameter.ndim > 2
+            (tables if is_table else matrices if parameter.ndim == 2 else vectors).append(parameter)
     return matrices, tables, vectors
 
 

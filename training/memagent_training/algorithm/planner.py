@@ -15,9 +15,9 @@ from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.data.rollouts import RolloutGroup
@@ -78,26 +78,11 @@ class StepPlan:
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
-    def idle_share(self) -> float:
-        """The share of the ranks' time, in tokens, that is spent waiting for another: 0 when balanced."""
-        ranks_time = len(self.micro_batches) * self.critical_tokens
-        return 1 - self.forwarded_tokens / ranks_time if ranks_time else 0.0
-
-    @property
-    def padding_share(self) -> float:
-        """The share of forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
+    def padding_tokens(self) -> int:
+        """Forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
         if self.layout is Layout.PADDED:
-            padding = self.forwarded_tokens - self.row_tokens
-        else:
-            padding = sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
-        return padding / (self.forwarded_tokens or 1)
-
-    @classmethod
-    def of_all(cls, plans: Sequence[StepPlan]) -> StepPlan:
-        """Several steps, at least one, combined into one, one after the other."""
-        ranks = zip(*(plan.micro_batches for plan in plans), strict=True)
-        micro_batches = tuple(tuple(chain.from_iterable(rank)) for rank in ranks)
-        return replace(plans[0], micro_batches=micro_batches, row_tokens=sum(plan.row_tokens for plan in plans))
+            return self.forwarded_tokens - self.row_tokens
+        return sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
@@ -106,7 +91,7 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     Args:
         rows: all rows of the step.
         ranks: processes that train together.
-        token_budget: the most tokens that a rank forwards at once, in the layout's own count.
+        token_budget: the maximum number of tokens that a rank forwards at once, in the layout's count.
         layout: how a micro-batch is forwarded.
 
     Returns:
@@ -125,11 +110,11 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     else:
         split = _packed_batches if layout is Layout.PACKED else _tree_batches
         capacities = _capacities(step, split, ranks, token_budget)
-        candidates = [_positions(step, split(step, each), ranks, token_budget) for each in capacities]
+        candidates = [_positions(step, split(step, capacity), ranks, token_budget) for capacity in capacities]
     costs = [sum(map(step.critical_tokens, positions)) for positions in candidates]
     near_best = [pair for pair in zip(candidates, costs, strict=True) if pair[1] <= _NEAR * min(costs)]
     best, _ = min(near_best, key=lambda pair: (len(pair[0]), pair[1]))
-    return StepPlan(layout, token_budget, _dealt(step, best, ranks, order), sum(step.lengths))
+    return StepPlan(layout, token_budget, _deal(step, best, ranks, order), sum(step.lengths))
 
 
 def optimizer_steps(
@@ -165,7 +150,7 @@ def optimizer_steps(
 
 
 _Batch = list[int]
-"""A micro-batch's rows, by their place in the canonical order."""
+"""A micro-batch's rows, by their index in the canonical order."""
 
 
 class _Step:
@@ -180,17 +165,18 @@ class _Step:
         """How many tokens each row shares with the previous row; in sorted order, everything that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
             previous = _ids(rows[0])
-            for place, row in enumerate(rows[1:], start=1):
+            for index, row in enumerate(rows[1:], start=1):
                 current = _ids(row)
-                self.shared[place] = shared_prefix(previous, current)
+                self.shared[index] = shared_prefix(previous, current)
                 previous = current
 
     def tokens(self, batch: Sequence[int], inert: int = 0) -> int:
         """Return the cost of a micro-batch; rows of a prefix tree must be neighbours."""
         if self.layout is Layout.PADDED:
-            longest = [max((of[place] for place in batch), default=1) for of in (self.prompts, self.completions)]
-            return (len(batch) + inert) * sum(longest)
-        real = sum(self.lengths[place] for place in batch) - sum(self.shared[place] for place in batch[1:])
+            longest_prompt = max((self.prompts[row] for row in batch), default=1)
+            longest_completion = max((self.completions[row] for row in batch), default=1)
+            return (len(batch) + inert) * (longest_prompt + longest_completion)
+        real = sum(self.lengths[row] for row in batch) - sum(self.shared[row] for row in batch[1:])
         return real + _inert_tokens(self.layout, inert)
 
     def critical_tokens(self, position: Sequence[_Batch]) -> int:
@@ -224,8 +210,10 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
             one.
     """
     if token_budget < INERT_TOKENS:
-        given = f"The budget is {token_budget} tokens per micro-batch"
-        raise TrainingError(given, hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.")
+        raise TrainingError(
+            f"The budget is {token_budget} tokens per micro-batch",
+            hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.",
+        )
     for row in rows:
         tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
         if tokens > token_budget:
@@ -243,37 +231,38 @@ def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]
     start = 0
     while start < len(step.lengths):
         remaining = range(start, len(step.lengths))
-        # One row each always fits. More rows cost more, except at the bounds of the shares.
-        most, too_many = 1, -(-len(remaining) // ranks) + 1
-        while most + 1 < too_many:
-            middle = (most + too_many) // 2
+        # One row per rank always fits. More rows cost more, except at the bounds of the shares.
+        count, too_many = 1, -(-len(remaining) // ranks) + 1
+        while count + 1 < too_many:
+            middle = (count + too_many) // 2
             if step.critical_tokens(_shares(remaining[: middle * ranks], ranks)) <= budget:
-                most = middle
+                count = middle
             else:
                 too_many = middle
-        positions.append(_shares(remaining[: most * ranks], ranks))
-        start += most * ranks
+        positions.append(_shares(remaining[: count * ranks], ranks))
+        start += count * ranks
     return positions
 
 
-def _shares(places: range, ranks: int) -> list[_Batch]:
-    """Neighbours in equal parts, one per rank."""
-    return [list(places[len(places) * r // ranks : len(places) * (r + 1) // ranks]) for r in range(ranks)]
+def _shares(rows: range, ranks: int) -> list[_Batch]:
+    """Return neighbours in equal parts, one per rank."""
+    return [list(rows[len(rows) * rank // ranks : len(rows) * (rank + 1) // ranks]) for rank in range(ranks)]
 
 
 def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Each row, the longest first, goes where it leaves the least space (best fit decreasing)."""
+    """Put each row, the longest first, where it leaves the least space (best fit decreasing)."""
     batches: list[_Batch] = []
-    rooms: list[tuple[int, int]] = []
-    for place, length in enumerate(step.lengths):
-        found = bisect_left(rooms, (length, 0))
-        if found == len(rooms):
-            room, number = capacity, len(batches)
+    free_space: list[tuple[int, int]] = []
+    """Free tokens and number of each batch, the fullest first."""
+    for row, length in enumerate(step.lengths):
+        index = bisect_left(free_space, (length, 0))
+        if index == len(free_space):
+            free, number = capacity, len(batches)
             batches.append([])
         else:
-            room, number = rooms.pop(found)
-        batches[number].append(place)
-        insort(rooms, (room - length, number))
+            free, number = free_space.pop(index)
+        batches[number].append(row)
+        insort(free_space, (free - length, number))
     return batches
 
 
@@ -287,20 +276,21 @@ def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
     added = [0]
     for length, shared in zip(step.lengths, step.shared, strict=True):
         added.append(added[-1] + length - shared)
-    least: list[tuple[int, int]] = [(0, 0)]
+    costs: list[tuple[int, int]] = [(0, 0)]
+    """For the first p rows: tokens that are forwarded again, and batches."""
     cut_before = [0]
     starts: deque[tuple[int, int, int]] = deque()
     for end in range(1, len(added)):
         new = end - 1
-        lost, batches = least[new]
-        candidate = (lost + step.shared[new], batches + 1, new)
+        repeated, batches = costs[new]
+        candidate = (repeated + step.shared[new], batches + 1, new)
         while starts and starts[-1] >= candidate:
             starts.pop()
         starts.append(candidate)
         while step.shared[starts[0][2]] + added[end] - added[starts[0][2]] > capacity:
             starts.popleft()
         best = starts[0]
-        least.append(best[:2])
+        costs.append(best[:2])
         cut_before.append(best[2])
     batches_from_last: list[_Batch] = []
     end = len(step.lengths)
@@ -314,7 +304,7 @@ _Split = Callable[[_Step, int], list[_Batch]]
 
 
 def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int]:
-    """How full micro-batches may be: the budget, or less if that gives the ranks more equal shares."""
+    """Return how full micro-batches may be: the budget, or less if that gives the ranks more equal shares."""
     if ranks == 1 or not step.lengths:
         return [budget]
     fullest = split(step, budget)
@@ -332,7 +322,7 @@ def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> l
     """
     sized = [(step.tokens(batch), batch) for batch in batches]
     while True:
-        sized.sort(key=lambda each: (-len(each[1]), -each[0], each[1]))
+        sized.sort(key=lambda pair: (-len(pair[1]), -pair[0], pair[1]))
         positions = [sized[start : start + ranks] for start in range(0, len(sized), ranks)]
         for position in positions:
             position.extend([(0, [])] * (ranks - len(position)))
@@ -344,33 +334,33 @@ def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> l
         if not halved:
             return [[batch for _, batch in position] for position in positions]
         replaced = {batch[0] for _, batch in halved}
-        sized = [each for each in sized if each[1][0] not in replaced] + halved
+        sized = [pair for pair in sized if pair[1][0] not in replaced] + halved
 
 
-def _dealt(
+def _deal(
     step: _Step, positions: Sequence[Sequence[_Batch]], ranks: int, order: Sequence[int]
 ) -> tuple[tuple[PlannedMicroBatch, ...], ...]:
-    """Positions to ranks, the largest batch to the rank with the least so far.
+    """Distribute positions over ranks, the largest batch to the rank with the least so far.
 
     The heaviest position is first, so that a budget that is too large for the device fails at once.
     """
-    dealt: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
+    ranks_batches: list[list[PlannedMicroBatch]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for position in sorted(positions, key=lambda each: (-step.critical_tokens(each), each)):
+    for position in sorted(positions, key=lambda position: (-step.critical_tokens(position), position)):
         rows = max(map(len, position))
         planned = [
             PlannedMicroBatch(
-                rows=tuple(order[place] for place in batch),
+                rows=tuple(order[row] for row in batch),
                 inert=rows - len(batch),
                 tokens=step.tokens(batch, rows - len(batch)),
             )
             for batch in position
         ]
         lightest_first = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
-        for rank, batch in zip(lightest_first, sorted(planned, key=lambda each: -each.tokens), strict=True):
-            dealt[rank].append(batch)
+        for rank, batch in zip(lightest_first, sorted(planned, key=lambda batch: -batch.tokens), strict=True):
+            ranks_batches[rank].append(batch)
             loads[rank] += batch.tokens
-    return tuple(map(tuple, dealt))
+    return tuple(map(tuple, ranks_batches))
 
 
 def shared_prefix(left: array[int], right: array[int]) -> int:
@@ -379,5 +369,5 @@ def shared_prefix(left: array[int], right: array[int]) -> int:
     for start in range(0, shorter, _BLOCK):
         end = min(start + _BLOCK, shorter)
         if left[start:end] != right[start:end]:
-            return next(place for place in range(start, end) if left[place] != right[place])
+            return next(index for index in range(start, end) if left[index] != right[index])
     return shorter

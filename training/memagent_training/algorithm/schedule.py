@@ -17,7 +17,7 @@ from memagent_training.algorithm.advantages import (
 from memagent_training.algorithm.planner import Layout, StepPlan, optimizer_steps, plan_step
 from memagent_training.data.rollouts import RolloutGroup
 
-DIFFERING = (
+EQUAL_REWARDS_REMEDY = (
     "Read each question several times, and choose questions that are answered right only sometimes, as those "
     "about longer documents are."
 )
@@ -42,12 +42,12 @@ class Schedule:
     """The optimizer steps over some groups, pass after pass, each pass in its own order.
 
     Args:
-        groups: all groups; those that teach nothing are dropped before steps are filled.
+        groups: all groups; those without a training signal are dropped before steps are filled.
         settings: how rewards become advantages.
         groups_per_step: groups per step.
         seed: seed of the passes' orders.
         layout: how micro-batches are forwarded.
-        token_budget: the most tokens that a rank forwards at once.
+        token_budget: the maximum number of tokens that a rank forwards at once.
         ranks: processes that train together.
         all_rows: whether rows with an advantage of 0 are forwarded. They count in the means in any case, but if the
             loss has only the policy gradient, without KL and entropy, they have no gradient.
@@ -94,33 +94,33 @@ class Schedule:
         """
         decisive = (self.settings, self.steps or self.groups_per_step, self.seed, self.skip_certain)
         digest = hashlib.sha256(repr((*decisive, *self.settings.credit)).encode())
-        for group in sorted(self.kept, key=lambda each: each.group_id):
+        for group in sorted(self.kept, key=lambda group: group.group_id):
             for rollout in group.rollouts_G:
-                told = (group.group_id, rollout.run_id, rollout.reward)
-                digest.update(repr((*told, *sorted(rollout.term_rewards.items()))).encode())
+                identity = (group.group_id, rollout.run_id, rollout.reward)
+                digest.update(repr((*identity, *sorted(rollout.term_rewards.items()))).encode())
                 for conversation in rollout.conversations_K:
                     ids = (conversation.prompt_ids_P, conversation.completion_ids_T, conversation.logprobs_T)
-                    digest.update(b"|".join(each.tobytes() for each in ids))
+                    digest.update(b"|".join(column.tobytes() for column in ids))
                     digest.update(repr((conversation.truncated, conversation.loss_mask_T)).encode())
         return digest.hexdigest()[:32]
 
     def step(self, number: int) -> ScheduledStep:
         """Return the step of that number, counted from 0 over all passes."""
         if self._newest is None or self._newest[0] != number:
-            which_pass, place = divmod(number, self.steps_per_pass)
-            self._newest = (number, self._schedule(self.pass_order(which_pass)[place]))
+            pass_number, index = divmod(number, self.steps_per_pass)
+            self._newest = (number, self._schedule(self.pass_order(pass_number)[index]))
         return self._newest[1]
 
-    def everything(self) -> ScheduledStep:
-        """All kept groups as if they were one step: for values that are computed once for every row."""
+    def all_groups_step(self) -> ScheduledStep:
+        """Return all kept groups as if they were one step: for values that are computed once for every row."""
         return self._schedule(self.kept)
 
-    def pass_order(self, which_pass: int) -> list[tuple[RolloutGroup, ...]]:
+    def pass_order(self, pass_number: int) -> list[tuple[RolloutGroup, ...]]:
         """Return the groups of each step of a pass, counted from 0."""
         return optimizer_steps(
             self.kept,
             groups_per_step=self.groups_per_step,
-            seed=self.seed + _STRIDE * which_pass,
+            seed=self.seed + _STRIDE * pass_number,
             steps=self.steps,
         )
 

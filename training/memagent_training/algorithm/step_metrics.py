@@ -83,8 +83,8 @@ def row_metrics(
     """
     report, rows = batch.report, batch.rows
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    conversations = [each for rollout in rollouts for each in rollout.conversations_K]
-    lengths = [len(each.completion_ids_T) for each in conversations]
+    conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
+    lengths = [len(conversation.completion_ids_T) for conversation in conversations]
     metrics = {
         "reward": report.reward_mean,
         "reward_std": fmean(
@@ -99,20 +99,23 @@ def row_metrics(
         "conversations/per_rollout": len(conversations) / len(rollouts),
         "completions/mean_length": fmean(lengths),
         "completions/max_length": max(lengths),
-        "completions/clipped_ratio": fmean(each.truncated for each in conversations),
-        "prompts/mean_length": fmean(len(each.prompt_ids_P) for each in conversations),
+        "completions/clipped_ratio": fmean(conversation.truncated for conversation in conversations),
+        "prompts/mean_length": fmean(len(conversation.prompt_ids_P) for conversation in conversations),
         "tokens/learned": report.learned_tokens,
         "penalised_fraction": report.penalised_rollouts / len(rollouts),
     }
     for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
-        earned = [value for rollout in rollouts if (value := rollout.earned(name)) is not None]
-        metrics[f"reward/{name}"] = fmean(fmean(each) if isinstance(each, tuple) else each for each in earned)
-    for role in sorted({each.role for each in conversations}):
-        of_role = [len(each.completion_ids_T) for each in conversations if each.role == role]
-        metrics[f"completions/{role}/mean_length"] = fmean(of_role)
-        metrics[f"completions/{role}/max_length"] = max(of_role)
+        rewards = [reward for rollout in rollouts if (reward := rollout.reward_named(name)) is not None]
+        metrics[f"reward/{name}"] = fmean(fmean(reward) if isinstance(reward, tuple) else reward for reward in rewards)
+    role_lengths: dict[str, list[int]] = {}
+    for conversation, length in zip(conversations, lengths, strict=True):
+        role_lengths.setdefault(conversation.role, []).append(length)
+    for role, values in sorted(role_lengths.items()):
+        metrics[f"completions/{role}/mean_length"] = fmean(values)
+        metrics[f"completions/{role}/max_length"] = max(values)
     newest_first = list(policy_versions)[::-1]
-    ages = [newest_first.index(each.policy_version) for each in conversations if each.policy_version in newest_first]
+    versions = (conversation.policy_version for conversation in conversations)
+    ages = [newest_first.index(version) for version in versions if version in newest_first]
     if ages:
         metrics["staleness/mean"] = fmean(ages)
         metrics["staleness/max"] = max(ages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -25,11 +24,10 @@ from memagent_graph.settings import PolicySettings, WordingSettings
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
-    OptionNames,
     Settings,
     from_options,
     is_main_process,
-    leave_the_others,
+    leave_process_group,
     report_failures,
     require_extra,
     show_policy,
@@ -37,15 +35,8 @@ from memagent_training.commands.training_process import (
 from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
-    from memagent_training.rl import Finished, RLJob
+    from memagent_training.rl import LoopResult, RLJob
 
-_OPTION_NAMES: Final[OptionNames] = (
-    (re.compile(r"\bas many questions as groups are wanted"), "as many --max-questions as --groups"),
-    (re.compile(r"\bName a task at least, and lengths that grow"), "Name a --task, and --lengths that grow"),
-    (re.compile(r"\bSyncSettings\.tolerance\b"), "--sync-tolerance"),
-    (re.compile(r"\bstartup_timeout\b"), "--server-timeout"),
-    (re.compile(r"--server-options\b"), "--server-option"),
-)
 _CODES: Final = {
     "CollapsedError": ExitCode.COLLAPSED,
     "VLLMNotInstalledError": ExitCode.SETTINGS,
@@ -198,15 +189,15 @@ class RL(WordingSettings):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; {_go_on(self.out)}"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES, codes=_CODES):
+        interrupted = f"interrupted; {_resume_hint(self.out)}"
+        with report_failures(as_json=self.as_json, interrupted=interrupted, codes=_CODES):
             require_extra()
             # Libraries print what they do, and standard output is for results alone.
-            with contextlib.redirect_stdout(sys.stderr), _calm_libraries():
-                finished = _run_loop(_job(self), quiet=self.quiet)
-            leave_the_others()
+            with contextlib.redirect_stdout(sys.stderr), _quiet_libraries():
+                result = _run_loop(_job(self), quiet=self.quiet)
+            leave_process_group()
             if is_main_process():
-                _show(finished, as_json=self.as_json)
+                _show(result, as_json=self.as_json)
 
 
 def _job(request: RL) -> RLJob:
@@ -227,7 +218,7 @@ def _job(request: RL) -> RLJob:
         every=request.measure_every,
         lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
         count=request.measure_count,
-        temperatures=_temperatures(request.measure_temperatures),
+        temperatures=_parse_temperatures(request.measure_temperatures),
     )
     return from_options(
         RLJob,
@@ -242,7 +233,7 @@ def _job(request: RL) -> RLJob:
         measure=measure,
         engine=Engine(request.engine),
         api_key=key,
-        server_options=_words(request.server_option or ()),
+        server_options=_split_options(request.server_option or ()),
         lora_rank=request.lora,
     )
 
@@ -263,32 +254,32 @@ def _model(request: RL) -> str:
     return policy.name
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def _parse_temperatures(text: str) -> tuple[float, ...]:
     try:
-        temperatures = tuple(dict.fromkeys(float(each) for each in text.split(",") if each.strip()))
+        temperatures = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
     except ValueError:
         temperatures = ()
-    if not temperatures or not all(0 <= each < float("inf") for each in temperatures):
+    if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
         raise TrainingError(
             f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
         )
     return temperatures
 
 
-def _words(options: Sequence[str]) -> tuple[str, ...]:
+def _split_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the server's options, split as in a shell."""
     try:
-        return tuple(word for each in options for word in shlex.split(each))
+        return tuple(word for option in options for word in shlex.split(option))
     except ValueError as error:
         raise TrainingError(
             f"the options of the server cannot be parsed: {error}", hint="Close the quotes in --server-option."
         ) from error
 
 
-def _run_loop(job: RLJob, *, quiet: bool) -> Finished:
+def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
     """Run the loop; if it ends early, report what was kept."""
     from memagent_training.rl import run  # noqa: PLC0415
-    from memagent_training.rl.collapse import CollapsedError  # noqa: PLC0415
+    from memagent_training.rl.collecting import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415
@@ -303,16 +294,16 @@ def _run_loop(job: RLJob, *, quiet: bool) -> Finished:
         raise
     except (PolicyError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():
-            typer.echo(_go_on(job.out), err=True)
+            typer.echo(_resume_hint(job.out), err=True)
         raise
 
 
-def _go_on(out: Path) -> str:
+def _resume_hint(out: Path) -> str:
     return f"continue with what {out} keeps with the same command and --resume"
 
 
 @contextlib.contextmanager
-def _calm_libraries() -> Iterator[None]:
+def _quiet_libraries() -> Iterator[None]:
     """Turn off progress bars, notes and warnings of libraries while the loop runs."""
     import transformers.utils.logging as transformers_log  # noqa: PLC0415
 
@@ -332,20 +323,22 @@ def _calm_libraries() -> Iterator[None]:
             transformers_log.enable_progress_bar()
 
 
-def _show(finished: Finished, *, as_json: bool) -> None:
+def _show(result: LoopResult, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "policy": str(finished.policy),
-                "steps": finished.steps,
-                "reason": finished.reason,
-                "best": None if finished.best is None else str(finished.best),
-                "measurements": [{**asdict(each), "mean": each.mean} for each in finished.measurements],
+                "policy": str(result.policy),
+                "steps": result.steps,
+                "reason": result.reason,
+                "best": None if result.best is None else str(result.best),
+                "measurements": [
+                    {**asdict(measurement), "mean": measurement.mean} for measurement in result.measurements
+                ],
             }
         )
         return
-    best = () if finished.best is None else (f"the policy that was measured best is in {finished.best}",)
-    show_policy(finished.policy, finished.steps, *best, why=f"{finished.reason}; ")
+    best = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
+    show_policy(result.policy, result.steps, *best, why=f"{result.reason}; ")
 
 
 def register(app: typer.Typer) -> None:

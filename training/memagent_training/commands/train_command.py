@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from memagent_graph.cli.commands import add_command
-from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON
-from memagent_graph.cli.output import console, print_json
+from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
     PRESETS,
     LoRARank,
-    OptionNames,
     Settings,
-    as_options,
     from_options,
     is_main_process,
-    leave_the_others,
+    leave_process_group,
     report_failures,
     require_extra,
     show_policy,
@@ -32,17 +28,6 @@ from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:
     from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
-
-_WIDTH_WITHOUT_TERMINAL: Final = 160
-_OPTION_NAMES: Final[OptionNames] = (
-    (re.compile(r"\bwhole_groups=False"), "--partial-groups"),
-    (re.compile(r"\b(tokenizer|template)=\.\.\."), r"--\1 FINGERPRINT"),
-    (re.compile(r"\b(tokenizer|template)='(\w*)'"), r"--\1 \2"),
-    (re.compile(r"\bmax_tokens=(\d+)"), r"--max-tokens \1"),
-    (re.compile(r"\bmax_tokens\b"), "--max-tokens"),
-    (re.compile(r"\bpolicy_versions\b"), "--policy-versions"),
-    (re.compile(r"\bmax_staleness\b"), "--max-staleness"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +61,7 @@ class Train:
     ] = None
     groups: Annotated[
         Path | None,
-        typer.Option(help="JSON object or CSV: the group of each run.", show_default="by question and document"),
+        typer.Option(help="JSON object: the group of each run.", show_default="by question and document"),
     ] = None
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
@@ -114,7 +99,7 @@ class Train:
     def run(self) -> None:
         """Run the command."""
         interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, option_names=_OPTION_NAMES):
+        with report_failures(as_json=self.as_json, interrupted=interrupted):
             require_extra()
             prepared = _prepare(self)
             if self.rows is not None:
@@ -147,11 +132,11 @@ def _job(request: Train) -> TrainingJob:
         TrainingJob,
         request,
         settings=settings,
-        reward=choose_reward(request.reward, None if is_default else gold),
+        reward=choose_reward(request.reward, has_gold=gold is not None and not is_default),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
         whole_groups=not request.partial_groups,
-        policy_versions=None if versions is None else [each.strip() for each in versions.split(",")],
+        policy_versions=None if versions is None else [version.strip() for version in versions.split(",")],
         lora_rank=request.lora,
     )
 
@@ -164,8 +149,8 @@ def _prepare(request: Train) -> PreparedJob:
         return prepared
     if not request.dry_run:
         for line in prepared.replay.report.summary():
-            typer.echo(_as_options(line), err=True)
-    for folder in prepared.checkpoints.passed_over:
+            typer.echo(line, err=True)
+    for folder in prepared.checkpoints.incomplete:
         typer.echo(f"passed over {folder}, which was not written to its end", err=True)
     newest = prepared.checkpoints.newest
     if newest is not None:
@@ -191,22 +176,21 @@ def _train(prepared: PreparedJob) -> TrainedPolicy:
     # The trainer prints its progress, but standard output is only for results.
     with contextlib.redirect_stdout(sys.stderr):
         policy = train_job(prepared)
-    leave_the_others()
+    leave_process_group()
     return policy
 
 
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     if not is_main_process():
         return
-    from memagent_training.job.dry_run import plan_training, render_plan  # noqa: PLC0415
+    from memagent_training.job.dry_run import plan_lines, plan_training  # noqa: PLC0415
 
     plan = plan_training(prepared)
     if as_json:
-        print_json(plan.to_dict())
+        print_json(plan)
     else:
-        console(_WIDTH_WITHOUT_TERMINAL).print(render_plan(plan, _as_options))
-    if plan.obstacle is not None:
-        raise typer.Exit(ExitCode.USAGE)
+        typer.echo("\n".join(plan_lines(prepared, plan)))
+    prepared.config.check_warm_up(prepared.total_steps)
 
 
 def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
@@ -220,10 +204,6 @@ def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
         return
     beside = "its separate adapters, to serve with the base model, are in"
     show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
-
-
-def _as_options(text: str) -> str:
-    return as_options(text, _OPTION_NAMES)
 
 
 def register(app: typer.Typer) -> None:

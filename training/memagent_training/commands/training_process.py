@@ -6,12 +6,11 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -20,14 +19,11 @@ from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import quantity
 from memagent_training.required_versions import require_own_version
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-PATIENCE: Final = 15.0
+FAILURE_DELAY: Final = 15.0
 """Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
 reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
-
-OptionNames: TypeAlias = Sequence[tuple[re.Pattern[str], str]]
-"""Names of function arguments in hints, and the command-line options for them."""
 
 PRESETS: Final = (
     "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
@@ -41,7 +37,7 @@ Settings = Annotated[
 LoRARank = Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")]
 
 
-def from_options(kind: Callable[..., Made], options: Any, **others: Any) -> Made:
+def from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
     """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
     names = inspect.signature(kind).parameters.keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
@@ -72,7 +68,7 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def leave_the_others() -> None:
+def leave_process_group() -> None:
     """End this process's part in `accelerate launch`'s group when its work is done.
 
     If the group's threads still run when it ends, it may abort, and a finished training would look like a failed one.
@@ -87,7 +83,6 @@ def report_failures(
     *,
     as_json: bool,
     interrupted: str,
-    option_names: OptionNames = (),
     codes: Mapping[str, ExitCode] | None = None,
 ) -> Iterator[None]:
     """Report an error inside the block, once per machine, and exit with its code.
@@ -95,7 +90,6 @@ def report_failures(
     Args:
         as_json: whether standard output has a JSON object.
         interrupted: the message after Ctrl-C.
-        option_names: command-line names for the argument names in messages and hints.
         codes: exit codes of errors, by class name, that `exit_code` does not know: importing them is slow.
     """
     try:
@@ -107,23 +101,14 @@ def report_failures(
         from memagent_graph.cli.console import Console  # noqa: PLC0415  it is not needed where all is well
 
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(PATIENCE)
+            time.sleep(FAILURE_DELAY)
         code = (codes or {}).get(type(error).__name__, exit_code(error))
-        error.message = as_options(error.message, option_names)
-        error.hint = error.hint and as_options(error.hint, option_names)
         Console(as_json=as_json and is_main_process()).failure(_with_run(error), code)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():
             typer.echo(interrupted, err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def as_options(text: str, option_names: OptionNames) -> str:
-    """Return a message or hint with the command line's names."""
-    for pattern, option in option_names:
-        text = pattern.sub(option, text)
-    return text
 
 
 def _with_run(error: MemAgentError) -> MemAgentError:

@@ -1,11 +1,13 @@
-"""Makes groups of rollouts from logged runs: whole runs and whole groups; each refused one has a reason.
+"""Makes groups of rollouts from logged runs: whole runs in whole groups. A run that is refused has a reason.
 
 Nothing is tokenised here: a rollout has the logged token ids and log-probs, one `TrainingConversation` for each prompt
-and completion. An update whose text did not become the memory (for example because it was empty) was sampled like any
-other and is kept; but one that a guard replaced, because the policy refused or invented something, is masked: the run's
-reward is for the memory that was kept instead. An attempt that was discarded and retried is left out: it led to neither
-memory nor answer, so the run's reward is not about it. Greedy calls are part of what rewards look at, and are left out
-afterwards.
+and completion. Not every conversation is trained on:
+
+- An update whose text did not become the memory, for example because it was empty, is kept: it was sampled like others.
+- An update that a guard replaced, because the policy refused or invented something, is masked: the run's reward is for
+  the memory that was kept instead.
+- An attempt that was discarded and retried is left out: the run's reward is not about it.
+- Greedy calls are part of what rewards look at, and are left out afterwards.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.settings import PolicySettings
 from memagent_training.data.replay_report import Refusal, ReplayReport
 from memagent_training.data.reward_functions import (
-    LARGEST_REWARD,
     LoggedReward,
     RewardFunction,
     StepRewardFunction,
-    check_step_rewards,
     why_unknown,
 )
-from memagent_training.data.rollouts import OUTCOME, Earned, Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import (
+    MAX_REWARD,
+    OUTCOME,
+    RewardValue,
+    Rollout,
+    RolloutGroup,
+    TrainingConversation,
+)
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError, RewardError
 
@@ -44,10 +51,10 @@ Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
 """The group of each run, by run id or by a function; a run without one is left out."""
 
 _TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
-_HIGHEST_LOGPROB: Final = 1e-3
+_MAX_LOGPROB: Final = 1e-3
 """Values that are above 0 only by rounding."""
 _IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
-    {each.name for each in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
+    {setting.name for setting in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
 """Settings in which rollouts of one group may differ: those that say where the policy is and how it is reached.
 Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
@@ -125,8 +132,8 @@ def load_groups(
     """
     versions = _allowed_versions(policy_versions, max_staleness)
     ledger = _Ledger()
-    for read in read_runs(source, chosen):
-        run = read if gold_of is None else replace(read, gold=gold_of(read))
+    for logged_run in read_runs(source, chosen):
+        run = logged_run if gold_of is None else replace(logged_run, gold=gold_of(logged_run))
         scored = run.without_discarded()
         refusals = _refusals(
             run, scored.sampled,
@@ -148,11 +155,11 @@ def load_groups(
     functions |= term_rewards or {}
     rollouts: dict[str, Rollout] = {}
     for run in list(ledger.candidates.values()):
-        found = _rollout(run, functions, ledger.details)
-        if isinstance(found, Refusal):
-            ledger.refuse(run.run_id, found)
+        rollout = _rollout(run, functions, ledger.details)
+        if isinstance(rollout, Refusal):
+            ledger.refuse(run.run_id, rollout)
         else:
-            rollouts[run.run_id] = found
+            rollouts[run.run_id] = rollout
     if whole_groups:
         for run_id in [run_id for run_id in ledger.candidates if ledger.group_of[run_id] in ledger.broken]:
             ledger.refuse(run_id, Refusal.INCOMPLETE_GROUP)
@@ -165,11 +172,9 @@ def load_groups(
     members: dict[str, list[Rollout]] = {}
     for run_id in ledger.candidates:
         members.setdefault(ledger.group_of[run_id] or "", []).append(rollouts[run_id])
-    found_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
+    kept_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
     name = str(source.path if isinstance(source, RunLog) else source)
-    return Replay(
-        found_groups, _report(name, ledger, found_groups, policy_versions, tokenizer, template, tuple(missing))
-    )
+    return Replay(kept_groups, _report(name, ledger, kept_groups, policy_versions, tokenizer, template, tuple(missing)))
 
 
 @dataclass
@@ -245,7 +250,7 @@ def _refusals(
         yield Refusal.LOST_CONVERSATIONS
     if not all(conversation.has_ids for conversation in kept):
         yield Refusal.NO_TOKEN_IDS
-    if not all(map(_sound, kept)):
+    if not all(map(_is_sound, kept)):
         yield Refusal.DAMAGED_TOKENS
     if max_tokens is not None and any(_tokens(conversation) > max_tokens for conversation in kept):
         yield Refusal.TOO_LONG
@@ -255,12 +260,15 @@ def _allowed_versions(policy_versions: Sequence[str] | None, max_staleness: int 
     if policy_versions is None:
         if max_staleness is not None:
             raise ReplayError(
-                "max_staleness was given without policy_versions",
-                hint="Give the versions in order, oldest first: their names do not say the order.",
+                "a maximum staleness without versions has no meaning",
+                hint="Give the versions, oldest first (--policy-versions): their names do not say the order.",
             )
         return None
     if not policy_versions or (max_staleness is not None and max_staleness < 0):
-        raise ReplayError("no policy version is allowed", hint="Name one at least, and a max_staleness of 0 or more.")
+        raise ReplayError(
+            "no policy version is allowed",
+            hint="Name at least one (--policy-versions), and a --max-staleness of 0 or more.",
+        )
     return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
 
 
@@ -308,9 +316,9 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
     of_question: dict[tuple[str, str], list[TrainingRun]] = {}
     for run in runs:
         of_question.setdefault((run.question, str(run.record.document["key"])), []).append(run)
-    found: Counter[str] = Counter()
-    for of in of_question.values():
-        ways = [
+    reasons: Counter[str] = Counter()
+    for alike in of_question.values():
+        conditions = [
             {
                 "policy_version": run.conversations_K[0].policy_version,
                 "first chunk": _span(run.conversations_K[0]),
@@ -318,13 +326,14 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
                 **_settings(run),
                 **_sampling(run.conversations_K[0]),
             }
-            for run in of
+            for run in alike
         ]
-        names = sorted({name for way in ways for name in way if len({str(each.get(name)) for each in ways}) > 1})
+        names = {name for values in conditions for name in values}
+        names = {name for name in names if len({str(values.get(name)) for values in conditions}) > 1}
         if names:
-            why = f"one question in several groups, by {', '.join(names)}"
-            found[why] += sum(run.run_id in small for run in of)
-    return +found
+            reason = f"one question in several groups, by {', '.join(sorted(names))}"
+            reasons[reason] += sum(run.run_id in small for run in alike)
+    return +reasons
 
 
 def _is_unbroken(run: TrainingRun) -> bool:
@@ -341,16 +350,17 @@ def _is_unbroken(run: TrainingRun) -> bool:
             or not steps.keys() >= set(attempts[-1].parents)
         ):
             return False
-    places = [(each[0].role, each[0].branch, each[0].slot) for each in steps.values()]
-    return len(set(places)) == len(places) and any(each[0].writes is Writes.ANSWER for each in steps.values())
+    firsts = [attempts[0] for attempts in steps.values()]
+    places = {(first.role, first.branch, first.slot) for first in firsts}
+    return len(places) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
 
 
-def _sound(conversation: Conversation) -> bool:
+def _is_sound(conversation: Conversation) -> bool:
     logprobs = conversation.logprobs or ()
     return (
         len(conversation.prompt_token_ids or ()) > 0
         and len(conversation.token_ids or ()) == len(logprobs)
-        and all(math.isfinite(logprob) and logprob <= _HIGHEST_LOGPROB for logprob in logprobs)
+        and all(math.isfinite(logprob) and logprob <= _MAX_LOGPROB for logprob in logprobs)
     )
 
 
@@ -369,7 +379,7 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
         raise ReplayError(
             f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({counts})",
-            hint=f"Choose one, as {what}={commonest!r}, and the others are left out.",
+            hint=f"Choose one, as in --{what} {commonest}, and the others are left out.",
         )
     return next(iter(run_ids), None)
 
@@ -377,27 +387,33 @@ def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -
 def _rollout(
     run: TrainingRun, functions: Mapping[str, RewardFunction | StepRewardFunction], details: Counter[str]
 ) -> Rollout | Refusal:
-    earned: dict[str, Earned] = {}
+    rewards: dict[str, RewardValue] = {}
     for name, function in functions.items():
         value = function(run)
         if value is None:
             details[f"{name}: {why_unknown(function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(abs(number) <= LARGEST_REWARD for number in values):
+        if not all(abs(number) <= MAX_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD
-        if isinstance(value, Iterable):
-            earned[name] = tuple(compress(check_step_rewards(values, run, name), run.is_sampled))
+        if not isinstance(value, Iterable):
+            rewards[name] = float(value)
+        elif len(values) == len(run.conversations_K):
+            rewards[name] = tuple(compress(map(float, values), run.is_sampled))
         else:
-            earned[name] = float(value)
-    reward = earned.pop(OUTCOME)
-    if isinstance(reward, tuple):
+            raise RewardError(
+                f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
+                hint="Give one for each of run.conversations_K.",
+                run_id=run.run_id,
+            )
+    outcome = rewards.pop(OUTCOME)
+    if isinstance(outcome, tuple):
         raise RewardError(
-            f"the {OUTCOME} is {reward}",
+            f"the {OUTCOME} is {outcome}",
             hint="Give one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
-    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), reward, earned)
+    return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), outcome, rewards)
 
 
 def _is_replaced(logged: Conversation) -> bool:
@@ -462,7 +478,7 @@ def _report(
         temperatures=dict(
             Counter(_temperature(conversation) for run in ledger.candidates.values() for conversation in run.sampled)
         ),
-        replaced=sum(_is_replaced(each) for run in ledger.candidates.values() for each in run.sampled),
+        replaced=sum(_is_replaced(logged) for run in ledger.candidates.values() for logged in run.sampled),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _is_reshaped(run)),
     )
 

@@ -30,13 +30,13 @@ class Refusal(StrEnum):
     DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
     """A conversation has an empty prompt, or log-probs that are impossible or whose number differs from that of its
     tokens."""
-    OTHER_TOKENIZER = "other_tokenizer", "train on them separately, with tokenizer=..."
+    OTHER_TOKENIZER = "other_tokenizer", "train on them separately (--tokenizer FINGERPRINT)"
     """It was made with another tokenizer than the one chosen."""
-    OTHER_TEMPLATE = "other_template", "train on them separately, with template=..."
+    OTHER_TEMPLATE = "other_template", "train on them separately (--template FINGERPRINT)"
     """It was made with other prompts than those chosen."""
     STALE = "stale", "roll out with the newest weights, or allow older ones"
     """A conversation was written by weights that are too old, or not among those allowed."""
-    TOO_LONG = "too_long", "raise max_tokens if the model's window allows, or read in smaller chunks"
+    TOO_LONG = "too_long", "raise --max-tokens if the model's window allows, or read in smaller chunks"
     """Prompt and completion of a conversation together do not fit the model's window."""
     NO_REWARD = (
         "no_reward",
@@ -52,7 +52,7 @@ class Refusal(StrEnum):
     """Its group has too few rollouts to compare them with each other."""
     INCOMPLETE_GROUP = (
         "incomplete_group",
-        "correct the others of the group, or take incomplete groups with whole_groups=False",
+        "correct the others of the group, or take incomplete groups (--partial-groups)",
     )
     """Another rollout of its group was refused; the rest would be compared with a wrong mean."""
 

@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from memagent_training.data.rollouts import MAX_REWARD
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
-
-LARGEST_REWARD: Final = 3.4028234663852886e38
-"""The largest 32-bit number; losses are computed in 32 bits."""
 
 
 class RewardFunction(Protocol):
@@ -37,7 +35,7 @@ class StepRewardFunction(Protocol):
     """Scores each conversation of a run."""
 
     def __call__(self, run: TrainingRun, /) -> Sequence[float] | None:
-        """One finite number for each of `run.conversations_K`; None if they cannot be judged."""
+        """Return one finite number for each of `run.conversations_K`; None if they cannot be judged."""
         ...
 
 
@@ -51,7 +49,7 @@ class SaysWhyUnknown(Protocol):
 
 
 def why_unknown(function: object, run: TrainingRun) -> str:
-    """Why a function returned None for a run, if it says why."""
+    """Return why a function returned None for a run, if it says why."""
     return function.why_unknown(run) if isinstance(function, SaysWhyUnknown) else "the function returned None"
 
 
@@ -60,7 +58,7 @@ class LoggedReward:
     """The run's newest logged reward of a name: a person's feedback, or an earlier function's."""
 
     name: str | None = "reward"
-    """None accepts any."""
+    """None accepts any name."""
     source: str | None = None
     """Only rewards from this source; None accepts any."""
 
@@ -69,7 +67,7 @@ class LoggedReward:
         return _newest(run, self.name, self.source).get(None)
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """There is none in the log."""
+        """Return the reason."""
         del run
         return "the log holds no such reward"
 
@@ -90,7 +88,7 @@ class LoggedStepReward:
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
     def why_unknown(self, run: TrainingRun, /) -> str:
-        """Refuse a conversation without one in the log."""
+        """Return the reason."""
         del run
         return "the log holds no such reward for each conversation"
 
@@ -102,7 +100,7 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
 
 
 def not_usable(value: float) -> str:
-    """Return a description of what is wrong with a reward beyond `LARGEST_REWARD`."""
+    """Return a description of what is wrong with a reward beyond `MAX_REWARD`."""
     return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
 
 
@@ -112,28 +110,13 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     Raises:
         RewardError: it is not.
     """
-    if not abs(value) <= LARGEST_REWARD:
+    if not abs(value) <= MAX_REWARD:
         raise RewardError(
             f"the reward {name!r} is {value}, which is {not_usable(value)}",
             run_id=run.run_id,
             hint="Correct the reward function; return None if it cannot judge a run.",
         )
     return float(value)
-
-
-def check_step_rewards(values_K: Sequence[float], run: TrainingRun, name: str) -> tuple[float, ...]:
-    """Return the values, if there is a finite number for each of the run's conversations.
-
-    Raises:
-        RewardError: there is no such number for each.
-    """
-    if len(values_K) != len(run.conversations_K):
-        raise RewardError(
-            f"the reward {name!r} has {len(values_K)} values for {len(run.conversations_K)} conversations",
-            run_id=run.run_id,
-            hint="Give one for each of run.conversations_K.",
-        )
-    return tuple(check_reward(value, run, name) for value in values_K)
 
 
 def name_of(function: object) -> str:

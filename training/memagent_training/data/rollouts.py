@@ -9,11 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from memagent_training.training_errors import TrainingError
+
+MAX_REWARD: Final = 3.4028234663852886e38
+"""The largest 32-bit number; losses are computed in 32 bits."""
 OUTCOME: Final = "outcome"
 """The name of a rollout's `reward` in terms of an advantage."""
-Earned: TypeAlias = float | tuple[float, ...]
+RewardValue: TypeAlias = float | tuple[float, ...]
 """A reward of a whole run, or one for each of its K conversations."""
 
 
@@ -50,7 +54,7 @@ class TrainingConversation:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Its place: it is compared with conversations of the group's rollouts at the same place."""
+        """Role, branch and slot: rewards are compared over the conversations at the same place of a group."""
         return self.role, self.branch, self.slot
 
     @property
@@ -71,7 +75,7 @@ class Rollout:
     run_id: str
     conversations_K: tuple[TrainingConversation, ...]
     reward: float
-    term_rewards: Mapping[str, Earned] = field(default_factory=dict)
+    term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
     """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
 
     def __post_init__(self) -> None:
@@ -79,10 +83,10 @@ class Rollout:
             raise ValueError(f"run {self.run_id} has no conversations")
         for rewards in self.term_rewards.values():
             if isinstance(rewards, tuple) and len(rewards) != len(self.conversations_K):
-                given = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
-                raise ValueError(f"run {self.run_id} has {given}")
+                counts = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
+                raise ValueError(f"run {self.run_id} has {counts}")
 
-    def earned(self, name: str) -> Earned | None:
+    def reward_named(self, name: str) -> RewardValue | None:
         """Return the reward of that name; None if there is none."""
         return self.reward if name == OUTCOME else self.term_rewards.get(name)
 
@@ -93,3 +97,36 @@ class RolloutGroup:
 
     group_id: str
     rollouts_G: tuple[Rollout, ...]
+
+
+def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Refuse conversations that would fail in the middle of a run, or would be nonsense for the model.
+
+    Args:
+        model_config: the model's, of transformers.
+        groups: the groups to train on.
+
+    Raises:
+        TrainingError: a token id is beyond the vocabulary, or a conversation beyond the window; the message names the
+            run.
+    """
+    config = model_config.get_text_config()
+    window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size
+    for group in groups:
+        for rollout in group.rollouts_G:
+            for conversation in rollout.conversations_K:
+                ids = conversation.prompt_ids_P + conversation.completion_ids_T
+                if max(ids) >= vocabulary:
+                    raise TrainingError(
+                        f"A conversation has the token id {max(ids)}, and the model {vocabulary} tokens",
+                        hint="Train the model that wrote the runs.",
+                        run_id=rollout.run_id,
+                        chunk_index=conversation.chunk_index,
+                    )
+                if window is not None and len(ids) > window:
+                    raise TrainingError(
+                        f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
+                        hint=f"Leave such runs out (--max-tokens {window}).",
+                        run_id=rollout.run_id,
+                        chunk_index=conversation.chunk_index,
+                    )

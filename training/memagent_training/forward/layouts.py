@@ -2,10 +2,13 @@
 
 - `padded`: prompts left-padded, completions right-padded, one sequence per row, as TRL's GRPOTrainer has them.
 - `packed`: rows one after the other in one sequence, positions starting again at each.
-- `prefix_tree`: common prefixes of rows are forwarded once (`prefix_tree.py`), also in one sequence.
+- `prefix_tree`: common prefixes of rows are forwarded once, as a trie, also in one sequence.
 
-The nodes of a `MicroBatch` say which tokens of a sequence see each other; `tree_attention.py` computes only those
-pairs. `scoring.py` is the way back from the model's output to log-probs per row.
+Sorting puts rows with a common prefix next to each other, so a row adds to the trie only the tokens after the prefix
+that it shares with the previous row. In this order, which is depth first, a token is attended to by the tokens up to
+the end of its subtree, and by no others. Packed rows are such a trie too, without shared prefixes. The nodes of a
+`MicroBatch` say which tokens see each other; `tree_attention.py` computes only those pairs, and `scoring.py` turns the
+model's output into log-probs per row.
 
 Letters: B rows, P and T their longest prompt and completion, S sequences of N tokens that are forwarded, C completion
 tokens that are scored (a token that rows share, with all that comes before it, is scored once for all of them).
@@ -15,14 +18,78 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from memagent_training.forward.prefix_tree import Node, Trie, as_tree, one_after_another
+from memagent_training.algorithm.planner import shared_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens from `start` to `end` that follow each other without a branch, each seeing those before it."""
+
+    start: int
+    end: int
+    subtree_end: int
+    """The tokens from `end` to here come after this node in some row: each sees all of the node."""
+
+
+@dataclass(slots=True)
+class Trie:
+    """Rows in one sequence. Lists have one entry per token of the sequence."""
+
+    ids: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    """How many tokens come before it in its row: its position."""
+    ends: list[int] = field(default_factory=list)
+    """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
+    paths: dict[int, list[int]] = field(default_factory=dict)
+    """By row number: the indices in the sequence of the row's tokens, in order."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The sequence in parts, in its order. Adjacent tokens with the same subtree end are one node."""
+        nodes: list[Node] = []
+        start = 0
+        for subtree_end, tokens in groupby(self.ends):
+            end = start + sum(1 for _ in tokens)
+            nodes.append(Node(start, end, subtree_end))
+            start = end
+        return tuple(nodes)
+
+
+def one_after_another(rows: Sequence[array[int]]) -> Trie:
+    """Every row by itself, in the rows' order."""
+    return _lay_out(rows, range(len(rows)), [0] * len(rows))
+
+
+def as_tree(rows: Sequence[array[int]]) -> Trie:
+    """Every prefix once, however many rows begin with it; each row has at least one token."""
+    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
+
+
+def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
+    """Rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
+    trie = Trie()
+    path: list[int] = []
+    for number, common in zip(order, shared, strict=True):
+        row, start = rows[number], len(trie.ids)
+        for place in path[common:]:
+            trie.ends[place] = start
+        path = path[:common] + list(range(start, start + len(row) - common))
+        trie.ids += row[common:]
+        trie.depths += range(common, len(row))
+        trie.ends += [0] * (len(row) - common)
+        trie.paths[number] = path
+    for place in path:
+        trie.ends[place] = len(trie.ids)
+    return trie
 
 
 class TokenRow(Protocol):
@@ -49,7 +116,7 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Model inputs for some rows, and the place of each completion token's prediction."""
+    """Model inputs for some rows, and where each completion token is predicted."""
 
     layout: str
     input_ids_SN: Tensor
@@ -83,7 +150,7 @@ def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | st
     """Left-padded prompts and right-padded completions."""
     prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
     completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
-    return PaddedRows(*(each.to(device) for each in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
+    return PaddedRows(*(part.to(device) for part in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
 
 
 def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:

@@ -72,9 +72,9 @@ def completion_logprobs(
         "use_cache": False,
     }
     scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient, logits_chunk)
-    scored_C2 = None if core in _WITH_LATER_STEPS else _scored_in_forward(model, core, inputs, scoring)
+    scored_C2 = None if core in _MODELS_THAT_CHANGE_LOGITS else _score_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
-        _WITH_LATER_STEPS.add(core)
+        _MODELS_THAT_CHANGE_LOGITS.add(core)
         logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
     # The last entry is for the missing tokens of shorter completions.
@@ -83,8 +83,8 @@ def completion_logprobs(
     return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
 
 
-_WITH_LATER_STEPS: WeakSet[nn.Module] = WeakSet()
-"""Models that were found to change what their head returns."""
+_MODELS_THAT_CHANGE_LOGITS: WeakSet[nn.Module] = WeakSet()
+"""Models that change what their head returns, for example by a soft cap."""
 
 _PROBE = 100.0
 """Passed through the model after the scores, to check whether it is unchanged; exact in bfloat16, above any cap."""
@@ -100,19 +100,19 @@ class _Scoring:
     entropy_gradient: bool
     logits_chunk: int
 
-    def through(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
+    def score_hidden(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
         """(C, 2), a chunk of logits at a time."""
-        wanted_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
+        scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
 
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
             return self.score(head.forward(hidden), ids)
 
-        columns = (torch.split(each, self.logits_chunk) for each in (wanted_CD, self.micro_batch.scored_ids_C))
+        columns = (torch.split(column, self.logits_chunk) for column in (scored_CD, self.micro_batch.scored_ids_C))
         pieces = list(zip(*columns, strict=True))
-        scored: Callable[..., Tensor] = chunk_scores
+        score_chunk: Callable[..., Tensor] = chunk_scores
         if len(pieces) > 1 and torch.is_grad_enabled():
-            scored = partial(checkpoint, chunk_scores, use_reentrant=False)
-        return torch.cat([scored(*piece) for piece in pieces])
+            score_chunk = partial(checkpoint, chunk_scores, use_reentrant=False)
+        return torch.cat([score_chunk(*piece) for piece in pieces])
 
     def score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
         """(C, 2), from all logits at once."""
@@ -128,37 +128,37 @@ class _Scoring:
         return torch.stack([logprobs_C, entropies_C], dim=1)
 
 
-def _scored_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
+def _score_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
     """(C, 2) from one forward of the model, or None if the model changes what its head returns."""
-    with _in_place_of_head(core.get_output_embeddings(), scoring) as given:
+    with _replace_head(core.get_output_embeddings(), scoring) as scores:
         returned_C2: Tensor = model(**inputs).logits[0]
     if bool((returned_C2[-1] != _PROBE).any()):
         return None
-    if returned_C2.dtype == given[0].dtype:
+    if returned_C2.dtype == scores[0].dtype:
         return returned_C2[:-1]
     # A sharded wrapper may round what a model returns, which is too inexact for log-probs, and expects it to be used.
-    return given[0] + 0 * returned_C2[:-1]
+    return scores[0] + 0 * returned_C2[:-1]
 
 
 @contextmanager
-def _in_place_of_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
-    """In this context, the head returns scores and a probe, (1, C + 1, 2), instead of logits.
+def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
+    """Let the head return scores and a probe, (1, C + 1, 2), instead of logits.
 
-    The scores are put into the yielded list as well.
+    The scores are added to the yielded list as well.
     """
-    given: list[Tensor] = []
+    scores: list[Tensor] = []
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # A sharded head's weights are gathered now, and may be released again before `after`.
-        given.append(scoring.through(module, inputs[0]))
+        scores.append(scoring.score_hidden(module, inputs[0]))
         return (inputs[0][:, :0],)
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-        return torch.cat([given[0][None], given[0].new_full((1, 1, 2), _PROBE)], dim=1)
+        return torch.cat([scores[0][None], scores[0].new_full((1, 1, 2), _PROBE)], dim=1)
 
     hooks = [head.register_forward_pre_hook(before), head.register_forward_hook(after)]
     try:
-        yield given
+        yield scores
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,6 +1,6 @@
 """Attention of rows in one sequence, exact and without a mask: only pairs of tokens that see each other are computed.
 
-A token sees those before it in its node and all of its ancestors (`prefix_tree.py`). Both are contiguous parts of the
+A token sees those before it in its node and all of its ancestors (`layouts.py`). Both are contiguous parts of the
 sequence, so there are two blocks per node: its own tokens with each other, and all tokens below it with the node. Each
 block gives a part of a softmax, and the parts are combined by the logarithms of their sums. Keys and values are not
 copied, even if many rows share them. Together the blocks have as many pairs as the single rows, minus what shared
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from memagent_training.forward.prefix_tree import Node
+from memagent_training.forward.layouts import Node
 
 
 class NodeMask(Tensor):
@@ -107,14 +107,15 @@ def attend(
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    of_keys, of_values = key.shape[-1], value.shape[-1]
-    scale = of_keys**-0.5 if scale is None else scale
+    key_width, value_width = key.shape[-1], value.shape[-1]
+    scale = key_width**-0.5 if scale is None else scale
     # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
-    numbers = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (query, key, value))
-    if of_keys != of_values:  # the kernels want one width
-        numbers = (functional.pad(each, (0, max(of_keys, of_values) - each.shape[-1])) for each in numbers)
-    attended: Tensor = _Blockwise.apply(*numbers, nodes, scale)  # type: ignore[no-untyped-call]
-    return attended[..., :of_values].to(query.dtype)
+    inputs = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (query, key, value))
+    if key_width != value_width:  # the kernels need one width
+        width = max(key_width, value_width)
+        inputs = (functional.pad(tensor, (0, width - tensor.shape[-1])) for tensor in inputs)
+    attended: Tensor = _Blockwise.apply(*inputs, nodes, scale)  # type: ignore[no-untyped-call]
+    return attended[..., :value_width].to(query.dtype)
 
 
 @cache
@@ -139,12 +140,12 @@ class _Blockwise(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
         """Block by block, each combined with those before it."""
-        query, key, value = (_with_whole_heads(each) for each in (query, key, value))
+        query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
         attended = _zeros(query)
         log_sums = attended.new_full(query.shape[:3], -torch.inf)
-        for queries, keys, is_own in _blocks(nodes):
+        for queries, keys, is_causal in _blocks(nodes):
             part, log_sum = _attention(
-                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_own, scale=scale
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], 0.0, is_causal, scale=scale
             )
             _join(attended[:, :, queries], log_sums[:, :, queries], part, log_sum)
         attended = attended.to(query.dtype)
@@ -157,9 +158,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Block by block; the gradients are summed."""
         query, key, value, attended, log_sums = ctx.saved_tensors
-        gradient = _with_whole_heads(gradient)
-        of_query, of_key, of_value = (_zeros(each) for each in (query, key, value))
-        for queries, keys, is_own in _blocks(ctx.nodes):
+        gradient = _with_contiguous_heads(gradient)
+        query_gradient, key_gradient, value_gradient = (_zeros(tensor) for tensor in (query, key, value))
+        for queries, keys, is_causal in _blocks(ctx.nodes):
             parts = _attention_backward(
                 gradient[:, :, queries],
                 query[:, :, queries],
@@ -168,22 +169,23 @@ class _Blockwise(torch.autograd.Function):
                 attended[:, :, queries],
                 log_sums[:, :, queries],
                 0.0,
-                is_own,
+                is_causal,
                 scale=ctx.scale,
             )
-            of_query[:, :, queries] += parts[0]
-            of_key[:, :, keys] += parts[1]
-            of_value[:, :, keys] += parts[2]
-        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+            query_gradient[:, :, queries] += parts[0]
+            key_gradient[:, :, keys] += parts[1]
+            value_gradient[:, :, keys] += parts[2]
+        gradients = (query_gradient.to(query.dtype), key_gradient.to(key.dtype), value_gradient.to(value.dtype))
+        return *gradients, None, None
 
 
 def _blocks(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield queries, keys that they see, and whether these are one node's own tokens, seen by those after them."""
+    """Yield queries, the keys that they see, and whether the block is causal: the tokens of one node."""
     for node in nodes:
-        own, below = slice(node.start, node.end), slice(node.end, node.subtree_end)
-        yield own, own, True
-        if below.start < below.stop:
-            yield below, own, False
+        tokens, descendants = slice(node.start, node.end), slice(node.end, node.subtree_end)
+        yield tokens, tokens, True
+        if descendants.start < descendants.stop:
+            yield descendants, tokens, False
 
 
 def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> None:
@@ -194,8 +196,8 @@ def _join(attended: Tensor, log_sums: Tensor, part: Tensor, log_sum: Tensor) -> 
     log_sums.copy_(total)
 
 
-def _with_whole_heads(tensor: Tensor) -> Tensor:
-    """Return the kernels need a head's numbers to be contiguous."""
+def _with_contiguous_heads(tensor: Tensor) -> Tensor:
+    """Return the tensor with contiguous heads, as the kernels need them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import torch
+from torch import nn
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import KNOWN
@@ -99,3 +102,39 @@ def _window(folder: Path) -> int | None:
         ) from error
     window = getattr(config, "max_position_embeddings", None)
     return int(window) if window else None
+
+
+def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
+    """Return the model without its weights (on the device "meta"), with adapters if there is a rank.
+
+    Raises:
+        TrainingError: transformers does not know this causal language model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415  slow to import
+
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, trust_remote_code=False))
+            if lora_rank is not None:
+                from peft import get_peft_model  # noqa: PLC0415  optional
+
+                model = get_peft_model(model, lora_config(lora_rank))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise TrainingError(
+            f"{source} is not a causal language model that transformers can build: {error}",
+            hint="Name a folder with config.json and weights of a text model, or a hub id.",
+        ) from error
+    built: nn.Module = model
+    return built
+
+
+def lora_config(rank: int | None) -> Any:
+    """Return peft's settings for adapters on every linear layer but the head, twice as strong as their rank.
+
+    None without a rank.
+    """
+    if rank is None:
+        return None
+    from peft import LoraConfig  # noqa: PLC0415  optional
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")

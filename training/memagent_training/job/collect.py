@@ -1,8 +1,8 @@
 """Rollouts for training: each question read several times by the policy that is trained, in whole groups.
 
 Questions are samples of an evaluation task, and what reads them is the public reader. A group whose rollouts have the
-same reward teaches nothing, so more questions are asked until enough groups have variance (DAPO's dynamic sampling): as
-many groups are in progress as are still needed, and each one without variance is replaced by another.
+same reward has no training signal, so more questions are asked until enough groups have variance (DAPO's dynamic
+sampling): as many groups are in progress as are still needed, and one without variance is replaced by another.
 
 A group is complete when all its rewards are in the run log. So a collection that was killed continues under its name:
 complete groups are taken from the log, the others are read again.
@@ -57,11 +57,13 @@ class CollectSettings:
                 f"a group of {self.rollouts} has no variance", hint="Read each question twice at least."
             )
         if not 1 <= self.groups <= self.max_questions:
-            given = f"{self.groups} groups of at most {self.max_questions} questions"
-            raise TrainingError(given, hint="Ask at least as many questions as groups are wanted.")
+            values = f"{self.groups} groups of at most {self.max_questions} questions"
+            raise TrainingError(
+                values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
+            )
         if self.concurrency < 1 or self.retries < 0:
-            given = f"concurrency is {self.concurrency}, retries are {self.retries}"
-            raise TrainingError(given, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+            values = f"concurrency is {self.concurrency}, retries are {self.retries}"
+            raise TrainingError(values, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +84,32 @@ class CollectedGroup:
 
 
 @dataclass(slots=True)
-class Collected:
+class Collection:
     """The result of a collection. Rewards are also in the run log."""
 
     groups: list[CollectedGroup] = field(default_factory=list)
     """Groups with variance, in the order of their completion; also those without, if they are kept."""
-    uniform: list[CollectedGroup] = field(default_factory=list)
-    """Groups whose reads all have the same reward."""
-    failed: dict[str, MemAgentError] = field(default_factory=dict)
-    """Questions for which a read failed for good, each with the first error; the whole group is left out."""
+    uniform_groups: list[CollectedGroup] = field(default_factory=list)
+    """Groups that are not kept because all of their reads have the same reward."""
+    failures: dict[str, MemAgentError] = field(default_factory=dict)
+    """The first error of each group that is left out because one of its reads failed for good."""
     usage: Usage = field(default_factory=Usage)
     """The cost of this call's reads; FLOPs are not counted."""
 
     @property
+    def all_groups(self) -> list[CollectedGroup]:
+        """Groups whose reads did not fail, with and without variance."""
+        return [*self.groups, *self.uniform_groups]
+
+    @property
     def questions(self) -> int:
-        """How many were asked."""
-        return len(self.groups) + len(self.uniform) + len(self.failed)
+        """How many questions were asked."""
+        return len(self.all_groups) + len(self.failures)
 
     @property
     def reward(self) -> float:
         """The mean over all rollouts, including groups without variance; NaN if there are none."""
-        rewards = [reward for group in (*self.groups, *self.uniform) for reward in group.rewards]
+        rewards = [reward for group in self.all_groups for reward in group.rewards]
         return sum(rewards) / len(rewards) if rewards else math.nan
 
     @property
@@ -113,8 +120,8 @@ class Collected:
 
 def gold_of(sample: Sample) -> Gold:
     """Return the correct answer of a question, by its task's rules, and its evidence in the document."""
-    own = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
-    return Gold(sample.gold, sample.task.metric, own, tuple(each.text for each in sample.needles) or None)
+    own_score = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
+    return Gold(sample.gold, sample.task.metric, own_score, tuple(needle.text for needle in sample.needles) or None)
 
 
 async def collect(
@@ -126,7 +133,7 @@ async def collect(
     reward: str | RewardFunction = "exact_match",
     keep_uniform: bool = False,
     resume: bool = False,
-) -> Collected:
+) -> Collection:
     """Collect rollouts until enough groups have variance, or there are no more questions.
 
     Args:
@@ -138,7 +145,7 @@ async def collect(
         name: of this collection; run ids and groups begin with it, so it must be new to the run log.
         reward: the reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
             the built-in's name, or the function's.
-        keep_uniform: keep groups without variance too: if not only outcomes are rewarded, they may teach something.
+        keep_uniform: keep groups without variance too: they may differ in other rewards than the outcome.
         resume: continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
@@ -156,81 +163,80 @@ async def collect(
         hint = "Give this one another name, or continue that one (resume=True)."
         raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
     reward_name, function = name_reward(reward)
-    collected = Collected()
+    collection = Collection()
     slots = asyncio.Semaphore(settings.concurrency)
-    collection = _Collection(agent, agent.run_log, settings, reward_name, function, slots, collected, resume)
-    asked = enumerate(islice(samples, settings.max_questions))
-    at_work: dict[asyncio.Task[CollectedGroup], str] = {}
+    reader = _GroupReader(agent, agent.run_log, settings, reward_name, function, slots, collection, resume)
+    questions = enumerate(islice(samples, settings.max_questions))
+    running: dict[asyncio.Task[CollectedGroup], str] = {}
     try:
         while True:
-            for number, sample in islice(asked, max(0, settings.groups - len(collected.groups) - len(at_work))):
+            for number, sample in islice(questions, max(0, settings.groups - len(collection.groups) - len(running))):
                 group_name = f"{name}-{number}"
-                at_work[asyncio.create_task(collection.group(group_name, sample))] = group_name
-            if not at_work:
+                running[asyncio.create_task(reader.read_group(group_name, sample))] = group_name
+            if not running:
                 break
-            done, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                group_name = at_work.pop(task)
+                group_name = running.pop(task)
                 try:
                     group = task.result()
                 except (*_SERVER_GONE, RewardError):  # a function's result is not a failure of the read
                     raise
                 except MemAgentError as error:
-                    collected.failed[group_name] = error
+                    collection.failures[group_name] = error
                 else:
-                    is_wanted = group.has_variance or keep_uniform
-                    (collected.groups if is_wanted else collected.uniform).append(group)
+                    is_kept = group.has_variance or keep_uniform
+                    (collection.groups if is_kept else collection.uniform_groups).append(group)
     finally:
-        for task in at_work:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*at_work, return_exceptions=True)
-    if collected.failed and not (collected.groups or collected.uniform):
-        raise next(iter(collected.failed.values()))
-    return collected
+        await asyncio.gather(*running, return_exceptions=True)
+    if collection.failures and not collection.all_groups:
+        raise next(iter(collection.failures.values()))
+    return collection
 
 
 @dataclass(frozen=True, slots=True)
-class _Collection:
+class _GroupReader:
     agent: MemAgent
     run_log: RunLog
     settings: CollectSettings
     reward_name: str
     reward: RewardFunction
     slots: asyncio.Semaphore
-    collected: Collected
-    may_be_logged: bool
+    collection: Collection
+    is_resumed: bool
 
-    async def group(self, name: str, sample: Sample) -> CollectedGroup:
-        """All rollouts of a question; the document is stored once."""
-        run_ids = tuple(f"{name}-{place}" for place in range(self.settings.rollouts))
-        rewards = await asyncio.to_thread(self._logged, run_ids) if self.may_be_logged else None
+    async def read_group(self, name: str, sample: Sample) -> CollectedGroup:
+        """Make all rollouts of a question, or find them in the log; the document is stored once."""
+        run_ids = tuple(f"{name}-{number}" for number in range(self.settings.rollouts))
+        rewards = await asyncio.to_thread(self._find_rewards, run_ids) if self.is_resumed else None
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
             reference = await self.agent.store.add_async(document)
-            await _all(self._rollout(run_id, reference, sample) for run_id in run_ids)
+            await _gather(self._read(run_id, reference, sample) for run_id in run_ids)
             gold = gold_of(sample)
-            rewards = await _all(asyncio.to_thread(self._reward, each, gold) for each in run_ids)
-            await asyncio.to_thread(self._log, run_ids, rewards)
+            rewards = await _gather(asyncio.to_thread(self._judge, run_id, gold) for run_id in run_ids)
+            await asyncio.to_thread(self._log_rewards, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
 
-    def _reward(self, run_id: str, gold: Gold) -> float:
+    def _judge(self, run_id: str, gold: Gold) -> float:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward(run)
         if value is None:
             hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
-            why = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
-            message = f"the reward {self.reward_name!r} returned no reward{why}"
+            reason = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
+            message = f"the reward {self.reward_name!r} returned no reward{reason}"
             raise RewardError(message, run_id=run_id, hint=hint)
         return check_reward(value, run, self.reward_name)
 
-    def _logged(self, run_ids: tuple[str, ...]) -> list[float] | None:
+    def _find_rewards(self, run_ids: tuple[str, ...]) -> list[float] | None:
         """Return a group's rewards from an earlier call; None if it is incomplete."""
         totals = self.run_log.totals(run_ids)
-        logged = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
-        rewards = [reward for reward in logged if reward is not None]
-        return rewards if len(rewards) == len(run_ids) else None
+        rewards = [totals[run_id].rewards.get(self.reward_name) for run_id in run_ids]
+        return None if None in rewards else cast("list[float]", rewards)
 
-    async def _rollout(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
+    async def _read(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
         for attempts_left in reversed(range(self.settings.retries + 1)):
             try:
                 async with self.slots:  # under the same id: the log keeps the completed run
@@ -239,17 +245,17 @@ class _Collection:
                 if not attempts_left:
                     raise
             else:
-                self.collected.usage = _sum(self.collected.usage, result.usage)
+                self.collection.usage = _sum(self.collection.usage, result.usage)
                 return
 
-    def _log(self, run_ids: tuple[str, ...], rewards: Sequence[float]) -> None:
+    def _log_rewards(self, run_ids: tuple[str, ...], rewards: Sequence[float]) -> None:
         for run_id, reward in zip(run_ids, rewards, strict=True):
             self.run_log.reward(run_id, reward, name=self.reward_name, source=SOURCE)
 
 
-async def _all(at_once: Iterable[Awaitable[_T]]) -> list[_T]:
-    """All results, or the first error in order, when all have ended."""
-    results = await asyncio.gather(*at_once, return_exceptions=True)
+async def _gather(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
+    """Return all results, or raise the first error in order, when all have ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

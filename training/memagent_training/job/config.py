@@ -74,7 +74,7 @@ _WITH_EFFECT: Final = frozenset(
     }
 )  # fmt: skip
 """The settings of TRL and transformers that have an effect here, besides those that this config declares."""
-_LEAST = {
+_MINIMUMS = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
 }  # fmt: skip
@@ -130,7 +130,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     layout: str = Layout.PREFIX_TREE.value
     """How a micro-batch is forwarded: padded, packed or prefix_tree. The result is the same."""
     token_budget: int = 16_384
-    """The most tokens that a process forwards at once, in the layout's own count."""
+    """The maximum number of tokens that a process forwards at once, in the layout's count."""
     baseline: str = Baseline.GROUP_MEAN.value
     divide_by_std: bool = False
     advantage_epsilon: float = 1e-6
@@ -181,15 +181,15 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     def _check(self) -> None:
         for name, (value, instead) in FIXED.items():
-            given = getattr(self, name, value)
-            if given != value:
-                raise TrainingError(f"{name} is {given!r}, which has no use here", hint=f"{instead}.")
+            setting = getattr(self, name, value)
+            if setting != value:
+                raise TrainingError(f"{name} is {setting!r}, which has no use here", hint=f"{instead}.")
         if self.temperature <= 0:
             raise TrainingError(f"temperature is {self.temperature}", hint="Pass the runs' sampling temperature.")
-        for name, least in _LEAST.items():
+        for name, minimum in _MINIMUMS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise TrainingError(f"{name} is {value}", hint=f"Give {least} or more.")
+            if value is not None and value < minimum:
+                raise TrainingError(f"{name} is {value}", hint=f"Give {minimum} or more.")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise TrainingError(
@@ -208,7 +208,7 @@ class MultiConvDAPOConfig(GRPOConfig):
                 f"delta is {self.delta}, within the upper clipping bound of {bound}",
                 hint="Give more than that (the dual clip is usually 3), or None.",
             )
-        self.advantage_settings  # noqa: B018  it checks
+        self.advantage_settings  # noqa: B018  it raises if they are invalid
 
     def _check_skipping(self) -> None:
         if not 0 <= self.skip_certain < 1:

@@ -1,11 +1,8 @@
-"""Settings of a training job as a user types them: NAME=VALUE, parsed by the setting's declared type."""
+"""Settings of a training job: a preset, what the user changes, and what depends on the machine."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +10,9 @@ from typing import Any, Final
 import torch
 from transformers.utils.import_utils import is_torch_bf16_gpu_available
 
-from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.planner import Layout
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.presets import load_preset, read_preset
+from memagent_training.job.presets import load_preset, parse_value, read_preset
 from memagent_training.training_errors import TrainingError
 
 _INSTEAD: Final = {
@@ -24,16 +20,12 @@ _INSTEAD: Final = {
     "resume_from_checkpoint": "continue with --resume, which uses the newest complete checkpoint",
 }
 """Settings that the job determines, and how."""
-_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_KNOWS_NONE: Final = frozenset({"report_to"})
-"""Settings for which "none" is a separate value."""
 _TRACKER_PACKAGES: Final = {
     "tensorboard": ("tensorboard", "tensorboardX"),
     "azure_ml": ("azureml",),
     "flyte": ("flytekit",),
 }
 """Packages of which a tracker needs one, if they have other names than it has."""
-_KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list"}
 
 DECISIVE: Final = (
     "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
@@ -67,7 +59,6 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     Raises:
         TrainingError: there is no "=", the value has the wrong type, or the job determines it.
     """
-    kinds = typing.get_type_hints(MultiConvDAPOConfig)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -76,7 +67,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
             raise TrainingError(f"{pair!r} is not a setting", hint="Write NAME=VALUE, as in groups_per_step=4.")
         if name in _INSTEAD:
             raise TrainingError(f"{name} cannot be set so", hint=f"Instead, {_INSTEAD[name]}.")
-        settings[name] = _value(name, text.strip(), _members(kinds.get(name, str)))
+        settings[name] = parse_value(name, text.strip())
     return settings
 
 
@@ -126,58 +117,6 @@ def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
     return {name: _plain(getattr(config, name)) for name in DECISIVE}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChangedSetting:
-    """A setting that differs from its preset."""
-
-    name: str
-    preset: Any
-    value: Any
-
-
-def changed_settings(
-    config: MultiConvDAPOConfig, preset: str | Path, names: Iterable[str]
-) -> tuple[ChangedSetting, ...]:
-    """Return the settings among `names` that differ from the preset's."""
-    original = make_config(preset, {}, Path(str(config.output_dir)))
-    pairs = ((name, _plain(getattr(original, name)), _plain(getattr(config, name))) for name in sorted(names))
-    return tuple(ChangedSetting(*each) for each in pairs if each[1] != each[2])
-
-
 def _plain(value: Any) -> Any:
     value = getattr(value, "value", value)  # an enum of transformers'
     return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
-
-
-def _members(kind: Any) -> frozenset[Any]:
-    """Return the plain types that a declared type allows."""
-    origin = typing.get_origin(kind)
-    if origin in {typing.Union, types.UnionType}:
-        return frozenset().union(*map(_members, typing.get_args(kind)))
-    return frozenset({origin or kind})
-
-
-def _value(name: str, text: str, kinds: frozenset[Any]) -> Any:
-    if types.NoneType in kinds and text.lower() in {"none", "null", ""} and name not in _KNOWS_NONE:
-        return None
-    if bool in kinds and text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        if number in kinds:
-            try:
-                return number(text)
-            except ValueError:
-                continue
-    if kinds & {dict, list} and text[:1] in {"{", "["}:
-        try:
-            parsed = json_value(text)
-        except ValueError as error:
-            raise TrainingError(f"{name} is not valid JSON: {error}", hint="Write it as JSON, in quotes.") from error
-        if type(parsed) in kinds:
-            return parsed
-    # Declared as an enum of transformers or as text.
-    if kinds - {bool, int, float, dict, list, types.NoneType}:
-        return text
-    wanted = [words for kind, words in _KINDS.items() if kind in kinds]
-    nothing = ["none"] if types.NoneType in kinds else []
-    raise TrainingError(f"{name} is {text!r}", hint=f"Give {' or '.join(wanted + nothing)}.")

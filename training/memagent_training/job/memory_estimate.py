@@ -29,12 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-
 from memagent_training.forward.layouts import MicroBatch
-from memagent_training.training_errors import TrainingError
 
 _LOGITS_CHUNK: Final = 1024
 """Tokens whose logits are in memory at once (`scoring.completion_logprobs`)."""
@@ -65,9 +60,9 @@ class ModelSizes:
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // heads
-        trained = [each.numel() for each in model.parameters() if each.requires_grad]
+        trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         return cls(
-            parameters=sum(each.numel() for each in model.parameters()),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
             trained=sum(trained),
             largest=max(trained, default=0),
             layers=config.num_hidden_layers,
@@ -80,34 +75,16 @@ class ModelSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
-    """How many bytes each number takes."""
-
-    weights: int = 4
-    mixed: bool = False
-    """Whether matrix products are computed in 16 bit while weights have 32."""
-
-    @property
-    def products(self) -> int:
-        """Bytes of each number in a matrix product."""
-        return 2 if self.mixed else self.weights
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Bytes on each rank."""
 
     sizes: ModelSizes
-    """The sizes of the model."""
     weights: int
     gradients: int
     optimizer: int
     reference: int
     activations: int
-    """Activations of the largest micro-batch, with or without gradient checkpointing, as configured."""
-    activations_checkpointed: int
-    activations_kept: int
-    """The same without checkpointing."""
+    """Activations of the largest micro-batch."""
     shards: int = 1
     """The ranks that share weights, gradients, optimizer and reference."""
 
@@ -117,47 +94,17 @@ class MemoryEstimate:
         return self.total_on(self.shards)
 
     def total_on(self, shards: int) -> int:
-        """Return the sum if as many ranks shared all but the activations."""
+        """Return the sum if that many ranks shared all but the activations."""
         shared = self.weights + self.gradients + self.optimizer + self.reference
         return shared * self.shards // shards + self.activations
-
-
-def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
-    """Return the model without its weights (on the device "meta"), with adapters if configured.
-
-    Raises:
-        TrainingError: transformers does not know this causal language model.
-    """
-    from transformers import AutoConfig  # noqa: PLC0415  only here
-
-    try:
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, trust_remote_code=False))
-            if lora_rank is not None:
-                from peft import get_peft_model  # noqa: PLC0415  optional
-
-                model = get_peft_model(model, lora_of_rank(lora_rank))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise TrainingError(
-            f"{source} is not a causal language model that transformers can build: {error}",
-            hint="Name a folder with config.json and weights of a text model, or a hub id.",
-        ) from error
-    built: nn.Module = model
-    return built
-
-
-def lora_of_rank(rank: int) -> Any:
-    """Adapters on every linear layer but the head, twice as strong as their rank (peft's `LoraConfig`)."""
-    from peft import LoraConfig  # noqa: PLC0415  optional
-
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def estimate_memory(
     sizes: ModelSizes,
     micro_batch: MicroBatch,
     *,
-    precision: Precision,
+    weight_bytes: int = 4,
+    mixed_precision: bool = False,
     checkpointing: bool,
     optimizer: str = "adamw_torch_fused",
     with_reference: bool = False,
@@ -168,47 +115,52 @@ def estimate_memory(
     Args:
         sizes: of the model.
         micro_batch: the largest that a rank forwards at once.
-        precision: of weights and matrix products.
+        weight_bytes: of each weight.
+        mixed_precision: whether matrix products are computed in 16 bit while weights have 32.
         checkpointing: whether gradient checkpointing is on.
         optimizer: its name, as in the setting `optim`.
         with_reference: whether there is a second model for the KL.
         shards: ranks that share weights, gradients, optimizer and reference; 1 if each has all.
     """
-    weights = sizes.parameters * precision.weights
-    copies = 2 * sizes.parameters if precision.mixed else 0
-    kept, checkpointed = _activations(sizes, micro_batch, precision)
+    weights = sizes.parameters * weight_bytes
+    copies = 2 * sizes.parameters if mixed_precision else 0
     return MemoryEstimate(
         sizes=sizes,
         weights=(weights + copies) // shards,
-        gradients=(sizes.trained + sizes.largest) * precision.weights // shards,
-        optimizer=sizes.trained * _state_bytes(optimizer, precision) // shards,
+        gradients=(sizes.trained + sizes.largest) * weight_bytes // shards,
+        optimizer=sizes.trained * _state_bytes(optimizer, weight_bytes) // shards,
         reference=(weights if with_reference else 0) // shards,
-        activations=checkpointed if checkpointing else kept,
-        activations_checkpointed=checkpointed,
-        activations_kept=kept,
+        activations=_activations(
+            sizes,
+            micro_batch,
+            residual=4 if mixed_precision else weight_bytes,
+            product=2 if mixed_precision else weight_bytes,
+            checkpointing=checkpointing,
+        ),
         shards=shards,
     )
 
 
-def _activations(sizes: ModelSizes, micro_batch: MicroBatch, precision: Precision) -> tuple[int, int]:
-    """Without checkpointing and with it."""
+def _activations(
+    sizes: ModelSizes, micro_batch: MicroBatch, *, residual: int, product: int, checkpointing: bool
+) -> int:
+    """Bytes; `residual` and `product` are those of one number."""
     sequences, width = micro_batch.input_ids_SN.shape
     tokens = sequences * width
     pairs = 0 if micro_batch.nodes else tokens * width
-    residual, product = max(4 if precision.mixed else 0, precision.weights), precision.products
     stream = tokens * residual * sizes.hidden
     narrow = 3 * sizes.queries + 2 * sizes.keys + 4 * sizes.mlp + 2 * sizes.hidden
     layer = 4 * stream + tokens * product * narrow + pairs * product
     scored = min(len(micro_batch.scored_ids_C), _LOGITS_CHUNK)
     head = 3 * stream + _LOGITS_COPIES * scored * sizes.vocabulary * 4
     backward = 2 * tokens * product * sizes.mlp
-    kept = sizes.layers * layer + pairs + max(head, backward)
-    checkpointed = sizes.layers * stream + pairs + max(layer + backward, head)
-    return kept, checkpointed
+    if checkpointing:
+        return sizes.layers * stream + pairs + max(layer + backward, head)
+    return sizes.layers * layer + pairs + max(head, backward)
 
 
-def _state_bytes(optimizer: str, precision: Precision) -> int:
+def _state_bytes(optimizer: str, weight_bytes: int) -> int:
     """Bytes of state per trained weight; AdamW's for an unknown optimizer."""
     if "8bit" in optimizer or "4bit" in optimizer:
         return 2
-    return 0 if optimizer in {"sgd", "adafactor"} else 2 * precision.weights
+    return 0 if optimizer in {"sgd", "adafactor"} else 2 * weight_bytes

@@ -6,9 +6,12 @@ A preset is the name of one that comes with the package, or the path of a file o
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Final
 
 import yaml
 
@@ -20,6 +23,11 @@ _HERE = Path(__file__).parents[1]
 _FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
 """Inside the installed package, or next to it in a checkout."""
 _LINES = "Give settings as 'name: value' lines."
+_NONE_IS_A_VALUE: Final = frozenset({"report_to"})
+_TYPE_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list",
+    NoneType: "none",
+}  # fmt: skip
 
 
 def preset_names() -> list[str]:
@@ -38,24 +46,54 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**read_preset(name), **changes}
-    known = MultiConvDAPOConfig.names()
+    names = MultiConvDAPOConfig.names()
     for setting in settings:
-        if setting not in known:
+        if setting not in names:
             is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
-            what = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
-            raise TrainingError(what, hint=did_you_mean(setting, known) or f"There are: {', '.join(known)}.")
-    return MultiConvDAPOConfig(**{setting: _number(setting, value) for setting, value in settings.items()})
+            problem = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
+            raise TrainingError(problem, hint=did_you_mean(setting, names) or f"There are: {', '.join(names)}.")
+    return MultiConvDAPOConfig(
+        **{name: parse_value(name, value) if isinstance(value, str) else value for name, value in settings.items()}
+    )
 
 
-def _number(setting: str, value: Any) -> Any:
-    """Return a number if one is meant: YAML reads 1e-6, without a point, as text."""
-    kind = str(MultiConvDAPOConfig.__dataclass_fields__[setting].type)
-    if not isinstance(value, str) or "float" not in kind or "str" in kind:
-        return value
+def parse_value(setting: str, text: str) -> Any:
+    """Return a setting's value from YAML, by its declared type: YAML reads 1e-6, without a point, as text.
+
+    Raises:
+        TrainingError: the text is not a value of that type.
+    """
+    types = _plain_types(_type_hints().get(setting, str))
+    if NoneType in types and text.lower() in {"none", "null", ""} and setting not in _NONE_IS_A_VALUE:
+        return None
     try:
+        value = yaml.safe_load(text)
+        if float in types and isinstance(value, str):
+            value = float(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = text
+    if type(value) is int and int not in types and float in types:
         return float(value)
-    except ValueError as error:
-        raise TrainingError(f"{setting} is {value!r}", hint="Give a number.") from error
+    if type(value) in types - {str}:
+        return value
+    is_broken_json = text[:1] in {"{", "["} and types & {dict, list}
+    if types - _TYPE_NAMES.keys() and not is_broken_json:  # text, or an enum of transformers
+        return text
+    names = " or ".join(name for kind, name in _TYPE_NAMES.items() if kind in types)
+    raise TrainingError(f"{setting} is {text!r}", hint=f"Give {names}.")
+
+
+@cache
+def _type_hints() -> dict[str, Any]:
+    return typing.get_type_hints(MultiConvDAPOConfig)
+
+
+def _plain_types(hint: Any) -> frozenset[Any]:
+    """Return the plain types that a declared type allows."""
+    origin = typing.get_origin(hint)
+    if origin in {typing.Union, UnionType}:
+        return frozenset().union(*map(_plain_types, typing.get_args(hint)))
+    return frozenset({origin or hint})
 
 
 def read_preset(name: str | Path) -> Mapping[str, Any]:

@@ -33,18 +33,17 @@ from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
-from memagent_training.algorithm.schedule import DIFFERING, ScheduledStep
+from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
 from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
-from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, key_of
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
-from memagent_training.job.model_fit import check_fit
 from memagent_training.training_errors import TrainingError
 
-_WARNED_GAP: Final = 0.02
+_WARNING_GAP: Final = 0.02
 """Nats on average between logged and recomputed log-probs, above which they are not only rounding."""
 
 
@@ -82,7 +81,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         steps = args.max_steps
         if groups is not None:
             rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-            check_roles(args.advantage_settings.terms, {c.role for each in rollouts for c in each.conversations_K})
+            roles = {conversation.role for rollout in rollouts for conversation in rollout.conversations_K}
+            check_roles(args.advantage_settings.terms, roles)
             self._begin_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
         super().__init__(
@@ -116,9 +116,11 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Plan steps over these groups, with a given number of steps if set; data on earlier groups is dropped."""
         self.schedule = args.schedule(groups, seed=seed, steps=steps)
         if not self.schedule.kept:
-            found = Counter(self.schedule.dropped.values())
-            why = ", ".join(f"{count} {reason.value}" for reason, count in found.items()) or "there are none"
-            raise TrainingError(f"None of the {len(groups)} groups teaches anything ({why})", hint=DIFFERING)
+            counts = Counter(self.schedule.dropped.values())
+            reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
+            raise TrainingError(
+                f"None of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
+            )
         self._reward_of_all = fmean(rollout.reward for group in groups for rollout in group.rollouts_G)
         self._recomputed: Mapping[RowKey, Tensor] = {}
         self._has_begun = False
@@ -132,7 +134,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
         """One item per optimizer step, not sharded over ranks: the step's plan determines what each rank does."""
         steps: Any = self.train_dataset
-        return DataLoader(steps, batch_size=1, collate_fn=_only)
+        return DataLoader(steps, batch_size=1, collate_fn=_single_item)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Return the Trainer's, or Muon's and AdamW's together.
@@ -156,11 +158,11 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,
             )
-        made: torch.optim.Optimizer = super().create_optimizer(model)
-        return made
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        return optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Forward and backward of one optimizer step, micro-batch by micro-batch.
+        """Run forward and backward of one optimizer step, micro-batch by micro-batch.
 
         Returns:
             This rank's part of the loss times the number of ranks, so that their mean is the step's loss.
@@ -179,12 +181,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             # Not with FSDP, where every rank would hold whole gradients until the last micro-batch.
             with nullcontext() if is_last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += self._forward_backward(model, step.rows, micro_batch, metrics)
-        is_skipped = self._is_skipped(model, loss)
+        is_skipped = self._skip_if_not_finite(model, loss)
         self._log_step(step, metrics, time.perf_counter() - began, is_skipped=is_skipped)
         return torch.zeros_like(loss) if is_skipped else loss
 
-    def _is_skipped(self, model: nn.Module, loss: Tensor) -> bool:
-        """Whether loss or gradient are not finite on any rank; then gradients are removed and no parameter changes.
+    def _skip_if_not_finite(self, model: nn.Module, loss: Tensor) -> bool:
+        """Remove the gradients if loss or gradient are not finite on any rank; return whether they were removed.
 
         Raises:
             TrainingError: too many such steps in a row.
@@ -192,9 +194,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         parts = [loss.detach().float()]
         if not self.is_deepspeed_enabled:  # it keeps gradients internally, and checks them when it scales the loss
             parts += [
-                _local(each.grad.detach()).float().abs().sum().to(loss.device)
-                for each in model.parameters()
-                if each.grad is not None
+                _local(parameter.grad.detach()).float().abs().sum().to(loss.device)
+                for parameter in model.parameters()
+                if parameter.grad is not None
             ]
         broken = (~torch.isfinite(torch.stack(parts))).sum().float()  # together: one wait for the device
         total = self.accelerator.reduce(broken, reduction="sum")
@@ -216,7 +218,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return True
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write nothing: TRL's card would be about another method; `policy_card` writes the policy's."""
+        """Write nothing: TRL's card would be about another method; `saved_policy.write_card` writes the policy's."""
 
     def floating_point_ops(self, inputs: Any) -> int:
         """FLOPs for the log: 6 per weight and forwarded token, without attention."""
@@ -315,7 +317,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
 
     def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
-        """Under the reference model, or under the model without its trained adapters."""
+        """Return the log-probs under the reference model, or under the model without its trained adapters."""
         if self.args.beta == 0:
             return None
         adapters: AbstractContextManager[Any] = nullcontext()
@@ -326,12 +328,12 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             return self._score(self.ref_model or model, micro_batch).logprobs_BT
 
     def _without_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Otherwise it warns that there is no gradient to checkpoint for."""
+        """Turn checkpointing off, which would warn that there is no gradient to checkpoint for."""
         options: Any = self.args.gradient_checkpointing_kwargs
-        without: AbstractContextManager[Any] = disable_gradient_checkpointing(
+        context: AbstractContextManager[Any] = disable_gradient_checkpointing(
             self.accelerator.unwrap_model(model), options
         )
-        return without
+        return context
 
     # Before the first step
 
@@ -344,15 +346,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 hint="Use rewards that are the same each time, or log them (RunLog.reward) first.",
             )
         self.args.check_warm_up(self.state.max_steps)
-        keeps = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.everything() if keeps else self.schedule.step(0)
-        found = self._forward(model, step, self.args.temperature, heaviest_only=not keeps)
-        if keeps:
-            self._recomputed = found
+        is_recomputed = self.args.old_logprobs == OldLogProbs.RECOMPUTED
+        step = self.schedule.all_groups_step() if is_recomputed else self.schedule.step(0)
+        logprobs = self._forward(model, step, self.args.temperature, heaviest_only=not is_recomputed)
+        if is_recomputed:
+            self._recomputed = logprobs
         if not self.args.logged_is_sampled:  # logged ones are before temperature
-            found = self._forward(model, step, 1.0, heaviest_only=True)
-        self.logprob_gap = gap_between(step.rows, found)
-        self._refuse_strange_runs()
+            logprobs = self._forward(model, step, 1.0, heaviest_only=True)
+        self.logprob_gap = gap_between(step.rows, logprobs)
+        self._check_gap()
         self._has_begun = True
 
     def _forward(
@@ -360,23 +362,23 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     ) -> dict[RowKey, Tensor]:
         """Log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
         planned = step.plan.micro_batches[self.accelerator.process_index]
-        found: list[tuple[RowKey, Tensor]] = []
+        logprobs: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):
-            for each in planned[:1] if heaviest_only else planned:
-                rows = [step.rows[number] for number in each.rows]
-                micro_batch = self._inputs_of(rows, each.inert)
+            for planned_batch in planned[:1] if heaviest_only else planned:
+                rows = [step.rows[number] for number in planned_batch.rows]
+                micro_batch = self._inputs_of(rows, planned_batch.inert)
                 scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, scored, strict=False):
-                    found.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
-        return dict(gather_object(found))
+                    logprobs.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
+        return dict(gather_object(logprobs))
 
-    def _refuse_strange_runs(self) -> None:
+    def _check_gap(self) -> None:
         gap = self.logprob_gap
         if gap is None:
             return
         if self.accelerator.is_main_process:
-            self._tell_gap(gap)
-        if gap.mean > _WARNED_GAP and self.accelerator.is_main_process:
+            self._print_gap(gap)
+        if gap.mean > _WARNING_GAP and self.accelerator.is_main_process:
             corrected = self.args.importance_cap is not None or self.args.old_logprobs == OldLogProbs.LOGGED
             remedy = "the loss corrects it" if corrected else "correct it with --set importance_cap=2"
             print(
@@ -391,13 +393,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 run_id=gap.worst_run,
             )
 
-    def _tell_gap(self, gap: LogProbGap) -> None:
+    def _print_gap(self, gap: LogProbGap) -> None:
         print(gap, flush=True)
 
     # Metrics
 
     def _log_step(self, step: ScheduledStep, metrics: TokenMetrics, seconds: float, *, is_skipped: bool) -> None:
-        """TRL's log reads them where its own loss would store means of means over micro-batches."""
+        """Store a step's metrics where TRL's log reads them."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
         gap = gap_between(step.rows, self._recomputed) if self.args.logged_is_sampled else None
@@ -411,7 +413,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
             "conversations/forwarded": len(step.rows),
-            "tokens/padding_fraction": plan.padding_share,
+            "tokens/padding_fraction": plan.padding_tokens / plan.forwarded_tokens,
             "num_tokens": self.state.num_input_tokens_seen,
             "step_time": seconds,
             "skipped": float(is_skipped),
@@ -440,7 +442,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
 
 @dataclass(frozen=True, slots=True)
 class _InertRow:
-    """Fills a micro-batch up to the number of rows of the other ranks."""
+    """A row that fills a micro-batch up to the number of rows of the other ranks."""
 
     prompt_ids_P: tuple[int, ...]
     completion_ids_T: tuple[int, ...]
@@ -456,5 +458,5 @@ def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
     raise AssertionError("nothing is generated, so nothing is rewarded")
 
 
-def _only(items: list[dict[str, int]]) -> dict[str, int]:
+def _single_item(items: list[dict[str, int]]) -> dict[str, int]:
     return items[0]

@@ -9,28 +9,26 @@ whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memagent_graph.run_log import RunLog
-from memagent_graph.storage.bounded_files import json_value
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
-from memagent_training.algorithm.schedule import DIFFERING, Schedule
+from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Groups, Replay, load_groups
 from memagent_training.data.replay_report import name_first
 from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
-from memagent_training.job.base_model import BaseModel, find_base_model
+from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.job.memory_estimate import lora_of_rank
-from memagent_training.job.policy_card import write_card
-from memagent_training.job.saved_policy import save_policy
+from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
@@ -140,11 +138,11 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay = load_groups(
         job.runs,
         reward=job.reward,
-        term_rewards=term_rewards(terms, gold=job.gold is not None),
-        gold_of=None if job.gold is None else job.gold.gold_of,
+        term_rewards=term_rewards(terms, has_gold=job.gold is not None),
+        gold_of=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=job.whole_groups,
-        max_tokens=min((each for each in (job.max_tokens, base.window) if each is not None), default=None),
+        max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
         max_staleness=job.max_staleness,
         tokenizer=job.tokenizer,
@@ -152,12 +150,13 @@ def prepare(job: TrainingJob) -> PreparedJob:
     )
     groups = replay.require_groups()
     config = _at_temperature(job, config, replay.report.temperatures)
-    check_roles(terms, {each.role for group in groups for run in group.rollouts_G for each in run.conversations_K})
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    check_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
     _check_tokenizer(job, base, replay)
     schedule = config.schedule(replay.groups)
     _check_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
-    if job.resume and (checkpoints.newest or checkpoints.passed_over):
+    if job.resume and (checkpoints.newest or checkpoints.incomplete):
         output.require_same(job.out, prepared.record)
     return prepared
 
@@ -180,7 +179,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
             prepared.replay.groups,
             prepared.config,
             policy_versions=job.policy_versions or (),
-            peft_config=None if job.lora_rank is None else lora_of_rank(job.lora_rank),
+            peft_config=lora_config(job.lora_rank),
         )
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
@@ -204,35 +203,27 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """Return the group of each run, from a JSON object or lines "run,group" of a CSV file.
+    """Return the group of each run, from a file with a JSON object.
 
     Raises:
-        TrainingError: the file is neither of these.
+        TrainingError: the file has no such object.
     """
-    hint = 'Write a JSON object, {"run": "group", ...}, or CSV lines, run,group.'
     try:
-        text = path.read_text("utf-8")
-        if path.suffix.lower() == ".json":
-            read = json_value(text)
-            if not isinstance(read, dict):
-                raise ValueError("it is not a JSON object")
-            return {str(run): str(group) for run, group in read.items()}
-        rows = [row for row in csv.reader(text.splitlines()) if row]
-        if any(len(row) != 2 for row in rows):
-            raise ValueError("a line does not have two columns")
-        return {run.strip(): group.strip() for run, group in rows}
-    except (OSError, ValueError, csv.Error) as error:
-        raise TrainingError(f"{path} does not define the groups: {error}", hint=hint) from error
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except (OSError, ValueError, RecursionError) as error:
+        raise TrainingError(
+            f"{path} does not define the groups: {error}", hint='Write a JSON object, {"run": "group", ...}.'
+        ) from error
 
 
 def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapping[float, int]) -> MultiConvDAPOConfig:
     """Return the settings with the temperature that the runs were sampled at: the loss is about that distribution."""
     if set(sampled) == {config.temperature}:
         return config
-    at = ", ".join(f"{each:g} ({count} conversations)" for each, count in sorted(sampled.items()))
+    counts = ", ".join(f"{temperature:g} ({count} conversations)" for temperature, count in sorted(sampled.items()))
     if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
         raise TrainingError(
-            f"the runs were sampled at a temperature of {at}, which cannot be trained on at {config.temperature:g}",
+            f"the runs were sampled at a temperature of {counts}, which cannot be trained on at {config.temperature:g}",
             hint="Export those of one temperature above 0 to a file of their own (memagent export) and train on it; "
             "leave the setting temperature out, and theirs is used.",
         )
@@ -273,6 +264,6 @@ def _check_schedule(schedule: Schedule, replay: Replay) -> None:
         refused = f"; refused are {report.reasons}" if report.refused else ""
         raise TrainingError(
             f"all rewards are equal within every group, so that there is nothing to learn{equal}{refused}",
-            hint=" ".join([*([report.remedies] if report.refused else []), DIFFERING]),
+            hint=" ".join([*([report.remedies] if report.refused else []), EQUAL_REWARDS_REMEDY]),
         )
     check_lengths(schedule.batch.rows, schedule.token_budget)

@@ -39,7 +39,7 @@ class Checkpoints:
 
     newest: Path | None
     """The newest complete one."""
-    passed_over: tuple[Path, ...] = ()
+    incomplete: tuple[Path, ...] = ()
     """Newer ones that are incomplete: the training was killed while it wrote them."""
 
 
@@ -48,12 +48,12 @@ def find_checkpoints(out: Path) -> Checkpoints:
 
     A checkpoint is complete if it has the trainer's state and the file that `MultiConvDAPOTrainer` writes last.
     """
-    passed_over: list[Path] = []
+    incomplete: list[Path] = []
     for folder in _checkpoints(out):
         if (folder / recomputed.FILE_NAME).is_file() and (folder / _STATE).is_file():
-            return Checkpoints(folder, tuple(passed_over))
-        passed_over.append(folder)
-    return Checkpoints(None, tuple(passed_over))
+            return Checkpoints(folder, tuple(incomplete))
+        incomplete.append(folder)
+    return Checkpoints(None, tuple(incomplete))
 
 
 def require_unused(out: Path) -> None:
@@ -135,11 +135,12 @@ def complete_policy(out: Path, base: Path) -> None:
         _restore_cache(out / "config.json", base / "config.json")
 
 
-def _restore_cache(config: Path, of_base: Path) -> None:
+def _restore_cache(config: Path, base_config: Path) -> None:
     """Let generation use a cache if the base model does: the Transformers trainer turns it off in saved models."""
-    settings, wanted = map(json_file, (config, of_base))
-    if settings.get("use_cache", True) != wanted.get("use_cache", True):
-        settings["use_cache"] = wanted.get("use_cache", True)
+    settings, base_settings = map(json_file, (config, base_config))
+    use_cache = base_settings.get("use_cache", True)
+    if settings.get("use_cache", True) != use_cache:
+        settings["use_cache"] = use_cache
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

@@ -10,13 +10,12 @@ from memagent_training.rewards.outcome_rewards import (
     StringMatch,
     TokenF1,
 )
-from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, RecallGain
+from memagent_training.rewards.step_rewards import FormatReward, RecallGain
 
 __all__ = [
     "BoxedExactMatch",
     "EvidenceF2",
     "EvidenceF2Gain",
-    "EvidenceInMemory",
     "ExactMatch",
     "ExitInTime",
     "FormatReward",

@@ -24,25 +24,19 @@ class GoldAnswers:
     """By run id; by document and question, where a document is identified by its key, which is its digest, or by its
     name; or by question if it is asked about one document only or has the same answer in all."""
 
-    def of(self, run: TrainingRun) -> tuple[str, ...] | None:
-        """Return the gold answers of a run; None if there are none."""
-        found = self.gold_of(run)
-        return (found.answers or None) if found is not None else None
-
-    def gold_of(self, run: TrainingRun) -> Gold | None:
-        """Return the same in the form that a run has, with the evidence if known."""
+    def of(self, run: TrainingRun) -> Gold | None:
+        """Return the gold answers of a run, with the evidence if known; None if there are none."""
         document = run.record.document
-        of_document = ((str(document[by]), run.question) for by in ("key", "name"))
-        keys: tuple[str | tuple[str, str], ...] = (run.run_id, *of_document, run.question)
-        found = next((self.answers[key] for key in keys if key in self.answers), ())
-        if isinstance(found, Gold):
-            return found if found.answers or found.evidence else None
-        answers = (found,) if isinstance(found, str) else tuple(found)
-        return Gold(answers) if answers else None
+        document_keys = ((str(document[name]), run.question) for name in ("key", "name"))
+        keys: tuple[str | tuple[str, str], ...] = (run.run_id, *document_keys, run.question)
+        answers = next((self.answers[key] for key in keys if key in self.answers), ())
+        if not isinstance(answers, Gold):
+            answers = Gold((answers,) if isinstance(answers, str) else tuple(answers))
+        return answers if answers.answers or answers.evidence else None
 
     @classmethod
     def load(cls, path: Path | str) -> GoldAnswers:
-        """From JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
+        """Read JSON lines, each an object with `question` or `run_id`, and `answers` (a list) or `answer`.
 
         `evidence`, a list, has the texts that the answer is based on, each exactly as in the document. A line with
         `question` and `document`, a document's name or key, is about that document only.
@@ -52,18 +46,18 @@ class GoldAnswers:
                 message says which.
         """
         path = Path(path)
-        found: dict[str | tuple[str, str], tuple[int, Gold]] = {}
+        entries: dict[str | tuple[str, str], tuple[int, Gold]] = {}
         try:
             with path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        key, value = _entry(line, f"{path}, line {number}")
-                        before, answers = found.setdefault(key, (number, value))
-                        if answers != value:
-                            raise _ambiguous(f"{path}, line {number}", before)
+                        key, gold = _parse_entry(line, f"{path}, line {number}")
+                        first_number, first = entries.setdefault(key, (number, gold))
+                        if first != gold:
+                            raise _ambiguity(f"{path}, line {number}", first_number)
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Name a UTF-8 file of JSON lines.") from error
-        return cls({key: value for key, (_, value) in found.items()})
+        return cls({key: gold for key, (_, gold) in entries.items()})
 
 
 class _GoldLine(msgspec.Struct):
@@ -75,34 +69,34 @@ class _GoldLine(msgspec.Struct):
     evidence: list[str] | None = None
 
 
-def _entry(line: str, place: str) -> tuple[str | tuple[str, str], Gold]:
+def _parse_entry(line: str, source: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_GoldLine)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_entry(place) from error
+        raise _incomplete_entry(source) from error
     value = entry.answer if entry.answers is None else entry.answers
     key = entry.question if entry.run_id is None else entry.run_id
     if key is None or value is None:
-        raise _no_entry(place)
-    if entry.evidence is not None and not (entry.evidence and all(each.strip() for each in entry.evidence)):
+        raise _incomplete_entry(source)
+    if entry.evidence is not None and not (entry.evidence and all(text.strip() for text in entry.evidence)):
         raise RewardError(
-            f"{place}: evidence without text",
+            f"{source}: evidence without text",
             hint='Give the texts exactly as in the document ("evidence": ["..."]), or leave it out.',
         )
-    of_document = None if entry.document is None or entry.run_id is not None else (entry.document, key)
+    document_key = None if entry.document is None or entry.run_id is not None else (entry.document, key)
     answers = (value,) if isinstance(value, str) else tuple(value)
-    return of_document or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
+    return document_key or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
 
 
-def _no_entry(place: str) -> RewardError:
+def _incomplete_entry(source: str) -> RewardError:
     return RewardError(
-        f"{place}: no question with its answers",
+        f"{source}: no question with its answers",
         hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
     )
 
 
-def _ambiguous(place: str, before: int) -> RewardError:
+def _ambiguity(source: str, first_number: int) -> RewardError:
     return RewardError(
-        f"{place}: the question of line {before} again, with other answers",
+        f"{source}: the question of line {first_number} again, with other answers",
         hint='Give the document of each ("document": its name or key), or join wordings of one answer in one line.',
     )

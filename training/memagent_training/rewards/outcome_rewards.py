@@ -1,6 +1,6 @@
 """Rewards of whole runs: a comparison of the answer with the gold one, as in an evaluation.
 
-They compare with their own gold answers, or else with those of the run, as in the closed loop. Rewards of single
+The gold answer is the run's own (`TrainingRun.gold`), from the task or from a file of gold answers. Rewards of single
 conversations are in `step_rewards`.
 """
 
@@ -15,25 +15,19 @@ from memagent_graph.events import StopReason
 from memagent_graph.prompts import last_boxed
 from memagent_graph.reasoning import extract_reply
 from memagent_training.data.training_runs import Gold, TrainingRun
-from memagent_training.rewards.gold_answers import GoldAnswers
 
 
-@dataclass(frozen=True, slots=True)
 class _GoldReward:
-    gold: GoldAnswers | None = None
-    """Where to find the gold answers; the run's own if left out. Several in a list are alternatives."""
-
-    def gold_for(self, run: TrainingRun) -> Gold | None:
+    @staticmethod
+    def gold_for(run: TrainingRun) -> Gold | None:
         """Return the gold answers for a run; None if they are not known."""
-        gold = run.gold if self.gold is None else self.gold.gold_of(run)
-        return gold if gold is not None and gold.answers else None
+        return run.gold if run.gold is not None and run.gold.answers else None
 
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return why the reward is not known."""
         return "no gold answer is known" if self.gold_for(run) is None else "a text was redacted away"
 
 
-@dataclass(frozen=True, slots=True)
 class ExactMatch(_GoldReward):
     r"""1 if the answer is a gold one in the requested form: an evaluation's strict score.
 
@@ -50,7 +44,6 @@ class ExactMatch(_GoldReward):
         return float(final is not None and scorers.is_exactly(final, gold.answers, gold.metric or Metric.ANY))
 
 
-@dataclass(frozen=True, slots=True)
 class BoxedExactMatch(_GoldReward):
     r"""1 if the last \boxed{} in the last 300 characters is a gold answer, both normalised as for `strict`.
 
@@ -67,7 +60,6 @@ class BoxedExactMatch(_GoldReward):
         return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
 
 
-@dataclass(frozen=True, slots=True)
 class MemAgentReleased(_GoldReward):
     r"""The reward that MemAgent was released with (arXiv 2507.02259): 1 if the last box is a gold answer.
 
@@ -117,7 +109,6 @@ def _released_box(text: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
 class LenientMatch(_GoldReward):
     """1 if the answer contains a gold answer as whole words. A part of a gold answer ("The") gets 0."""
 
@@ -129,7 +120,6 @@ class LenientMatch(_GoldReward):
         return float(scorers.holds(answer, gold.answers, gold.metric or Metric.ANY))
 
 
-@dataclass(frozen=True, slots=True)
 class TokenF1(_GoldReward):
     """The answer's F1 over normalised words, compared with the nearest gold answer. 0 to 1."""
 

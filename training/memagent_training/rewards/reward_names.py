@@ -7,8 +7,7 @@ reward in the log, from `RunLog.reward` or `collect`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from memagent_evaluation.samples import Metric
@@ -24,14 +23,7 @@ from memagent_training.data.reward_functions import (
     name_of,
 )
 from memagent_training.data.rollouts import OUTCOME
-from memagent_training.rewards.evidence_rewards import (
-    EvidenceF2,
-    EvidenceF2Gain,
-    ExitInTime,
-    GateRight,
-    LongRLVR,
-)
-from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
     ExactMatch,
@@ -40,39 +32,35 @@ from memagent_training.rewards.outcome_rewards import (
     StringMatch,
     TokenF1,
 )
-from memagent_training.rewards.step_rewards import EvidenceInMemory, FormatReward, RecallGain
+from memagent_training.rewards.step_rewards import FormatReward, RecallGain
 from memagent_training.training_errors import RewardError
 
-OUTCOME_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], RewardFunction]]] = {
-    "exact_match": ExactMatch,
-    "boxed_exact_match": BoxedExactMatch,
-    "lenient_match": LenientMatch,
-    "token_f1": TokenF1,
-    "string_match": StringMatch,
-    "string_match_part": partial(StringMatch, metric=Metric.ANY),
-    "evidence_f2": EvidenceF2,
-    "longrlvr": LongRLVR,
-    "exit_in_time": ExitInTime,
-    "memagent_released": MemAgentReleased,
+OUTCOME_REWARDS: Final[Mapping[str, RewardFunction]] = {
+    "exact_match": ExactMatch(),
+    "boxed_exact_match": BoxedExactMatch(),
+    "lenient_match": LenientMatch(),
+    "token_f1": TokenF1(),
+    "string_match": StringMatch(),
+    "string_match_part": StringMatch(Metric.ANY),
+    "evidence_f2": EvidenceF2(),
+    "longrlvr": LongRLVR(),
+    "exit_in_time": ExitInTime(),
+    "memagent_released": MemAgentReleased(),
 }
 """They compare a run with gold answers or evidence. An evaluation's names for scores (`REWARD_NAMES`) do, too."""
-STEP_REWARDS: Final[Mapping[str, Callable[[GoldAnswers | None], StepRewardFunction]]] = {
-    "evidence_in_memory": EvidenceInMemory,
-    "evidence_f2_gain": EvidenceF2Gain,
-    "gate_right": GateRight,
-    "recall_gain": RecallGain,
+STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
+    "evidence_f2_gain": EvidenceF2Gain(),
+    "gate_right": GateRight(),
+    "recall_gain": RecallGain(),
+    "format": FormatReward(),
 }
-"""They compare each conversation with gold answers or evidence."""
+"""They reward each conversation; all but `format` compare it with gold answers or evidence."""
 SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
 """The form of a reward of the user's own."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
 """Those that need more than gold answers."""
-FORMAT_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
-    "format": FormatReward(boxed=None),
-    "boxed_format": FormatReward(),
-    "plain_format": FormatReward(boxed=False),
-}
-"""They need no gold answers, so their names are never those of a logged reward."""
+_NEED_NO_GOLD: Final = frozenset({"format"})
+"""Their names are never those of a logged reward."""
 
 
 def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -86,51 +74,43 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
     """
     if not isinstance(reward, str):
         return name_of(reward), reward
-    return REWARD_NAMES.get(reward, reward), _outcome_reward(reward, None)
+    return REWARD_NAMES.get(reward, reward), _outcome_reward(reward)
 
 
-def choose_reward(text: str, gold: GoldAnswers | None = None) -> str | RewardFunction:
+def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
     """Return the reward function for `text`, or the name of a logged reward.
 
     Args:
         text: "module:function" or "file.py:function", a built-in's name, or a logged reward's.
-        gold: if given, a name is a built-in's.
+        has_gold: whether the runs have gold answers. If so, a name is a built-in's.
 
     Raises:
         RewardError: there is no such built-in, or no such code.
     """
-    own: RewardFunction | None = _own(text)
+    own: RewardFunction | None = _load_own(text)
     if own is not None:
         return own
-    return text if gold is None else _outcome_reward(text, gold)
+    return _outcome_reward(text) if has_gold else text
 
 
-def built_in(name: str, gold: GoldAnswers | None = None) -> RewardFunction | StepRewardFunction:
+def built_in(name: str) -> RewardFunction | StepRewardFunction:
     """Return the reward of that name that comes with the package, of runs or of conversations.
-
-    Args:
-        name: as in terms of an advantage.
-        gold: where to find the gold answers; the runs' own if left out.
 
     Raises:
         RewardError: there is none.
     """
-    if name in FORMAT_REWARDS:
-        return FORMAT_REWARDS[name]
-    if name in STEP_REWARDS:
-        return STEP_REWARDS[name](gold)
-    return _outcome_reward(name, gold, [*OUTCOME_REWARDS, *STEP_REWARDS, *FORMAT_REWARDS])
+    return STEP_REWARDS.get(name) or _outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
 
 
 def term_rewards(
-    terms: Sequence[CreditTerm], *, gold: bool, logged: bool = True
+    terms: Sequence[CreditTerm], *, has_gold: bool, has_logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
     """Return the functions of the rewards in terms of an advantage, except the outcome, which a training names.
 
     Args:
         terms: the terms.
-        gold: whether runs have gold answers. If so, a built-in's name is the built-in.
-        logged: whether any other name is that of a reward in the log.
+        has_gold: whether runs have gold answers. If so, a built-in's name is the built-in.
+        has_logged: whether any other name is that of a reward in the log.
 
     Raises:
         RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.
@@ -139,34 +119,32 @@ def term_rewards(
     for term in terms:
         if term.reward != OUTCOME:
             scopes.setdefault(term.reward, set()).add(term.scope)
-    found: dict[str, RewardFunction | StepRewardFunction] = {}
-    for name, of in scopes.items():
-        own: RewardFunction | StepRewardFunction | None = _own(name)
-        of_runs = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS and name not in STEP_REWARDS
+    functions: dict[str, RewardFunction | StepRewardFunction] = {}
+    for name, term_scopes in scopes.items():
+        own: RewardFunction | StepRewardFunction | None = _load_own(name)
+        is_of_runs = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS
         if own is not None:
-            found[name] = own
-        elif gold and of_runs and of != {Scope.RUN}:
+            functions[name] = own
+        elif has_gold and is_of_runs and term_scopes != {Scope.RUN}:
             hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
-        elif name in FORMAT_REWARDS or not logged or (gold and (of_runs or name in STEP_REWARDS)):
-            found[name] = built_in(name)
+        elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
+            functions[name] = built_in(name)
         else:
-            found[name] = LoggedReward(name) if of == {Scope.RUN} else LoggedStepReward(name)
-    return found
+            functions[name] = LoggedReward(name) if term_scopes == {Scope.RUN} else LoggedStepReward(name)
+    return functions
 
 
-def _outcome_reward(
-    name: str, gold: GoldAnswers | None, known: Collection[str] = tuple(OUTCOME_REWARDS)
-) -> RewardFunction:
-    """Return a reward of whole runs; `known` are the names for the message if there is none."""
+def _outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)) -> RewardFunction:
+    """Return a reward of whole runs; `choices` are the names for the message if there is none."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:
-        hint = did_you_mean(name, known, f"Choose one of {', '.join(known)}.")
+        hint = did_you_mean(name, choices, f"Choose one of {', '.join(choices)}.")
         raise RewardError(f"there is no reward {name!r} that comes with the package", hint=hint)
-    return reward(gold)
+    return reward
 
 
-def _own(text: str) -> Any:
+def _load_own(text: str) -> Any:
     """Return the user's own function; None if `text` does not name code."""
     if not names_own_code(text):
         return None

@@ -11,7 +11,7 @@ The groups of each iteration are in the `loop_journal` before it is trained on t
 checkpoint: if anything is killed, the loop continues from these two, and trains on every group once.
 """
 
-from memagent_training.rl.loop import Finished, run
+from memagent_training.rl.loop import LoopResult, run
 from memagent_training.rl.rl_job import RLJob
 
-__all__ = ["Finished", "RLJob", "run"]
+__all__ = ["LoopResult", "RLJob", "run"]

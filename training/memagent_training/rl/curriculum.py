@@ -13,12 +13,11 @@ from memagent_training.rl.loop_journal import CollectionRecord
 from memagent_training.rl.question_split import QuestionSplit
 from memagent_training.training_errors import TrainingError
 
-HELD_OUT: Final = 1_000_000_000
+HELD_OUT_START: Final = 1_000_000_000
 """The first index of samples for measuring. Training uses lower ones."""
-PER_COLLECTION: Final = 100_000
-"""How many indices each collection has."""
-COLLECTIONS: Final = HELD_OUT // PER_COLLECTION
-"""How many collections there can be."""
+QUESTIONS_PER_COLLECTION: Final = 100_000
+"""The number of sample indices that each collection may use."""
+MAX_COLLECTIONS: Final = HELD_OUT_START // QUESTIONS_PER_COLLECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,17 @@ class Curriculum:
     """The mean reward, over a collection's reads of the longest length, that begins the next stage."""
     seed: int = 0
     split: QuestionSplit | None = None
-    """If the tasks have a known number of questions: which of them are for training."""
+    """Which questions are for training, if the tasks have a known number of them."""
     min_first_questions: int = 1
-    """The least number of training questions in the first stage, if there are so many; earlier stages are skipped."""
+    """The minimum number of training questions in the first stage; stages with fewer are skipped, except the last."""
 
-    def stage(self, records: Sequence[CollectionRecord]) -> int:
+    def find_stage(self, records: Sequence[CollectionRecord]) -> int:
         """Return the stage after these collections, counted from 0."""
         last = len(self.lengths) - 1
         stage = 0
-        while (
-            self.split is not None
-            and stage < last
-            and self.split.epoch_size(self.lengths[: stage + 1]) < self.min_first_questions
-        ):
-            stage += 1
+        if self.split is not None:
+            while stage < last and self.split.epoch_size(self.lengths[: stage + 1]) < self.min_first_questions:
+                stage += 1
         for record in records:
             longest = record.by_length.get(self.lengths[stage])
             if record.stage == stage and longest is not None and longest.reward >= self.advance_at:
@@ -58,43 +54,44 @@ class Curriculum:
         return stage
 
     def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
-        """Return how often every question of a stage was asked; None if there is no end of questions."""
+        """Return how often every question of a stage was asked; None if tasks make questions without end."""
         if self.split is None:
             return None
-        return self._asked(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
+        return _count_questions(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
 
-    def _asked(self, records: Sequence[CollectionRecord], stage: int) -> int:
-        return sum(record.asked for record in records if record.stage == stage)
-
-    def questions(self, collection: int, stage: int, records: Sequence[CollectionRecord] = ()) -> Iterator[Sample]:
+    def draw_questions(self, collection: int, stage: int, records: Sequence[CollectionRecord] = ()) -> Iterator[Sample]:
         """Yield the questions of a collection, up to its maximum.
 
         Args:
             collection: its number.
-            stage: which lengths are asked.
+            stage: the stage that determines the lengths.
             records: the collections before it.
 
         Raises:
             TrainingError: there were too many collections before; their questions would be held-out ones.
         """
-        if not 0 <= collection < COLLECTIONS:
+        if not 0 <= collection < MAX_COLLECTIONS:
             raise TrainingError(
-                f"there is no collection {collection:,}: questions for training end with {COLLECTIONS - 1:,}",
+                f"there is no collection {collection:,}: questions for training end with {MAX_COLLECTIONS - 1:,}",
                 hint="Start another loop with the finished policy and another seed.",
             )
-        unlocked = self.lengths[: stage + 1]
+        lengths = self.lengths[: stage + 1]
         if self.split is not None:
             # No question repeats within a collection, unless an epoch ends in it.
-            stream = self.split.questions(unlocked, self._asked(records[:collection], stage))
-            yield from islice(stream, self.split.epoch_size(unlocked))
+            questions = self.split.draw_questions(lengths, skip=_count_questions(records[:collection], stage))
+            yield from islice(questions, self.split.epoch_size(lengths))
             return
-        for number in range(PER_COLLECTION):
+        for number in range(QUESTIONS_PER_COLLECTION):
             rng = random.Random(f"{self.seed}/{collection}/{number}")
-            length = unlocked[-1] if rng.random() < 0.5 else rng.choice(unlocked)
-            yield rng.choice(self.tasks).sample(length, collection * PER_COLLECTION + number)
+            length = lengths[-1] if rng.random() < 0.5 else rng.choice(lengths)
+            yield rng.choice(self.tasks).sample(length, collection * QUESTIONS_PER_COLLECTION + number)
 
-    def held_out(self, length: int, count: int) -> list[Sample]:
+    def held_out_samples(self, length: int, count: int) -> list[Sample]:
         """Return the questions to measure a length with: `count`, or as many as a data file has."""
         if self.split is not None:
             return self.split.held_out_samples(length, count)
-        return [self.tasks[number % len(self.tasks)].sample(length, HELD_OUT + number) for number in range(count)]
+        return [self.tasks[number % len(self.tasks)].sample(length, HELD_OUT_START + number) for number in range(count)]
+
+
+def _count_questions(records: Sequence[CollectionRecord], stage: int) -> int:
+    return sum(record.questions for record in records if record.stage == stage)

@@ -40,19 +40,19 @@ class CollectionRecord:
     """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
     stage: int
     """Of the curriculum."""
-    asked: int
-    """Questions, each of which was read several times."""
+    questions: int
+    """How many questions were asked; each was read several times."""
     group_of: Mapping[str, str]
     """The group of each run that is trained on."""
     by_length: Mapping[int, MeanReward]
-    """The mean over all reads, including groups without variance."""
+    """Over all reads, including groups without variance."""
     by_task: Mapping[str, MeanReward]
-    """The same by the task that the question is of."""
-    all_right: int
+    """The same by the question's task."""
+    solved_groups: int
     """Groups in which every read has a reward of 1 or more."""
-    other_uniform: int
+    uniform_groups: int
     """Groups without variance and with lower rewards."""
-    failed: int
+    failed_groups: int
     """Groups left out because a read failed for good."""
     prompt_tokens: int
     cached_tokens: int
@@ -64,8 +64,8 @@ class CollectionRecord:
     @property
     def reward(self) -> float:
         """The mean over all reads."""
-        reads = sum(each.reads for each in self.by_length.values())
-        return sum(each.reward * each.reads for each in self.by_length.values()) / max(reads, 1)
+        reads = sum(mean.reads for mean in self.by_length.values())
+        return sum(mean.reward * mean.reads for mean in self.by_length.values()) / max(reads, 1)
 
     @property
     def groups(self) -> int:
@@ -94,18 +94,22 @@ class Measurement:
     failed: int
     """Reads that failed; they count as wrong."""
     seconds: float
-    as_used: bool = False
-    """Whether invented memories were refused as the policy's profile says; in training they are not."""
+    as_deployed: bool = False
+    """Whether invented memories were refused as the policy's profile says, and as its users will read."""
 
     @property
     def mean(self) -> float:
         """The mean over lengths."""
-        return sum(each.mean for each in self.accuracy.values()) / max(len(self.accuracy), 1)
+        return sum(estimate.mean for estimate in self.accuracy.values()) / max(len(self.accuracy), 1)
 
-    def is_like(self, other: Measurement) -> bool:
+    def is_comparable(self, other: Measurement) -> bool:
         """Whether the same questions were asked in the same way, so that the means can be compared."""
-        asked, others = ({length: each.n for length, each in of.accuracy.items()} for of in (self, other))
-        return (self.temperature, self.as_used, asked) == (other.temperature, other.as_used, others)
+        return self._conditions == other._conditions
+
+    @property
+    def _conditions(self) -> tuple[float, bool, dict[int, int]]:
+        counts = {length: estimate.n for length, estimate in self.accuracy.items()}
+        return self.temperature, self.as_deployed, counts
 
 
 _KINDS: Final[dict[str, type[CollectionRecord | Measurement]]] = {
@@ -132,27 +136,27 @@ class LoopJournal:
             return
         try:
             for row in read_journal(self.path, error=TrainingError):
-                self._enter(row)
+                self._append(row)
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
                 f"{self.path} is not a journal of a loop: {error!r}", hint="Start again in another folder."
             ) from error
 
-    def collected(self, record: CollectionRecord) -> None:
+    def add_collection(self, record: CollectionRecord) -> None:
         """Add a collection."""
         self._write("collected", record)
 
-    def measured(self, *measurements: Measurement) -> None:
+    def add_measurements(self, *measurements: Measurement) -> None:
         """Add all measurements of one version in one write."""
         self._write("measured", *measurements)
 
-    def of_iteration(self, iteration: int) -> CollectionRecord | None:
+    def find_collection(self, iteration: int) -> CollectionRecord | None:
         """Return the collection that an iteration is trained on, if there is one."""
-        return next((each for each in self.records if each.iteration == iteration and each.is_enough), None)
+        return next((record for record in self.records if record.iteration == iteration and record.is_enough), None)
 
-    def measurements_before(self, iteration: int) -> list[Measurement]:
-        """Measurements of an iteration's initial weights."""
-        return [each for each in self.measurements if each.iteration == iteration]
+    def find_measurements(self, iteration: int) -> list[Measurement]:
+        """Return the measurements of an iteration's initial weights."""
+        return [measurement for measurement in self.measurements if measurement.iteration == iteration]
 
     def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
         rows = [{"kind": kind, **dataclasses.asdict(value)} for value in values]
@@ -160,10 +164,10 @@ class LoopJournal:
             before = len(journal.rows)
             journal.append(*rows)
             for row in journal.rows[before:]:
-                self._enter(row)
+                self._append(row)
 
-    def _enter(self, entry: dict[str, Any]) -> None:
-        value = msgspec.convert(entry, _KINDS[entry["kind"]], str_keys=True)
+    def _append(self, row: dict[str, Any]) -> None:
+        value = msgspec.convert(row, _KINDS[row["kind"]], str_keys=True)
         if isinstance(value, Measurement):
             self.measurements.append(value)
         elif value.number == len(self.records):

@@ -1,6 +1,7 @@
-"""What a loop reports while it runs, and how that is shown on standard error: a line per iteration and per measurement.
+"""What a loop prints on standard error while it runs: a line per iteration and per measurement.
 
-On a terminal, a last line also says what is being done. Everything else is in the log and in `report_to`'s trackers.
+On a terminal, a last line says what it is doing and how long the rest may take. All metrics are in the training log and
+in `report_to`'s trackers.
 """
 
 from __future__ import annotations
@@ -10,17 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
-from typing import Final, Self
+from typing import Self
 
 from rich.console import Console
+from rich.progress import Progress, TimeRemainingColumn
 
 from memagent_graph.plain_text import quantity
 from memagent_training.job.step_lines import choose_metrics
 from memagent_training.rl.loop_journal import CollectionRecord, Measurement
-
-_RECENT: Final = 10
-"""How many recent iterations the remaining time is estimated from: documents become longer, and so do iterations."""
 
 
 class Phase(StrEnum):
@@ -35,7 +33,7 @@ class Phase(StrEnum):
 
 
 class PhaseClock:
-    """The seconds of each iteration of this process, by phase. `clock` is like `time.monotonic`."""
+    """The seconds of each iteration in this process, by phase. `clock` is like `time.monotonic`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,25 +61,14 @@ class PhaseClock:
             times[self.phase] = times.get(self.phase, 0.0) + self._clock() - self._began
         return times
 
-    def left(self, iterations: int) -> float | None:
-        """Return the estimated seconds of the remaining iterations; None if unknown."""
-        if self.iteration is None or self.iteration >= iterations:
-            return None
-        done = [sum(times.values()) for number, times in sorted(self._times.items()) if number < self.iteration]
-        if not done:
-            return None
-        each = fmean(done[1:][-_RECENT:] or done)  # the first one also waited for the server to start
-        rest = max(each - sum(self.times(self.iteration).values()), 0.0)
-        return rest + each * (iterations - self.iteration - 1)
-
 
 class LoopStatus:
-    """Gets a loop's progress, and shows it; a context manager. Calls come from the training thread, except `measured`.
+    """Prints a loop's progress; a context manager. Subclass it to follow a loop: each method is an event.
 
     Args:
-        iterations: how many the loop has in all.
-        quiet: show nothing.
-        console: where it is shown; standard error if it is left out.
+        iterations: the number of iterations of the whole loop.
+        quiet: print nothing.
+        console: where to print; standard error by default.
         clock: seconds, like `time.monotonic`.
     """
 
@@ -97,41 +84,41 @@ class LoopStatus:
         self._console = console or Console(stderr=True, highlight=False, quiet=quiet)
         self.clock = PhaseClock(clock)
         """The time of each phase."""
-        self._status = self._console.status("starting")
-        self._has_status = self._console.is_terminal and not quiet
+        is_shown = self._console.is_terminal and not quiet
+        columns = ("{task.description}", TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=not is_shown)
+        self._task = self._progress.add_task("starting", total=iterations)
         self._record: CollectionRecord | None = None
         self._metrics: Mapping[str, float] = {}
 
     def __enter__(self) -> Self:
-        if self._has_status:
-            self._status.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        self._progress.stop()
 
-    def resumes(self, checkpoint: Path | None, passed_over: Sequence[Path]) -> None:
-        """Take note of the checkpoint that the loop continues from; newer ones are incomplete."""
-        for folder in passed_over:
+    def on_resume(self, checkpoint: Path | None, incomplete: Sequence[Path]) -> None:
+        """Name the checkpoint that the loop continues from, and newer ones that are incomplete."""
+        for folder in incomplete:
             self._print(f"passed over {folder}, which was not written to its end")
         if checkpoint is not None:
             self._print(f"continuing from {checkpoint}")
 
-    def begins(self, iteration: int, phase: Phase) -> None:
-        """Take note that a phase of an iteration begins, and the previous one has ended."""
+    def on_phase(self, iteration: int, phase: Phase) -> None:
+        """Begin a phase of an iteration; the previous phase ends."""
         before = self.clock.iteration if self.clock.phase is Phase.TRAIN else None
         self.clock.begin(iteration, phase)
         if before is not None and before != iteration:
             self._print(self._line(before))
-        self._status.update(
-            f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}{self._left}"
-        )
+        description = f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}"
+        self._progress.update(self._task, completed=iteration, description=description)
 
-    def serves(self, iteration: int, version: str, how: str) -> None:
-        """Take note that the weights of an iteration are served under this name, and how they got there."""
+    def on_served(self, iteration: int, version: str, method: str) -> None:
+        """Do nothing: the weights of an iteration are served under this name, loaded by this method."""
 
-    def measured(self, measurement: Measurement) -> None:
-        """Take note that held-out questions were read."""
+    def on_measurement(self, measurement: Measurement) -> None:
+        """Print the accuracy on held-out questions."""
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
         failed = f"; {measurement.failed} failed" if measurement.failed else ""
         after = (
@@ -139,43 +126,38 @@ class LoopStatus:
         )
         self._print(
             f"accuracy {after}, at temperature {measurement.temperature:g}"
-            f"{', as it will be used' if measurement.as_used else ''}: {lengths}{failed}; "
+            f"{', as it will be deployed' if measurement.as_deployed else ''}: {lengths}{failed}; "
             f"took {_duration(measurement.seconds)}"
         )
 
-    def collected(self, record: CollectionRecord) -> None:
-        """Take note of an iteration's groups, also of those that an earlier call collected."""
+    def on_collection(self, record: CollectionRecord) -> None:
+        """Keep the newest collection for the iteration's line, also one of an earlier call."""
         self._record = record
 
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take note of an optimizer step."""
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of an optimizer step for the iteration's line."""
         self._metrics = dict(metrics)
 
-    def ends(self, reason: str) -> None:
-        """Take note that the loop ended, and why."""
+    def on_end(self, reason: str) -> None:
+        """Print the last iteration's line."""
         if self.clock.iteration is not None and self.clock.phase is Phase.TRAIN:
             self.clock.end()
             self._print(self._line(self.clock.iteration))
-
-    @property
-    def _left(self) -> str:
-        left = self.clock.left(self._iterations)
-        return "" if left is None else f"; about {_duration(left)} left"
 
     def _line(self, iteration: int) -> str:
         """Return the result of an iteration."""
         parts = []
         if (record := self._record) is not None and record.iteration == iteration:
-            lengths = ", ".join(f"{length:,}: {each.reward:.3f}" for length, each in sorted(record.by_length.items()))
+            lengths = ", ".join(f"{length:,}: {mean.reward:.3f}" for length, mean in sorted(record.by_length.items()))
             parts += [
                 f"reward {record.reward:.3f} ({lengths})",
-                f"{record.groups} groups to train on, {record.all_right} always right, {record.other_uniform} never or "
-                f"all alike, {record.failed} failed",
+                f"{record.groups} groups to train on, {record.solved_groups} always right, "
+                f"{record.uniform_groups} never or all alike, {record.failed_groups} failed",
             ]
         parts.append(choose_metrics(self._metrics))
         times = self.clock.times(iteration)
         parts.append(", ".join(f"{phase} {_duration(times[phase])}" for phase in Phase if times.get(phase)))
-        return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}{self._left}"
+        return f"iteration {iteration + 1} of {self._iterations}: {'; '.join(filter(None, parts))}"
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -18,13 +18,12 @@ from transformers import TrainerCallback
 
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
-from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.model_fit import check_fit
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import step_of
-from memagent_training.serving.policy_sync.reference import RowLogProbs, model_logprobs
+from memagent_training.serving.policy_sync.probe import RowLogProbs, model_logprobs
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
@@ -32,7 +31,7 @@ _SEED_STRIDE: Final = 7919
 
 
 @dataclass(frozen=True, slots=True)
-class CollectedIteration:
+class IterationGroups:
     """The groups of an iteration."""
 
     groups: Sequence[RolloutGroup]
@@ -46,7 +45,7 @@ class EndOfLoop(Exception):  # noqa: N818  it is not an error
     """The source has nothing more to train on; the message says why."""
 
 
-GroupSource: TypeAlias = Callable[[int], CollectedIteration]
+GroupSource: TypeAlias = Callable[[int], IterationGroups]
 """The groups of an iteration, counted from 0, at least as many as its optimizer steps; its weights are already in its
 policy's folder. Only the main process calls this. Raises EndOfLoop if there are none."""
 
@@ -56,7 +55,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
 
     Args:
         model: as for `MultiConvDAPOTrainer`.
-        source: asked for groups before each iteration.
+        source: called before each iteration, for its groups.
         args: the settings; `max_steps` is the total number of steps.
         steps_per_iteration: optimizer steps on one iteration's groups, each of which is in one of them.
         save_policy: called on every process before each iteration, to write its weights to the folder where the source
@@ -83,13 +82,13 @@ class OnlineTrainer(MultiConvDAPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step; if it is an iteration's first, its groups are collected before."""
-        self._enter(self.state.global_step // self._steps_per_iteration)
+        self._begin_iteration(self.state.global_step // self._steps_per_iteration)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _scheduled_step(self) -> ScheduledStep:
         return self.schedule.step(self.state.global_step - self._iteration * self._steps_per_iteration)
 
-    def _enter(self, iteration: int) -> None:
+    def _begin_iteration(self, iteration: int) -> None:
         if iteration == self._iteration:
             return
         self._save_policy(self, iteration)
@@ -110,27 +109,28 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
 
-    def _collect_groups(self, iteration: int) -> CollectedIteration:
-        """Return the source's groups, on every process; errors are sent to the others too, because they would wait for
-        ever.
+    def _collect_groups(self, iteration: int) -> IterationGroups:
+        """Return the source's groups, on every process.
+
+        Errors are sent to the other processes too, which would wait for ever otherwise.
         """
-        told: list[Any] = [None]
+        message: list[Any] = [None]
         if self.accelerator.is_main_process:
             try:
-                told = [self._source(iteration)]
+                message = [self._source(iteration)]
             except (EndOfLoop, MemAgentError) as error:
-                told = [error]
+                message = [error]
             except Exception as error:
-                broken = f"Iteration {iteration} has no groups: the main process failed with {error!r}"
-                broadcast_object_list([TrainingError(broken)])
+                reason = f"Iteration {iteration} has no groups: the main process failed with {error!r}"
+                broadcast_object_list([TrainingError(reason)])
                 raise
-        broadcast_object_list(told)
-        if isinstance(told[0], Exception):
-            raise told[0]
-        collected: CollectedIteration = told[0]
-        return collected
+        broadcast_object_list(message)
+        if isinstance(message[0], Exception):
+            raise message[0]
+        groups: IterationGroups = message[0]
+        return groups
 
-    def _tell_gap(self, gap: LogProbGap) -> None:
+    def _print_gap(self, gap: LogProbGap) -> None:
         """Not at each iteration: it is in the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

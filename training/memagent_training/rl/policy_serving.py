@@ -1,5 +1,6 @@
-"""Where the policy reads: on a server, which is started if it is ours, updated with each new version, and restarted
-when it dies; or in this process, for small policies.
+"""Serves the policy that reads: on a vLLM server, or in this process for small policies.
+
+A server that the loop started is restarted when it dies; any server gets each new version of the weights.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
-from memagent_training.serving.policy_sync import How, PolicySync, RemoteServer, Served, SyncSettings
-from memagent_training.serving.policy_sync.reference import RowLogProbs
+from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
+from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -33,7 +34,7 @@ _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 """Log-probs of the sampled distribution, at any temperature."""
 _SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
 """The rest is the trainer's."""
-_RESTARTS: Final = 3
+_MAX_RESTARTS: Final = 3
 """How often work is started again after the server died."""
 
 
@@ -46,12 +47,12 @@ class Serving(ABC):
         self._folder = job.out / POLICIES
         self._policy = policy
         self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollouts = self._trained_reader()
+        self.rollouts = self._rollout_reader()
         """Reads for training, at its temperature, and logs."""
 
     @staticmethod
     def of(prepared: PreparedLoop) -> Serving:
-        """Return where the loop's policy reads: on its engine."""
+        """Return the serving of the loop's engine."""
         return LocalServing(prepared) if prepared.job.engine is Engine.LOCAL else ServerServing(prepared)
 
     @abstractmethod
@@ -60,21 +61,21 @@ class Serving(ABC):
 
     @abstractmethod
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
-        """Let an iteration's weights read; those before the previous version are deleted from disk.
+        """Serve an iteration's weights; those before the previous version are deleted from disk.
 
         Args:
-            iteration: whose.
+            iteration: the iteration that begins with these weights.
             logprobs: the trainer's log-probs, if it has these weights in memory.
 
         Returns:
-            How they got there.
+            The method that loaded them.
 
         Raises:
             TrainingError: they cannot be used; the message says why.
         """
 
     @abstractmethod
-    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`."""
 
     def policy_folder(self, iteration: int) -> Path:
@@ -91,20 +92,20 @@ class Serving(ABC):
         """Return the iteration that began with the weights of that name."""
         return int(version.removeprefix(_VERSION))
 
-    def _trained_reader(self) -> MemAgent:
+    def _rollout_reader(self) -> MemAgent:
         return self.reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
 
-    def reader(self, temperature: float, *, as_used: bool = False, **options: Any) -> MemAgent:
+    def reader(self, temperature: float, *, as_deployed: bool = False, **options: Any) -> MemAgent:
         """Return a reader of the newest version.
 
         Args:
             temperature: the sampling temperature.
-            as_used: keep the `top_p` of the policy's profile and its rule for invented words, as those who use it do.
-                Otherwise every memory is kept as the policy wrote it, as in training.
+            as_deployed: keep the `top_p` of the policy's profile and its rule for invented words. Otherwise every
+                memory is kept as the policy wrote it, as in training.
             options: further settings; without them nothing is logged.
         """
         job = self._prepared.job
-        if not as_used:
+        if not as_deployed:
             # Rewards are for what the policy wrote itself, and the loss is about its whole distribution.
             options |= {"on_invented": UpdateRule.ACCEPT, "top_p": 1.0}
         return MemAgent(
@@ -117,7 +118,7 @@ class Serving(ABC):
             **{"run_log": False, **options},
         )
 
-    def _forget_before(self, iteration: int) -> None:
+    def _delete_before(self, iteration: int) -> None:
         for folder in self._folder.iterdir():  # a newer one may exist, or may just be written
             if folder.name.isdigit() and int(folder.name) < iteration - 1:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -149,12 +150,12 @@ class LocalServing(Serving):
             processed_logprobs=True,
             chat_template_kwargs=self._template,
         )
-        self.rollouts = self._trained_reader()
+        self.rollouts = self._rollout_reader()
         await former.aclose()
-        self._forget_before(iteration)
+        self._delete_before(iteration)
         return Engine.LOCAL.value
 
-    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work."""
         del iteration
         return await work()
@@ -171,10 +172,10 @@ class ServerServing(Serving):
 
     def __init__(self, prepared: PreparedLoop) -> None:
         job = prepared.job
-        self._own: VLLMServer | None = None
+        self._own_server: VLLMServer | None = None
         if job.base_url is None:
             shared = job.server_gpus is None and has_accelerator()
-            self._own = VLLMServer(
+            self._own_server = VLLMServer(
                 prepared.base.folder,
                 log_file=job.out / "server.log",
                 model_name=_MODEL_NAME,
@@ -184,13 +185,13 @@ class ServerServing(Serving):
                 options=(*_LOGPROBS_AFTER_TEMPERATURE, *(_SHARED_GPU if shared else ()), *job.server_options),
                 startup_timeout=job.server_timeout,
             )
-        server: VLLMServer | RemoteServer = self._own or RemoteServer(
+        server: VLLMServer | RemoteServer = self._own_server or RemoteServer(
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
-        ways = tuple(How) if job.serves_adapters else (How.RELOAD, How.RESTART)
-        settings = SyncSettings(ways, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
+        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
         self._sync = PolicySync(server, settings=settings)
-        self.served: Served | None = None
+        self.served: ServedPolicy | None = None
         """The newest version, if there is one."""
         template = template_arguments(job.chat_template_kwargs)
         policy = OpenAICompatiblePolicy(
@@ -205,8 +206,8 @@ class ServerServing(Serving):
     async def close(self) -> None:
         """Stop the server, if it is ours, and close the readers' resources."""
         await self._policy.aclose()
-        if self._own is not None:
-            await asyncio.to_thread(self._own.kill)
+        if self._own_server is not None:
+            await asyncio.to_thread(self._own_server.kill)
         self.run_log.close()
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
@@ -224,26 +225,26 @@ class ServerServing(Serving):
                 raise
             self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.serve(self.served.model, self.served.version)
-        self._forget_before(iteration)
-        return self.served.how.value
+        self._delete_before(iteration)
+        return self.served.method.value
 
-    async def reading(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`; start it again if our server died.
 
         Args:
-            iteration: whose weights are served.
-            work: the work; it can be started again.
+            iteration: the iteration whose weights are served.
+            work: reads; it may be called again.
 
         Raises:
             PolicyUnreachableError: the server is not ours, or died repeatedly.
         """
-        for attempt in range(_RESTARTS + 1):
+        for attempt in range(_MAX_RESTARTS + 1):
             assert self.served is not None  # noqa: S101  serve() was called
             try:
-                async with self._sync.reading(self.served):
+                async with self._sync.hold_weights(self.served):
                     return await work()
             except PolicyUnreachableError as error:
-                if attempt == _RESTARTS or await self._own_if_dead() is None:
+                if attempt == _MAX_RESTARTS or await self._find_dead_server() is None:
                     raise
                 log.warning("the server died (%s); it is started again", error.message)
             await self.serve(iteration)
@@ -251,7 +252,7 @@ class ServerServing(Serving):
 
     async def _revive(self) -> bool:
         """Start our server if it is dead; return whether it was."""
-        server = await self._own_if_dead()
+        server = await self._find_dead_server()
         if server is None:
             return False
         try:
@@ -261,10 +262,10 @@ class ServerServing(Serving):
             await asyncio.to_thread(server.restart)
         return True
 
-    async def _own_if_dead(self) -> VLLMServer | None:
-        """Our server if it does not answer: its process may still run just after its death, or if only its engine
-        died.
-        """
-        if self._own is None or (self._own.is_running and await asyncio.to_thread(self._own.is_healthy)):
+    async def _find_dead_server(self) -> VLLMServer | None:
+        """Return our server if it does not answer: its process may outlive its engine for a moment, or longer."""
+        if self._own_server is None or (
+            self._own_server.is_running and await asyncio.to_thread(self._own_server.is_healthy)
+        ):
             return None
-        return self._own
+        return self._own_server

@@ -7,7 +7,7 @@ import random
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -17,10 +17,10 @@ from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.training_errors import TrainingError
 
-Places: TypeAlias = Mapping[tuple[int, int], Sequence[int]]
+SampleIndices: TypeAlias = Mapping[tuple[int, int], Sequence[int]]
 """Indices of samples, by the task's number and the length."""
 _DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
-"""A question's key begins with its document's digest."""
+"""A question's key begins with its document's digest, of this size."""
 
 
 @runtime_checkable
@@ -37,14 +37,14 @@ class QuestionSplit:
     """Which questions of finite tasks are for training, and which are held out."""
 
     tasks: Sequence[CountedQuestions]
-    training: Places
-    held_out: Places
+    training: SampleIndices
+    held_out: SampleIndices
     seed: int
     fingerprint: str
     """A digest of every question, its document if it is in the file, and the part that it is in."""
 
     @staticmethod
-    def of(
+    def make(
         tasks: Sequence[CountedQuestions],
         lengths: Sequence[int],
         measured: Sequence[int],
@@ -55,15 +55,15 @@ class QuestionSplit:
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
-        Questions on one document stay together, except those of the one document at which the split is made. A
-        question that is trained on at one length is held out at none.
+        Questions on one document stay together, except those of the document at which the split falls. A question that
+        is trained on at one length is held out at none.
 
         Args:
-            tasks: with a known number of questions each.
-            lengths: those to train on.
-            measured: those to measure; empty if nothing is measured.
-            share: how much of each length's questions is held out, one at least of two or more; 0 for none.
-            seed: of the split and of every epoch's order.
+            tasks: tasks with a known number of questions each.
+            lengths: the lengths to train on.
+            measured: the lengths to measure; empty if nothing is measured.
+            share: the share of each length's questions that is held out, at least one of two or more; 0 for none.
+            seed: determines the split and every epoch's order.
             dropped: questions that are neither asked nor held out.
 
         Raises:
@@ -75,71 +75,69 @@ class QuestionSplit:
             for number, task in enumerate(tasks)
             for length in dict.fromkeys((*lengths, *measured))
         }
-        trained: dict[int, set[bytes]] = {}
+        training_keys: dict[int, set[bytes]] = {}
         for number, task in enumerate(tasks):
-            seen: set[bytes] = set()
-            held: set[bytes] = set()
+            all_keys: set[bytes] = set()
+            held_keys: set[bytes] = set()
             for length in lengths:
-                own = sorted(keys[number, length], key=partial(_rank, f"{seed}".encode()))
-                wanted = max(len(own) > 1, round(share * len(own))) if share else 0
-                new = [key for key in own if key not in seen]
-                left = max(0, wanted - sum(key in held for key in own))
-                held.update(new[:left])
-                seen.update(own)
-                if not own or held.issuperset(own):
-                    raise _too_few(task, length, len(own), share, some_dropped=bool(dropped))
-            trained[number] = seen - held
+                ordered = sorted(keys[number, length], key=partial(_random_rank, f"{seed}".encode()))
+                held_count = max(len(ordered) > 1, round(share * len(ordered))) if share else 0
+                missing = max(0, held_count - sum(key in held_keys for key in ordered))
+                held_keys.update([key for key in ordered if key not in all_keys][:missing])
+                all_keys.update(ordered)
+                if held_keys.issuperset(ordered):
+                    raise _supply_error(task, length, len(ordered), share, some_dropped=bool(dropped))
+            training_keys[number] = all_keys - held_keys
         training, held_out = (
             {
-                (number, length): [index for key, index in of.items() if (key in trained[number]) == is_trained]
-                for (number, length), of in keys.items()
+                (number, length): [i for key, i in indices.items() if (key in training_keys[number]) == is_trained]
+                for (number, length), indices in keys.items()
             }
             for is_trained in (True, False)
         )
         empty = [length for length in measured if not any(held_out[number, length] for number in range(len(tasks)))]
         if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
             raise TrainingError(
-                f"no question of length {empty[0]:,} is held out, and it is to be measured",
+                f"no question of length {empty[0]:,} is held out to measure with",
                 hint="Add questions, hold a share out (--held-out 0.1), or measure nothing (--measure-every 0).",
             )
         digest = hashlib.sha256()
-        for (number, _), of in keys.items():
-            for key in of:
-                digest.update(key + bytes([key in trained[number]]))
+        for (number, _), indices in keys.items():
+            for key in indices:
+                digest.update(key + bytes([key in training_keys[number]]))
         return QuestionSplit(tasks, training, held_out, seed, digest.hexdigest()[:16])
 
     def epoch_size(self, lengths: Sequence[int]) -> int:
         """Return how many questions of these lengths there are for training."""
         return sum(len(self.training[number, length]) for number in range(len(self.tasks)) for length in lengths)
 
-    def questions(self, lengths: Sequence[int], asked: int) -> Iterator[Sample]:
-        """Yield the questions for training of some lengths, each once an epoch, in another order each time.
+    def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
+        """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
 
         Args:
             lengths: some of those that were split.
-            asked: how many questions of these lengths were asked before.
+            skip: the number of questions of these lengths that were asked before.
         """
-        places = [
+        samples = [
             (number, length, index)
             for number in range(len(self.tasks))
             for length in lengths
             for index in self.training[number, length]
         ]
-        first, start = divmod(asked, len(places))
-        for epoch in count(first):
-            order = random.Random(f"{self.seed}/{lengths[-1]}/{epoch}").sample(places, len(places))
-            for number, length, index in order[start if epoch == first else 0 :]:
+        first_epoch, start = divmod(skip, len(samples))
+        for epoch in count(first_epoch):
+            order = random.Random(f"{self.seed}/{lengths[-1]}/{epoch}").sample(samples, len(samples))
+            for number, length, index in order[start if epoch == first_epoch else 0 :]:
                 yield self.tasks[number].sample(length, index)
 
-    def held_out_samples(self, length: int, at_most: int) -> list[Sample]:
+    def held_out_samples(self, length: int, max_count: int) -> list[Sample]:
         """Return questions to measure with, the same each time, from each task in turn."""
         by_task = [[(task, index) for index in self.held_out[number, length]] for number, task in enumerate(self.tasks)]
-        longest = max(map(len, by_task))
-        in_turn = [of[place] for place in range(longest) for of in by_task if place < len(of)]
-        return [task.sample(length, index) for task, index in in_turn[:at_most]]
+        in_turn = [pair for pairs in zip_longest(*by_task) for pair in pairs if pair is not None]
+        return [task.sample(length, index) for task, index in in_turn[:max_count]]
 
 
-def find_answered_without(results: Path) -> frozenset[str]:
+def find_answered_without_document(results: Path) -> frozenset[str]:
     """Return the questions that the system "no_document" answered right at least once in an evaluation.
 
     Raises:
@@ -156,7 +154,7 @@ def find_answered_without(results: Path) -> frozenset[str]:
 
 
 def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
-    """Return the index of each question by its key; of one document in a file keys begin alike.
+    """Return the index of each question by its key; keys of questions on one document of a file begin with its digest.
 
     Raises:
         TrainingError: a question of a file is asked twice on one document.
@@ -179,8 +177,8 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
     return keys
 
 
-def _rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
-    """Return a place in random order: questions on one document follow each other."""
+def _random_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
+    """Return a rank in random order, in which questions on one document follow each other."""
     return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
 
 
@@ -188,14 +186,15 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _too_few(task: CountedQuestions, length: int, number: int, share: float, *, some_dropped: bool) -> TrainingError:
-    own = getattr(task, "lengths", ())
-    choices = ", ".join(f"{each} ({task.count(each)})" for each in own)
+def _supply_error(
+    task: CountedQuestions, length: int, count: int, share: float, *, some_dropped: bool
+) -> TrainingError:
+    choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))
     hint = f"It has, with how many questions of each length: {choices}. " if choices else ""
-    if number:
-        what = f"a share of {share:g} of them is held out, and none is left to train on"
+    if count:
+        reason = f"a share of {share:g} of them is held out, and none is left to train on"
         hint += "Add questions, name other --lengths, or hold out less (--held-out)."
     else:
-        what, hint = "a loop needs some", f"{hint}Name other --lengths."
-    left = " that are not answered without the document" if some_dropped else ""
-    return TrainingError(f"{task.name} has {number} questions of length {length:,}{left}; {what}", hint=hint)
+        reason, hint = "a loop needs some", f"{hint}Name other --lengths."
+    remaining = " that are not answered without the document" if some_dropped else ""
+    return TrainingError(f"{task.name} has {count} questions of length {length:,}{remaining}; {reason}", hint=hint)

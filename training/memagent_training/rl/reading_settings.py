@@ -1,4 +1,4 @@
-"""How a loop's policy reads, if different from its folder's settings: wording, budgets, chunks."""
+"""The profile that a loop's policy reads with, if the job changes its wording, budgets or chunks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def reading_profile(
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None
-    own = profile_of(reading, base)
-    began = own or Profile(Budget(), load_prompts())
-    prompts = change_prompts(began.prompts, **{name: getattr(reading, name) for name in _WORDING})
-    prompts = prompts_for(roles, prompts) if own is None else prompts
-    window = min(began.budget.context_window, base.window or Budget().context_window)
-    chosen = {each.name: value for each in fields(Budget) if (value := getattr(reading, each.name)) is not None}
-    budget = replace(began.budget, **({"context_window": window} | chosen))
+    former = profile_of(reading, base)
+    profile = former or Profile(Budget(), load_prompts())
+    prompts = change_prompts(profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
+    prompts = prompts_for(roles, prompts) if former is None else prompts
+    window = min(profile.budget.context_window, base.window or Budget().context_window)
+    limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
+    budget = replace(profile.budget, **({"context_window": window} | limits))
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
-    return replace(began, budget=budget, prompts=prompts, boundary=reading.boundary or began.boundary)
+    return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)

@@ -35,8 +35,8 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
-from memagent_training.rl.curriculum import COLLECTIONS, HELD_OUT, Curriculum
-from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without
+from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
+from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
 from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -63,11 +63,10 @@ _LOOP_MANAGED_SETTINGS: Final = (
     "save_strategy",
     "save_steps",
     "disable_tqdm",
-    "logging_nan_inf_filter",
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
 _WAIT_SECONDS: Final = 86_400
-"""How long the other processes wait for the process that collects and measures."""
+"""The time that the other processes wait for the process that collects and measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,34 +235,34 @@ class PreparedLoop:
     def record(self) -> dict[str, dict[str, Any]]:
         """What determines the weights, except how long the loop runs."""
         job = self.job
-        reading = {"read_with": _read_with(self.base.profile)} if self.base.profile else {}
-        collecting = {name: value for name, value in asdict(job.collect).items() if name != "concurrency"}
-        named = {name: getattr(job, name) for name in ("strategy", "chat_template_kwargs")}
-        strategy = {name: value for name, value in named.items() if value is not None}
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
-        by_their_names = ("steps_behind", "advance_at", "small")
-        questions = {} if self.curriculum.split is None else {"questions": self.curriculum.split.fingerprint}
+        optional = {
+            "questions": self.curriculum.split and self.curriculum.split.fingerprint,
+            "strategy": job.strategy,
+            "chat_template_kwargs": job.chat_template_kwargs,
+            "read_with": self.base.profile and _read_with(self.base.profile),
+        }
         return {
             "settings": {**decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
             "loop": {
-                **collecting,
+                **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
                 "tasks": list(job.tasks),
                 "lengths": list(job.lengths),
                 "reward": job.reward if isinstance(job.reward, str) else "a function",
                 "sampled_at": job.temperature,
-                **{name: getattr(job, name) for name in by_their_names},
+                "steps_behind": job.steps_behind,
+                "advance_at": job.advance_at,
+                "small": job.small,
                 "haystack": None if job.haystack is None else str(job.haystack),
                 "loop_seed": job.seed,
-                **questions,
-                **strategy,
-                **reading,
+                **{name: value for name, value in optional.items() if value is not None},
             },
         }
 
 
 def _read_with(profile: Profile) -> dict[str, int | float | str]:
-    """Everything except the rule for invented words, which loops ignore."""
+    """Return the profile's settings, except the rule for invented words, which loops ignore."""
     values = {name: value for name, value in profile.values.items() if name != "on_invented"}
     return {**values, "prompts": profile.prompts.fingerprint}
 
@@ -275,7 +274,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
-    job = _with_own_task(job)
+    job = _with_data_task(job)
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -287,14 +286,14 @@ def prepare(job: RLJob) -> PreparedLoop:
     config = _config(job)
     terms = config.advantage_settings.terms
     roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
-    term_rewards(terms, gold=True, logged=False)
+    term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
-    _check_words(base, roles)
+    _check_templates(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
-    job = _with_own_lengths(job, tasks)
+    job = _with_data_lengths(job, tasks)
     curriculum = Curriculum(tasks, job.lengths, job.advance_at, job.seed, _split(job, tasks), job.collect.groups)
     names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
     need_evidence = NEED_EVIDENCE.intersection(names)
@@ -309,7 +308,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     prepared = PreparedLoop(job, config, base, curriculum)
     if job.measure.every and curriculum.split is None:
         for task, length in product(tasks, prepared.measured_lengths):
-            task.sample(length, HELD_OUT)
+            task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
     config.save_strategy, config.save_steps = SaveStrategy.STEPS, prepared.steps_per_iteration
     config.check_warm_up(config.max_steps)
@@ -317,20 +316,20 @@ def prepare(job: RLJob) -> PreparedLoop:
     return prepared
 
 
-def _with_own_task(job: RLJob) -> RLJob:
+def _with_data_task(job: RLJob) -> RLJob:
     return replace(job, tasks=(data_task_of(job.data),)) if job.data is not None and not job.tasks else job
 
 
-def _with_own_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
+def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
     """Return the job with the lengths that its data file has, if it names none."""
     if job.lengths:
         return job
-    own = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
-    if not own:
+    lengths = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
+    if not lengths:
         raise TrainingError(
             f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Give --lengths that grow."
         )
-    return replace(job, lengths=tuple(own))
+    return replace(job, lengths=tuple(lengths))
 
 
 def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
@@ -350,8 +349,10 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
     measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
-    dropped = frozenset() if job.drop_answered_without is None else find_answered_without(job.drop_answered_without)
-    return QuestionSplit.of(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
+    dropped = (
+        frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
+    )
+    return QuestionSplit.make(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -360,7 +361,7 @@ def _check(job: RLJob) -> None:
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
             f"a loop cannot ask the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
-            hint="Name a task at least, and lengths that grow; or a file of your own questions (--data).",
+            hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
     if not 0 <= job.held_out < 1:
         raise TrainingError(
@@ -371,10 +372,10 @@ def _check(job: RLJob) -> None:
             f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
             hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
         )
-    if job.iterations > COLLECTIONS:
+    if job.iterations > MAX_COLLECTIONS:
         raise TrainingError(
             f"{job.iterations:,} iterations need more questions than there are for training",
-            hint=f"Give {COLLECTIONS:,} at most, with more optimizer steps per iteration.",
+            hint=f"Give {MAX_COLLECTIONS:,} at most, with more optimizer steps per iteration.",
         )
     if not job.server_timeout > 0:
         raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")
@@ -384,7 +385,8 @@ def _check(job: RLJob) -> None:
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
         if changed and rule.applies(job):
-            hint = f"Leave out {', '.join(f'--{name}' for name in changed).replace('_', '-')}, or {rule.remedy}."
+            options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
+            hint = f"Leave out {options}, or {rule.remedy}."
             raise TrainingError(f"{', '.join(changed)} can have no effect: {rule.reason}", hint=hint)
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
@@ -392,16 +394,16 @@ def _check(job: RLJob) -> None:
 
 
 def _check_server_gpus(gpus: str) -> None:
-    own = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    both = {name.strip() for name in gpus.split(",")} & {name.strip() for name in own.split(",")}
-    if both:
+    trainer_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    shared = {name.strip() for name in gpus.split(",")} & {name.strip() for name in trainer_gpus.split(",")}
+    if shared:
         raise TrainingError(
-            f"server and trainer cannot share the GPUs {', '.join(sorted(both))}",
+            f"server and trainer cannot share the GPUs {', '.join(sorted(shared))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
 
 
-def _check_words(base: BaseModel, roles: Sequence[Role]) -> None:
+def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
     """Refuse a policy without a template for a role, as its first read would when it is served."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
@@ -429,21 +431,20 @@ def _holds_loop(out: Path) -> bool:
 
 
 def _config(job: RLJob) -> MultiConvDAPOConfig:
-    decided = {"temperature": job.temperature, "seed": job.seed}
-    for name in (*decided, *_LOOP_MANAGED_SETTINGS):
+    loop_settings = {"temperature": job.temperature, "seed": job.seed}
+    for name in (*loop_settings, *_LOOP_MANAGED_SETTINGS):
         if name in job.settings:
             raise TrainingError(
                 f"{name} cannot be set this way",
                 hint="The loop decides it, or has its own option for it: see memagent rl --help.",
             )
-    machine = {"ddp_timeout": _WAIT_SECONDS}
-    # Our own server returns them like this. At temperature 1 both are the same, and the weights do not depend on it.
-    own_server = {"logged_after_temperature": True} if job.base_url is None and job.temperature != 1 else {}
+    defaults: dict[str, Any] = {"ddp_timeout": _WAIT_SECONDS}
+    if job.base_url is None and job.temperature != 1:  # our own server is started so; at 1 both are the same
+        defaults["logged_after_temperature"] = True
     config = make_config(
-        job.preset, {**machine, **own_server, **job.settings, **decided, "max_steps": job.iterations}, job.out
+        job.preset, {**defaults, **job.settings, **loop_settings, "max_steps": job.iterations}, job.out
     )
     config.disable_tqdm = True  # the loop shows its own progress
-    config.logging_nan_inf_filter = False  # otherwise a loss that is not a number would not be reported
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
             "rollouts one version behind are trained on without importance weights",
@@ -457,7 +458,7 @@ def _check_lengths(task: Task, job: RLJob) -> None:
     for length in job.lengths:
         task.sample(length, 0)
         try:
-            task.sample(length, HELD_OUT)
+            task.sample(length, HELD_OUT_START)
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",

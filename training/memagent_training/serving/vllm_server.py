@@ -1,4 +1,4 @@
-"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its owner.
+"""Our own vLLM server: it can be started, killed and restarted with other weights, and ends with its parent process.
 
 vLLM may live in another virtual environment than the trainer (on CPUs it must, see scripts/install_vllm_cpu.sh), so it
 is controlled only as a process and over HTTP.
@@ -47,7 +47,7 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
 # The model runs in the engine's process: with two processes, each would busy-wait for the other.
 CPU_OPTIONS = ("--enforce-eager", "--block-size", "32", "--distributed-executor-backend", "uni")
 _LAUNCHER = re.compile(r"(ACCELERATE|FSDP|TORCHELASTIC)_|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$")
-"""Variables of `accelerate launch`'s processes: a server is none of them."""
+"""Variables of `accelerate launch`'s processes, which a server must not inherit."""
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel/accel[0-9]*")
 """Device files of drivers."""
 
@@ -83,10 +83,10 @@ def has_accelerator(devices: Path = Path("/dev")) -> bool:
     return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
 
 
-def server_environment(own: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
-    """Return a server's environment on this machine: `own`, without a launcher's, and what is not set there."""
+def server_environment(environ: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
+    """Return a server's environment: `environ` without a launcher's variables, and this machine's defaults."""
     defaults = SERVER_ENVIRONMENT if has_accelerator(devices) else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
-    return {**defaults, **{name: value for name, value in own.items() if not _LAUNCHER.match(name)}}
+    return {**defaults, **{name: value for name, value in environ.items() if not _LAUNCHER.match(name)}}
 
 
 def _free_port() -> int:
@@ -152,9 +152,9 @@ class VLLMServer:
     @property
     def number_format(self) -> str:
         """The number format that it computes in."""
-        words = [word for option in self.options for word in option.split("=", 1)]
-        named = [value for option, value in pairwise(words) if option == "--dtype"]
-        return named[-1] if named else self.dtype or ("bfloat16" if has_accelerator() else "float32")
+        arguments = [argument for option in self.options for argument in option.split("=", 1)]
+        formats = [value for option, value in pairwise(arguments) if option == "--dtype"]
+        return formats[-1] if formats else self.dtype or ("bfloat16" if has_accelerator() else "float32")
 
     @property
     def is_running(self) -> bool:
@@ -272,7 +272,7 @@ class VLLMServer:
                 raise VLLMServerError(f"the vLLM server ended while starting{self._log_tail()}")
             if time.monotonic() > deadline:
                 message = f"the vLLM server did not answer within {self.startup_timeout:.0f} s"
-                hint = "Allow more time (startup_timeout), if its log says that it is still loading."
+                hint = "Allow more time (--server-timeout), if its log says that it is still loading."
                 raise VLLMServerError(message + self._log_tail(), hint=hint)
             time.sleep(_POLL_SECONDS)
 
@@ -283,7 +283,6 @@ class VLLMServer:
 
 def _admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
-    admitted = next((each for each in _LORA_RANKS if each >= rank), None)
-    if rank < 1 or admitted is None:
+    if not 1 <= rank <= _LORA_RANKS[-1]:
         raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
-    return admitted
+    return next(admitted for admitted in _LORA_RANKS if admitted >= rank)

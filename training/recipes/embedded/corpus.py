@@ -27,7 +27,7 @@ SEPARATOR = "\x00"
 HELD_OUT_SHARE = 0.05
 """Share of the files, chosen by a hash of their name, that training never sees."""
 
-MOST_OF_ONE_FILE = 120_000
+MAX_CHARACTERS_PER_FILE = 120_000
 """Characters taken from one file, so that no single document dominates."""
 
 PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
@@ -133,7 +133,7 @@ def prose_of(path: Path, kind: str) -> str:
     elif inner.suffix == ".pod":
         text = pod_prose(text)
     text = re.sub(r"[ \t]{3,}", "  ", re.sub(r"\n\s*\n+", "\n\n", text)).strip()
-    return text[:MOST_OF_ONE_FILE] if is_english(text) else ""
+    return text[:MAX_CHARACTERS_PER_FILE] if is_english(text) else ""
 
 
 def source_files(folder: Path, kind: str) -> Iterator[Path]:

@@ -2,9 +2,8 @@
 
     python -m recipes.embedded.train --corpus corpus --out work/embedded --steps 2400 --decay-steps 800
 
-The learning rate is flat until the last `--decay-steps`, then falls to zero. The state before that fall is kept as
-`plateau.pt`, so a longer run continues from it: `--resume` with a larger `--steps`. Batches depend only on seed and
-step, so a resumed run gets the same ones as an uninterrupted run.
+The learning rate is flat until the last `--decay-steps`, then falls to zero. Batches depend only on seed and step, so a
+resumed run gets the same ones as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import argparse
 import random
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,16 +30,16 @@ SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
 
 
 def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean loss, and the share of predicted tokens that are right."""
+    """Return the weighted mean loss, and the accuracy of the predicted tokens."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
     token_losses = F.cross_entropy(logits, batch.targets, reduction="none")
-    right = (logits.argmax(-1) == batch.targets).float()
-    return (token_losses * batch.weights).sum() / batch.weights.sum(), right
+    accuracy = (logits.argmax(-1) == batch.targets).float().mean()
+    return (token_losses * batch.weights).sum() / batch.weights.sum(), accuracy
 
 
 def save(path: Path, policy: Network, optimizer: MuonWithAdamW, step: int, spent: dict[str, float]) -> None:
-    """Write a checkpoint to a temporary file, then rename it."""
+    """Write a checkpoint; the file appears when it is complete."""
     state = {
         "config": policy.config.to_dict(),
         "model": policy.state_dict(),
@@ -52,38 +52,13 @@ def save(path: Path, policy: Network, optimizer: MuonWithAdamW, step: int, spent
     partial.replace(path)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint that `save` wrote."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
-
-
-def choose_checkpoint(out: Path, steps: int) -> Path | None:
-    """Return the last checkpoint, or the plateau's when the last one's decay belongs to a shorter run; None if there is
-    none.
-    """
-    last, plateau = out / "last.pt", out / "plateau.pt"
-    if last.exists() and plateau.exists():
-        state = load_checkpoint(last)
-        spent = state["spent"]
-        return plateau if spent["steps"] < steps and state["step"] > spent["decay_from"] else last
-    return last if last.exists() else plateau if plateau.exists() else None
-
-
-def begin(arguments: argparse.Namespace, policy: Network, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
-    """Load a checkpoint if the run resumes; its first step, and the time spent so far."""
-    planned = {"steps": float(arguments.steps), "decay_from": float(arguments.steps - arguments.decay_steps)}
-    source = choose_checkpoint(arguments.out, arguments.steps) if arguments.resume else None
-    if source is not None:
-        state = load_checkpoint(source)
-        policy.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        print(f"resumed {source.name} at step {state['step']}", flush=True)
-        return state["step"], state["spent"] | planned
-    (arguments.out / "plateau.pt").unlink(missing_ok=True)  # of another run
-    if arguments.weights_from is not None:
-        print(f"started from the weights of {arguments.weights_from.name}", flush=True)
-    return 0, {"seconds": 0.0, "tokens": 0.0} | planned
+def resume(checkpoint: Path, policy: Network, optimizer: MuonWithAdamW) -> tuple[int, dict[str, float]]:
+    """Load a checkpoint; return its step, and the seconds and tokens spent so far."""
+    state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    policy.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    print(f"resumed {checkpoint.name} at step {state['step']}", flush=True)
+    return state["step"], state["spent"]
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -105,55 +80,54 @@ def train(arguments: argparse.Namespace) -> None:
     autocast = not arguments.float32 and bfloat16_is_fast(device)
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]
-    first, spent = begin(arguments, policy, optimizer)
-    planned = f"{arguments.steps} steps of about {arguments.tokens} tokens on {device}"
-    print(f"{policy.num_parameters():,} parameters, {planned}", flush=True)
-    clock, seen, right_all = time.perf_counter(), 0, []
-    for step in range(first, arguments.steps):
-        if step == arguments.steps - arguments.decay_steps:
-            save(arguments.out / "plateau.pt", policy, optimizer, step, spent)
+    checkpoint: Path = arguments.out / "last.pt"
+    first_step, spent = 0, {"seconds": 0.0, "tokens": 0.0}
+    if arguments.resume and checkpoint.exists():
+        first_step, spent = resume(checkpoint, policy, optimizer)
+    work = f"{arguments.steps} steps of about {arguments.tokens} tokens on {device}"
+    print(f"{policy.num_parameters():,} parameters, {work}", flush=True)
+    began, tokens, accuracies = time.perf_counter(), 0, []
+    for step in range(first_step, arguments.steps):
         ramp = min(1.0, step / arguments.ramp_steps)
         batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
         factor = schedule(step, arguments.steps, arguments.decay_steps)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-        loss, right = losses(policy, batch, autocast=autocast)
+        loss, accuracy = losses(policy, batch, autocast=autocast)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen += batch.tokens.numel()
-        right_all.append(right.mean().item())
+        tokens += batch.tokens.numel()
+        accuracies.append(accuracy.item())
         if (step + 1) % arguments.log_every == 0 or step + 1 == arguments.steps:
             now = time.perf_counter()
-            spent = spent | {"seconds": spent["seconds"] + now - clock, "tokens": spent["tokens"] + seen}
+            spent = {"seconds": spent["seconds"] + now - began, "tokens": spent["tokens"] + tokens}
             print(
-                f"step {step + 1} loss {loss.item():.4f} right {sum(right_all) / len(right_all):.4f}"
-                f" rate {factor:.3f} {seen / (now - clock):.0f} tokens/s"
+                f"step {step + 1} loss {loss.item():.4f} accuracy {fmean(accuracies):.4f}"
+                f" rate {factor:.3f} {tokens / (now - began):.0f} tokens/s"
                 f" {spent['tokens'] / 1e6:.2f}M tokens {spent['seconds'] / 60:.1f} min",
                 flush=True,
             )
-            clock, seen, right_all = now, 0, []
+            began, tokens, accuracies = now, 0, []
         if (step + 1) % arguments.check_every == 0 or step + 1 == arguments.steps:
-            save(arguments.out / "last.pt", policy, optimizer, step + 1, spent)
+            save(checkpoint, policy, optimizer, step + 1, spent)
             print(f"  {check(policy, checker, device, arguments.check_rows)}", flush=True)
-            clock = time.perf_counter()
+            began = time.perf_counter()
 
 
 @torch.no_grad()
 def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int) -> str:
-    """Whole replies right on full-length held-out sections, given the right tokens before each; by kind."""
+    """Return how many replies are right in every token, after right ones, on held-out sections; by kind."""
     rng = random.Random(7)
-    made = [builder.row(rng, 250, 16) for _ in range(rows)]
-    tally: dict[str, list[bool]] = {}
-    for row in made:
+    results: dict[str, list[bool]] = {}
+    for row in [builder.row(rng, 250, 16) for _ in range(rows)]:
         batch = collate([row]).to(device)
-        logits = policy.logits(batch)
-        right = (logits.argmax(-1) == batch.targets).tolist()
-        for branch in row.branches:
-            tally.setdefault(branch.kind, []).append(all(right[: len(branch.learned)]))
-            del right[: len(branch.learned)]
-    return ", ".join(f"{kind} {sum(results)}/{len(results)}" for kind, results in sorted(tally.items()))
+        sizes = [len(branch.learned) for branch in row.branches]
+        is_right = torch.split(policy.logits(batch).argmax(-1) == batch.targets, sizes)
+        for branch, of_branch in zip(row.branches, is_right, strict=True):
+            results.setdefault(branch.kind, []).append(bool(of_branch.all()))
+    return ", ".join(f"{kind} {sum(counted)}/{len(counted)}" for kind, counted in sorted(results.items()))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Loads new weights into the server that reads: three ways, each verified by the server's log-probs.
+"""Loads new weights into the server that reads: three methods, each verified by the server's log-probs.
 
     sync = PolicySync(server)                       # your own VLLMServer, or a RemoteServer
     served = await sync.sync(Path("policy-2"), "2")
@@ -9,23 +9,28 @@
 3. The server is restarted with them: the last resort, and only if the server is ours.
 
 After each, the server's log-probs for a probe are compared with those of transformers with the same weights (`probe`).
-If they differ, the next way is tried; if none is left, an error has the reasons. That also finds adapters of other
+If they differ, the next method is tried; if none is left, an error has the reasons. That also finds adapters of other
 weights, which vLLM 0.31 accepts.
 """
 
-from memagent_training.serving.policy_sync.probe import Probe, ProbeRow
-from memagent_training.serving.policy_sync.reference import folder_logprobs
-from memagent_training.serving.policy_sync.served import How, Served, SyncError
-from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncSettings
+from memagent_training.serving.policy_sync.probe import Probe, ProbeRow, folder_logprobs
+from memagent_training.serving.policy_sync.sync import (
+    PolicySync,
+    RemoteServer,
+    ServedPolicy,
+    SyncMethod,
+    SyncSettings,
+)
+from memagent_training.training_errors import SyncError
 
 __all__ = [
-    "How",
     "PolicySync",
     "Probe",
     "ProbeRow",
     "RemoteServer",
-    "Served",
+    "ServedPolicy",
     "SyncError",
+    "SyncMethod",
     "SyncSettings",
     "folder_logprobs",
 ]

@@ -11,8 +11,7 @@ import msgspec
 
 from memagent_graph.policies.model_info import weights_version
 from memagent_training.job.training_output import ADAPTER_FOLDER
-from memagent_training.serving.policy_sync.served import SyncError
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import SyncError, TrainingError
 
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -33,8 +32,8 @@ class PolicyFolder:
         Raises:
             TrainingError: it has neither weights nor adapters.
         """
-        places = (path, path / ADAPTER_FOLDER)
-        adapter = next((each for each in places if (each / _ADAPTER_CONFIG).is_file()), None)
+        folders = (path, path / ADAPTER_FOLDER)
+        adapter = next((folder for folder in folders if (folder / _ADAPTER_CONFIG).is_file()), None)
         has_weights = (path / "config.json").is_file() and bool(list(path.glob("*.safetensors"))) and adapter != path
         if not has_weights and adapter is None:
             raise TrainingError(

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from memagent_training.serving.policy_sync.served import SyncError
+import torch
+
+from memagent_training.forward.layouts import TokenRow, lay_out
+from memagent_training.forward.scoring import completion_logprobs
+from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
+from memagent_training.training_errors import SyncError, TrainingError
 
 _LENGTHS: Final = (40, 170, 300)
 """Tokens per prompt: within a cache block, beyond a block of 128 (the default on CPUs), and over several of 32."""
@@ -26,6 +32,11 @@ _MIN_SIGNAL_TO_NOISE: Final = 6.0
 _MAX_UNEXPLAINED_SHARE: Final = 0.4
 """Maximum share of that move that may be missing in the server's log-probs."""
 _FLOAT32_RESOLUTION: Final = 1e-6
+ReferenceLogProbs: TypeAlias = Callable[[Path, Sequence[TokenRow]], list[list[float]]]
+"""Log-probs of rows' completion tokens under a policy's weights: one list per row, one number per token, at temperature
+1. Called in a separate thread."""
+RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
+"""The same of weights that are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ class Probe:
         return cls(tuple(tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths))
 
     async def read(self, api: ServerAPI, model: str) -> ProbeReading:
-        """Ask a server.
+        """Return a server's reply to the probe.
 
         Raises:
             SyncError: it does not answer, or without log-probs.
@@ -103,13 +114,13 @@ class Probe:
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
             reply = await api.complete(self._body(model, prompt, _COMPLETION_TOKENS) | {"logprobs": 0, "seed": _SEED})
-            scores = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
+            scored = await api.complete(self._body(model, prompt, 1) | {"prompt_logprobs": 0})
             try:
                 choice = reply["choices"][0]
                 ids = tuple(int(token) for token in choice["token_ids"])
                 values = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-                of_prompt = scores["choices"][0]["prompt_logprobs"][1:]
-                own = [float(at[str(token)]["logprob"]) for at, token in zip(of_prompt, prompt[1:], strict=True)]
+                entries = scored["choices"][0]["prompt_logprobs"][1:]
+                scores = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)]
                 if not len(ids) == len(values) == _COMPLETION_TOKENS:
                     raise ValueError(f"{len(values)} of {_COMPLETION_TOKENS} tokens")
             except (LookupError, TypeError, ValueError) as error:
@@ -118,7 +129,7 @@ class Probe:
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
             rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
-            prompt_logprobs += own
+            prompt_logprobs += scores
             completion_logprobs += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached)
@@ -152,28 +163,28 @@ def find_fault(
     the swap distinguish them, if the trainer's moved much farther than the difference between the two: the server's
     must have moved with them.
     """
-    for seen, wanted, place in (
+    for server_values, trainer_values, part in (
         (server.prompt, trainer.prompt, "of the probe's prompts"),
         (server.completion, trainer.completion, "through its prefix cache, but not without it"),
     ):
-        worst = max(zip(seen, wanted, strict=True), key=lambda pair: _distance(*pair))
+        worst = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _distance(*pair))
         if not _distance(*worst) <= tolerance:
             return (
-                f"its log-probs {place} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
+                f"its log-probs {part} are not the trainer's: {worst[0]:.5f} against {worst[1]:.5f}, with a"
                 f" tolerance of {tolerance:g}"
             )
     if before is None:
         return None
-    apart = _rms(before.server, before.trainer)
-    moved = _rms(trainer.prompt, before.trainer)
-    seen_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
-    wanted_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
+    noise = _rms(before.server, before.trainer)
+    signal = _rms(trainer.prompt, before.trainer)
+    server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
+    trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
     if (
-        moved > _MIN_SIGNAL_TO_NOISE * max(apart, _FLOAT32_RESOLUTION)
-        and _rms(seen_moves, wanted_moves) > _MAX_UNEXPLAINED_SHARE * moved
+        signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
+        and _rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_SHARE * signal
     ):
         return (
-            f"its log-probs did not move with the trainer's, which moved by {moved:.2g} (root mean square), while the"
+            f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while the"
             f" server's moved by {_rms(server.prompt, before.server):.2g}: it still has old weights, or some of them"
         )
     return None
@@ -186,3 +197,39 @@ def _distance(one: float, other: float) -> float:
 
 def _rms(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / max(len(one), 1))
+
+
+def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
+    """`ReferenceLogProbs` of the policy's files, loaded with transformers in float32 on the CPU, and released again.
+
+    Raises:
+        TrainingError: the policy cannot be loaded.
+    """
+    try:
+        model = _load(PolicyFolder.find(policy))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TrainingError(f"{policy} cannot be loaded to verify it: {error}", hint="Check its files.") from error
+    return model_logprobs(model, rows)
+
+
+def model_logprobs(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
+    """Return a model's log-probs of rows' completion tokens, at temperature 1, without dropout."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        micro_batch = lay_out(rows, "padded", pad_id=0, device=model.device)
+        scored_BT = completion_logprobs(model, micro_batch).logprobs_BT.tolist()
+    model.train(was_training)
+    return [scores[: len(row.completion_ids_T)] for scores, row in zip(scored_BT, rows, strict=True)]
+
+
+def _load(folder: PolicyFolder) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
+
+    source = folder.path if folder.has_weights else folder.adapter_base
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
+    if folder.has_weights:
+        return model
+    from peft import PeftModel  # noqa: PLC0415  optional
+
+    return PeftModel.from_pretrained(model, str(folder.adapter))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from memagent_training.serving.policy_sync.served import SyncError
+from memagent_training.training_errors import SyncError
 
 _ADAPTER_REMEDY: Final = (
     "Start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options `--enable-lora`, and"
@@ -149,18 +149,18 @@ class ServerAPI:
             ) from error
         if status < 300:
             return _decode(content)
-        raise self._refusal(path.partition("?")[0], status, _words(content), remedy)
+        raise self._refusal(path.partition("?")[0], status, _error_text(content), remedy)
 
-    def _refusal(self, path: str, status: int, words: str | None, remedy: str) -> SyncError:
+    def _refusal(self, path: str, status: int, text: str | None, remedy: str) -> SyncError:
         if status in {401, 403}:
             return SyncError(f"{self.root_url} refused the key ({status})", hint="Give the server's key (api_key).")
-        if status in {404, 405} and words is None:  # from the router: a server's own 404 has a message
+        if status in {404, 405} and text is None:  # from the router: a server's own 404 has a message
             return SyncError(f"{self.root_url} has no {path}", hint=remedy)
-        words = words or "no words"
-        kind = NotServedError if status == 404 and "does not exist" in words else SyncError
-        if "max_lora_rank" in words:
+        text = text or "no message"
+        kind = NotServedError if status == 404 and "does not exist" in text else SyncError
+        if "max_lora_rank" in text:
             remedy = "Start the server with a larger `--max-lora-rank` (VLLMServer: max_lora_rank=...)."
-        return kind(f"{self.root_url}{path} failed ({status}): {words}", hint=remedy)
+        return kind(f"{self.root_url}{path} failed ({status}): {text}", hint=remedy)
 
 
 def _decode(content: bytes) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _decode(content: bytes) -> dict[str, Any]:
     return reply if isinstance(reply, dict) else {}
 
 
-def _words(content: bytes) -> str | None:
+def _error_text(content: bytes) -> str | None:
     """Return the server's own message; None if only its router answered."""
     reply = _decode(content)
     error = reply.get("error")

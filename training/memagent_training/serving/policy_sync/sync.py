@@ -1,4 +1,4 @@
-"""Tries one way after the other, until the server answers with the new weights."""
+"""Loads weights into a server: tries one method after the other until the server answers with the new weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,14 +22,15 @@ from memagent_training.serving.policy_sync.probe import (
     Probe,
     ProbeLogProbs,
     ProbeReading,
+    ReferenceLogProbs,
+    RowLogProbs,
     find_fault,
+    folder_logprobs,
     largest_gap,
 )
-from memagent_training.serving.policy_sync.reference import ReferenceLogProbs, RowLogProbs, folder_logprobs
-from memagent_training.serving.policy_sync.served import How, Served, SyncError
 from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import SyncError, TrainingError
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,34 @@ _NARROW_TOLERANCE: Final = 1.0
 _ADAPTERS_KEPT: Final = 2
 """How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class SyncMethod(Enum):
+    """A method of loading weights into a server."""
+
+    ADAPTER = "adapter"
+    """Adapters next to the served weights. Readers of older ones are not affected."""
+    RELOAD = "reload"
+    """Whole weights, in place. Requests wait for a moment."""
+    RESTART = "restart"
+    """A new server process under the same address. Requests in flight fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """Weights that a server answers with, verified."""
+
+    model: str
+    """The model name for requests."""
+    version: str
+    """The policy version for conversations."""
+    method: SyncMethod
+    seconds: float
+    """Seconds of the whole swap, including verification."""
+    gap: float
+    """The largest difference between the server's log-probs of the probe and the trainer's."""
+    reasons: tuple[str, ...] = ()
+    """Why the methods before it failed, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +86,8 @@ class RemoteServer:
 class SyncSettings:
     """The settings of a swap."""
 
-    ways: tuple[How, ...] = tuple(How)
-    """The ways to try, in this order."""
+    methods: tuple[SyncMethod, ...] = tuple(SyncMethod)
+    """The methods to try, in this order."""
     tolerance: float | None = None
     """The largest difference between log-probs of server and trainer. None means 1e-3, as for float32, where 1e-4 was
     measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9 with a small model and
@@ -70,10 +100,10 @@ class SyncSettings:
 
     def __post_init__(self) -> None:
         tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
-        if not self.ways or not tolerance > 0 or not self.timeout > 0:
+        if not self.methods or not tolerance > 0 or not self.timeout > 0:
             raise TrainingError(
                 f"weights cannot be synced with {self}",
-                hint="Give at least one way, and a tolerance and a timeout above 0.",
+                hint="Give at least one method, and a tolerance and a timeout above 0.",
             )
 
 
@@ -82,11 +112,11 @@ class PolicySync:
 
     Readers of an older version may continue while adapters are loaded. Whole weights change for all readers:
     conversations during such a swap are logged with the old version although the new weights may write them. So readers
-    register while they work (`reading`), and a swap that would change their weights is refused.
+    register while they work (`hold_weights`), and a swap that would change their weights is refused.
 
     Args:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
-        settings: how.
+        settings: the methods to try, and their limits.
         reference: the trainer's log-probs; by default `folder_logprobs`.
     """
 
@@ -100,7 +130,7 @@ class PolicySync:
         self.settings = settings or SyncSettings()
         self.server = server
         self.reference = reference
-        self._own = server if isinstance(server, VLLMServer) else None
+        self._own_server = server if isinstance(server, VLLMServer) else None
         self._api = ServerAPI(
             server.base_url.rstrip("/").removesuffix("/v1"),
             server.api_key,
@@ -113,10 +143,10 @@ class PolicySync:
         self._adapters: list[str] = []
         self._readers: Counter[str] = Counter()
         self._verified: tuple[str, tuple[float, ...]] | None = None
-        self._at_work = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def reading(self, served: Served) -> AsyncIterator[None]:
+    async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
         """In this context, the model of `served` keeps its weights, and adapters stay loaded."""
         self._readers[served.model] += 1
         try:
@@ -126,7 +156,7 @@ class PolicySync:
             self._readers += Counter()
             await self._unload_surplus()
 
-    async def sync(self, policy: Path, version: str, logprobs: RowLogProbs | None = None) -> Served:
+    async def sync(self, policy: Path, version: str, logprobs: RowLogProbs | None = None) -> ServedPolicy:
         """Load a policy's weights into the server.
 
         Args:
@@ -135,30 +165,30 @@ class PolicySync:
             logprobs: the trainer's log-probs, if it has these weights; otherwise `reference` loads the folder.
 
         Raises:
-            TrainingError: the folder has no policy, or no way succeeded; the message has the reasons.
+            TrainingError: the folder has no policy, or no method succeeded; the message has the reasons.
         """
-        async with self._at_work:
+        async with self._lock:
             begin = time.monotonic()
             folder = await asyncio.to_thread(PolicyFolder.find, policy)
             before = await self._before(folder)
             reasons: list[str] = []
             hint = None
-            for how in self._ways(folder):
-                self._refuse_readers(how)
+            for method in self._methods(folder):
+                self._refuse_readers(method)
                 try:
-                    model = await self._swap(how, folder, version)
-                    gap = await self._verify(folder, model, before, how, logprobs)
+                    model = await self._swap(method, folder, version)
+                    gap = await self._verify(folder, model, before, method, logprobs)
                 except (SyncError, VLLMServerError) as error:
-                    reasons.append(f"{how.value}: {error.message}")
+                    reasons.append(f"{method.value}: {error.message}")
                     hint = error.hint
-                    log.warning("version %s did not come into the server by %s: %s", version, how.value, error)
+                    log.warning("version %s did not come into the server by %s: %s", version, method.value, error)
                     continue
                 self._model = model
-                served = Served(model, version, how, time.monotonic() - begin, gap, tuple(reasons))
-                log.info("version %s is served as %s (%s, %.2f s)", version, model, how.value, served.seconds)
+                served = ServedPolicy(model, version, method, time.monotonic() - begin, gap, tuple(reasons))
+                log.info("version %s is served as %s (%s, %.2f s)", version, model, method.value, served.seconds)
                 await self._unload_surplus()
                 return served
-            if self._own is None:
+            if self._own_server is None:
                 reasons.append("restart: the server is not ours")
                 hint = f"{hint or ''} Or restart it with these weights where it runs.".strip()
             raise TrainingError(
@@ -171,32 +201,32 @@ class PolicySync:
     def _tolerance(self) -> float:
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        is_narrow = self._own is not None and self._own.number_format != "float32"
+        is_narrow = self._own_server is not None and self._own_server.number_format != "float32"
         return _NARROW_TOLERANCE if is_narrow else _TOLERANCE
 
     @property
     def _base(self) -> Path | None:
         """The server's whole weights, if known."""
-        return self._own.model if self._own is not None else self._remote_base
+        return self._own_server.model if self._own_server is not None else self._remote_base
 
-    def _ways(self, folder: PolicyFolder) -> list[How]:
-        possible = {How.ADAPTER} if folder.adapter is not None else set()
+    def _methods(self, folder: PolicyFolder) -> list[SyncMethod]:
+        possible = {SyncMethod.ADAPTER} if folder.adapter is not None else set()
         if folder.has_weights:
-            possible |= {How.RELOAD} if self._own is None else {How.RELOAD, How.RESTART}
-        ways = [how for how in self.settings.ways if how in possible]
-        if not ways:
-            held = "whole weights" if folder.has_weights else "only adapters"
+            possible |= {SyncMethod.RELOAD} if self._own_server is None else {SyncMethod.RELOAD, SyncMethod.RESTART}
+        methods = [method for method in self.settings.methods if method in possible]
+        if not methods:
+            content = "whole weights" if folder.has_weights else "only adapters"
             raise TrainingError(
-                f"{folder.path} holds {held}, which cannot be loaded into this server in any of the chosen ways:"
-                f" {', '.join(how.value for how in self.settings.ways)}",
-                hint="Choose others (SyncSettings.ways). Only your own VLLMServer can be restarted.",
+                f"{folder.path} has {content}, which cannot be loaded into this server by any of the chosen methods:"
+                f" {', '.join(method.value for method in self.settings.methods)}",
+                hint="Choose others (SyncSettings.methods). Only your own VLLMServer can be restarted.",
             )
-        return ways
+        return methods
 
-    def _refuse_readers(self, how: How) -> None:
-        if how is not How.ADAPTER and self._readers:
+    def _refuse_readers(self, method: SyncMethod) -> None:
+        if method is not SyncMethod.ADAPTER and self._readers:
             raise TrainingError(
-                f"{self._readers.total()} readers are at work, and a {how.value} would change their weights",
+                f"{self._readers.total()} readers are at work, and a {method.value} would change their weights",
                 hint="Let them finish first, or sync adapters, which do not change them.",
             )
 
@@ -209,7 +239,7 @@ class PolicySync:
         try:
             reading = await self._read_current(await self._chosen_probe(folder))
         except SyncError as error:
-            if self._own is None and isinstance(error, UnreachableError | NotServedError):
+            if self._own_server is None and isinstance(error, UnreachableError | NotServedError):
                 raise
             log.warning("the server does not answer before the swap: %s", error)
             return None
@@ -222,10 +252,10 @@ class PolicySync:
 
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
-            of = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
-            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, of)
+            weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
+            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, weights)
             self._probe = Probe.of_size(vocabulary, await self._api.window(self.server.model_name) or window)
-            if self._own is not None:  # left by one who died; another's server may serve others, too
+            if self._own_server is not None:  # left by one who died; another's server may serve others, too
                 self._adapters = await self._api.adapters(self.server.model_name)
         return self._probe
 
@@ -239,21 +269,21 @@ class PolicySync:
             self._model, self._adapters, self._verified = self.server.model_name, [], None
             return await probe.read(self._api, self._model)
 
-    async def _swap(self, how: How, folder: PolicyFolder, version: str) -> str:
+    async def _swap(self, method: SyncMethod, folder: PolicyFolder, version: str) -> str:
         """Load the weights into the server, and return the model name to request."""
-        if how is How.ADAPTER:
+        if method is SyncMethod.ADAPTER:
             return await self._load_adapter(folder, version)
-        if how is How.RELOAD:
+        if method is SyncMethod.RELOAD:
             await self._reload(folder)
         else:
             await self._restart(folder)
         return self.server.model_name
 
     async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
-        assert folder.adapter is not None  # noqa: S101  else this way is not tried
+        assert folder.adapter is not None  # noqa: S101  else this method is not tried
         name = folder.adapter_name(version)
         await self._api.load_adapter(name, str(folder.adapter))
-        self._adapters = [*(each for each in self._adapters if each != name), name]
+        self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
         return name
 
     async def _reload(self, folder: PolicyFolder) -> None:
@@ -276,29 +306,34 @@ class PolicySync:
         try:
             await self._api.pause()
         except NoAnswerError as error:
-            # No reason to take the next way, which would end these requests.
+            # The next method would end these requests.
             raise TrainingError(
                 f"requests are still running on {self._api.root_url} after {self.settings.timeout:g} s",
                 hint="Let the readers finish first, or allow more time (SyncSettings.timeout).",
             ) from error
 
     async def _restart(self, folder: PolicyFolder) -> None:
-        assert self._own is not None  # noqa: S101  else this way is not tried
+        assert self._own_server is not None  # noqa: S101  else this method is not tried
         folders.require_servable(folder.path)
-        await asyncio.to_thread(self._own.restart, folder.path)
+        await asyncio.to_thread(self._own_server.restart, folder.path)
         self._adapters.clear()
 
     async def _adopt(self, folder: PolicyFolder) -> None:
         """Other whole weights are served: adapters of the old ones are useless now."""
         self._remote_base = folder.path
-        if self._own is not None:
-            self._own.model = folder.path
+        if self._own_server is not None:
+            self._own_server.model = folder.path
         for name in self._adapters:
             await self._unload(name)
         self._adapters.clear()
 
     async def _verify(
-        self, folder: PolicyFolder, model: str, before: PreviousLogProbs | None, how: How, logprobs: RowLogProbs | None
+        self,
+        folder: PolicyFolder,
+        model: str,
+        before: PreviousLogProbs | None,
+        method: SyncMethod,
+        logprobs: RowLogProbs | None,
     ) -> float:
         """Return the largest difference from the trainer's log-probs.
 
@@ -312,11 +347,11 @@ class PolicySync:
             if fault is not None:
                 raise SyncError(
                     f"the server does not answer with the new weights: {fault}",
-                    hint="Is its dtype the trainer's? Otherwise raise the tolerance (SyncSettings.tolerance).",
+                    hint="Is its dtype the trainer's? Otherwise raise the tolerance (--sync-tolerance).",
                 )
         except SyncError:
-            if how is How.ADAPTER:
-                self._adapters = [each for each in self._adapters if each != model]
+            if method is SyncMethod.ADAPTER:
+                self._adapters = [loaded for loaded in self._adapters if loaded != model]
                 await self._unload(model)
             else:
                 self._verified = None

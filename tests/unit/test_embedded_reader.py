@@ -15,6 +15,7 @@ import torch
 
 from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_graph import Document, LocalPolicy, MemAgent, UpdateRule, UpdateRules
+from recipes.embedded.batched_reader import MAX_REPLY_TOKENS, Reader, ReadOutcome, ReplyRequest, default_prose
 from recipes.embedded.batches import collate
 from recipes.embedded.documents import (
     Question,
@@ -22,7 +23,6 @@ from recipes.embedded.documents import (
     questions_alone,
     questions_with_foreign_facts,
 )
-from recipes.embedded.evaluate import LONGEST_REPLY, Reader, ReadOutcome, ReplyRequest, default_prose
 from recipes.embedded.training_examples import EMPTY, Row, RowBranch
 
 SHIPPED = Path(__file__).resolve().parents[2] / "memagent_graph" / "embedded"
@@ -53,7 +53,7 @@ async def test_it_answers_as_the_graph_does(
         document = Document.from_text("".join(questions[0].chunks))
         read = [await agent.aread(document, question.problem) for question in questions]
     assert [outcome.answer for outcome in found] == [result.answer for result in read]
-    assert sum(outcome.right for outcome in found) >= 2
+    assert sum(outcome.is_right for outcome in found) >= 2
 
 
 def test_reading_at_two_temperatures_is_reading_at_each(reader: Reader, questions: list[Question]) -> None:
@@ -90,7 +90,7 @@ def test_a_value_that_is_lost_is_not_read_on_for(reader: Reader) -> None:
     assert lost
     for outcome in lost:
         assert outcome.answer == ""
-        assert not outcome.right
+        assert not outcome.is_right
         assert outcome.lost_at is not None
         assert outcome.overwrites <= outcome.lost_at
 
@@ -109,7 +109,7 @@ def test_what_is_expected_of_a_reply_does_not_change_it(reader: Reader, question
     assert len(set(replies)) > 2
     for prompt, reply in zip(prompts, replies, strict=True):
         ids: list[int] = []
-        while not ids or (ids[-1] != reader.end and len(ids) < LONGEST_REPLY):
+        while not ids or (ids[-1] != reader.end and len(ids) < MAX_REPLY_TOKENS):
             (logits,) = reader.logits(Row(trunk, [RowBranch.of(prompt + ids, [reader.end], True, "read", 1.0)]))
             ids += reader.choose(logits, 0.0)
         assert reader.form.encoding.decode([token for token in ids if token != reader.end]).strip() == reply
