@@ -3,9 +3,10 @@
     memagent policy add english --gguf
     python -m benchmarks.engines [--engines "this process, int8" ...]
 
-Each engine reads the same planted facts in its policy's own way, four questions on a document, on one thread. The
-questions are asked in one read, so servers get them at once. Prefill and decoding are measured apart, with prompts of
-token ids: `PREFILL` of them and one token of output, and `DECODED` tokens after a short prompt.
+Each engine reads the same minutes in its policy's own way, four questions on a document, on one thread. The questions
+are asked in one read, so servers get them at once; answers that are not those of the first engine are printed. Prefill
+and decoding are measured apart, with prompts of token ids: `PREFILL` of them and one token of output, and `DECODED`
+tokens after a short prompt.
 
 `make vllm` installs vLLM, and `make .venv-llama/.installed` llama.cpp; an engine that is not there is left out, and
 said so.
@@ -137,6 +138,7 @@ class Measured:
     seconds: float
     """For all questions."""
     right: tuple[bool, ...]
+    answers: tuple[str, ...]
 
 
 def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
@@ -146,6 +148,7 @@ def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
         NotHereError: it is not installed.
     """
     right: list[bool] = []
+    answers: list[str] = []
     with ENGINES[engine]() as policy, tempfile.TemporaryDirectory() as folder:
         prefill, decode = asyncio.run(_speeds(policy))
         strategy = require_profile(_folder()).strategy
@@ -158,7 +161,8 @@ def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
                 results = reader.read(text, questions=[each.question for each in document.questions])
                 seconds += time.monotonic() - begin
                 right += [question.is_right(r.answer) for r, question in zip(results, document.questions, strict=True)]
-    return Measured(engine, prefill, decode, seconds, tuple(right))
+                answers += [result.answer or "" for result in results]
+    return Measured(engine, prefill, decode, seconds, tuple(right), tuple(answers))
 
 
 async def _speeds(policy: Policy) -> tuple[float, float]:
@@ -186,9 +190,17 @@ def _folder() -> Path:
 
 
 def show(found: Sequence[Measured]) -> None:
-    """Print a table that can be pasted into Markdown; answers are compared with those of the first engine."""
+    """Print a table that can be pasted into Markdown, and the answers that differ from the first engine's."""
     table = Table(box=rich.box.MARKDOWN)
-    for column in ("engine", "prefill, tokens/s", "decoding, tokens/s", "seconds a question", "right", "lost, gained"):
+    for column in (
+        "engine",
+        "prefill, tokens/s",
+        "decoding, tokens/s",
+        "seconds a question",
+        "right",
+        "lost, gained",
+        "equal",
+    ):
         table.add_column(column, no_wrap=True)
     for each in found:
         pairs = list(zip(found[0].right, each.right, strict=True))
@@ -199,8 +211,14 @@ def show(found: Sequence[Measured]) -> None:
             f"{each.seconds / len(each.right):.2f}",
             f"{sum(each.right)} of {len(each.right)}",
             f"{pairs.count((True, False))}, {pairs.count((False, True))}",
+            str(sum(one == other for one, other in zip(found[0].answers, each.answers, strict=True))),
         )
-    Console(width=140).print(table)
+    console = Console(width=140)
+    console.print(table)
+    for each in found[1:]:
+        for number, (one, other) in enumerate(zip(found[0].answers, each.answers, strict=True)):
+            if one != other:
+                console.print(f"{each.engine}, question {number}: {other!r}, not {one!r}", markup=False)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Sections of the sources' prose, cut as the reader cuts documents: so many tokens, and at the end of a sentence.
 
-    python -m recipes.english.sections             # prints each source's length, sections and SHA-256
+    python -m recipes.english.sections                        # prints each source's length, sections and SHA-256
+    python -m recipes.english.sections --held-out prose.txt   # writes the held-out prose, to measure on
 
 The sections of a source depend on its text and on the seed alone, so a row of `questions.jsonl` names one by its
 source and its characters.
@@ -8,6 +9,7 @@ source and its characters.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import random
 import re
@@ -95,8 +97,14 @@ def all_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path | 
 
 
 def main() -> None:
-    """Print what there is."""
-    exclusion = Exclusion.load()
+    """Print what there is, or write the held-out prose."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--held-out", type=Path, help="the file to write the sections of held-out sources to")
+    exclusion, path = Exclusion.load(), parser.parse_args().held_out
+    if path:
+        sections = all_sections(exclusion, held_out=True)
+        path.write_text("\n\n".join(section.text for section in sections), "utf-8")
+        return
     for source in read_pins(SOURCES):
         text = read_text(source)
         sections = list(cut_source(source, text))
