@@ -274,20 +274,22 @@ class LessonMaker:
     def _list(
         self, rng: random.Random, facts: EnglishFacts
     ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Several values of one subject, some of them in the notes already."""
+        """Several values of one subject, some of them in the notes already, among values of another one."""
         relation = facts.relation(plural=True)
         items: list[EnglishFact] = [facts.fact(relation)]
         items += [facts.fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
         question = rng.choice(relation.plural_questions).replace("{s}", items[0].subject)
         old = items[: rng.randint(0, len(items) - 1)]
         new = items[len(old) :]
+        others = [facts.fact(relation).statement for _ in range(rng.randint(0, 2))]
 
         def ask(rng: random.Random) -> Inquiry:
             before = tuple(fact.statement for fact in old)
             after = (*before, *(fact.statement for fact in new))
             return Inquiry(question, before, after, ", ".join(fact.value for fact in items))
 
-        return [ask, ask], [fact.statement for fact in new]
+        first = rng.randint(0, len(others))
+        return [ask, ask], [*others[:first], *(fact.statement for fact in new), *others[first:]]
 
     def _whether(
         self, rng: random.Random, facts: EnglishFacts
