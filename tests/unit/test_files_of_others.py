@@ -618,7 +618,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(profile(f"{name}{end}"), "only where you name it yourself",
                          id=f"profile: code {name}{end}")
             for name in ("evil:Nice", "../evil.py:Nice")
-            for end in ("", ":x=1", "+converged")
+            for end in ("", ":x=1")
         ),
         pytest.param(template_elsewhere, "update.txt", id="profile: link"),
         *(
