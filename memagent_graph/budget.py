@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from memagent_graph.errors import BudgetError
 
 CHAT_TEMPLATE_TOKENS = 24
-"""Set aside for what a model's chat template adds around one user message."""
+"""Reserved for what a model's chat template adds around one user message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Budget:
     answer_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) < 1:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
                 raise BudgetError(
-                    f"{each.name} is {getattr(self, each.name)}", hint="Every budget is at least one token."
+                    f"{field.name} is {getattr(self, field.name)}", hint="Every budget is at least one token."
                 )
 
     def require(self, update_template_tokens: int, answer_template_tokens: int) -> None:

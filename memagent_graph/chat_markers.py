@@ -61,34 +61,34 @@ def markers_in(template: str) -> frozenset[str]:
 
 def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the control tokens that a tokenizer_config.json, or vLLM at `/tokenizer_info`, names."""
-    named = [value for name, value in config.items() if name.endswith("_token")]
-    for each in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
-        held = config.get(each)
-        named += held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else ()
-    tokens = frozenset(text for text in _contents(named) if not _WORDS.fullmatch(text))
+    tokens = [value for name, value in config.items() if name.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        value = config.get(key)
+        tokens += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    markers = frozenset(text for text in _contents(tokens) if not _WORDS.fullmatch(text))
     templates = config.get("chat_template")
     texts = (
-        [each.get("template") for each in templates if isinstance(each, Mapping)]
+        [template.get("template") for template in templates if isinstance(template, Mapping)]
         if isinstance(templates, list)
         else [templates]
     )
-    return tokens.union(*(markers_in(text) for text in texts if isinstance(text, str)))
+    return markers.union(*(markers_in(text) for text in texts if isinstance(text, str)))
 
 
 def folder_markers(folder: Path) -> frozenset[str]:
     """Return the control tokens that the tokenizer's settings and the chat template in a model's folder name."""
-    found: frozenset[str] = frozenset()
+    markers: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
         config = json_file(folder / "tokenizer_config.json")
-        found |= configured_markers(config) if isinstance(config, Mapping) else frozenset()
+        markers |= configured_markers(config) if isinstance(config, Mapping) else frozenset()
     with suppress(OSError, ValueError):
-        found |= markers_in((folder / "chat_template.jinja").read_text("utf-8"))
-    return found
+        markers |= markers_in((folder / "chat_template.jinja").read_text("utf-8"))
+    return markers
 
 
-def _contents(named: Iterable[Any]) -> Iterator[str]:
+def _contents(tokens: Iterable[Any]) -> Iterator[str]:
     """Yield the texts of tokens, which are listed directly or in an object with their properties."""
-    for each in named:
-        text = each.get("content") if isinstance(each, Mapping) else each
+    for token in tokens:
+        text = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(text, str):
             yield text

@@ -21,10 +21,10 @@ STRATEGIES: Final = "memagent.strategies"
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, sorted; of two with one name, the first on the Python path."""
-    found: dict[str, EntryPoint] = {}
-    for each in entry_points(group=group):
-        found.setdefault(each.name, each)
-    return dict(sorted(found.items()))
+    by_name: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        by_name.setdefault(entry.name, entry)
+    return dict(sorted(by_name.items()))
 
 
 def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
@@ -44,7 +44,10 @@ def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAge
             hint=f"Install it with: {install_command(extras, entry.dist.name)}.",
         )
     if isinstance(error, MemAgentError):
-        told, hint = error.message, error.hint
+        reason, hint = error.message, error.hint
     else:
-        told, hint = f"{type(error).__name__}: {error}", f"Update or remove the package {package}, or ask its authors."
-    return kind(f"{what} {entry.name!r} of the package {package} fails: {told}", hint=hint)
+        reason, hint = (
+            f"{type(error).__name__}: {error}",
+            f"Update or remove the package {package}, or ask its authors.",
+        )
+    return kind(f"{what} {entry.name!r} of the package {package} fails: {reason}", hint=hint)

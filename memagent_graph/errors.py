@@ -196,10 +196,10 @@ class PolicyAuthenticationError(PolicyError, LastingError):
 class PolicyRequestError(PolicyError, LastingError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
 
-    words: str = ""
-    """What the server said, without secrets."""
+    server_message: str = ""
+    """The server's message, without secrets."""
     served: str = ""
-    """If the server has no model of this name: the one that it has, or NAME if it has several."""
+    """If the server has no model of this name: the name of its only model, or NAME if it has several."""
 
 
 class PromptCutError(PolicyError, LastingError):
@@ -239,7 +239,7 @@ class RunLogError(RunError):
 
 
 class RetrievalError(MemAgentError):
-    """Texts could not be ranked for a query, because an embedder failed."""
+    """Texts could not be ranked for a query, because a retriever failed."""
 
 
 class EvaluationError(MemAgentError):

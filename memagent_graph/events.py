@@ -108,5 +108,5 @@ class ReadEvent:
 
 
 def count_events(events: Sequence[ReadEvent]) -> dict[EventKind, int]:
-    """How often each kind of event occurs, most frequent first."""
+    """Return how often each kind of event occurs, the most frequent first."""
     return dict(Counter(event.kind for event in events).most_common())

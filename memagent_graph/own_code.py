@@ -40,23 +40,23 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
     Raises:
         error: there is no such file, module or name, or the code raises an exception when it is imported.
     """
-    found = _OWN.fullmatch(text)
-    if found is None:
+    match = _OWN.fullmatch(text)
+    if match is None:
         raise error(f"{text!r} does not name {what}", hint="Write path/to/file.py:Name or module:Name.")
-    place = found["place"]
+    source = match["place"]
     try:
-        value: Any = _file(place, what, error) if place.endswith(".py") else _module(place, what, error)
+        value: Any = _file(source, what, error) if source.endswith(".py") else _module(source, what, error)
     except MemAgentError:
         raise
     except Exception as failure:  # whatever a user's code raises when it is imported
         raise error(
-            f"{place} cannot be imported: {type(failure).__name__}: {failure}", hint="Correct it, or name other code."
+            f"{source} cannot be imported: {type(failure).__name__}: {failure}", hint="Correct it, or name other code."
         ) from failure
-    for part in found["name"].split("."):
+    for part in match["name"].split("."):
         if not hasattr(value, part):
-            names = [each for each in getattr(value, "__dict__", {}) if not each.startswith("_")]
+            names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
             otherwise = hint or f"Name {what} after the colon."
-            raise error(f"{place} has no {part!r}", hint=did_you_mean(part, names, otherwise, prefix=f"{place}:"))
+            raise error(f"{source} has no {part!r}", hint=did_you_mean(part, names, otherwise, prefix=f"{source}:"))
         value = getattr(value, part)
     return value
 

@@ -1,4 +1,4 @@
-"""Text for people: counts, near names, text without control sequences, messages without this machine's folders."""
+"""Text for people: counts, similar names, and texts without control characters or this machine's folders."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def plain(text: str) -> str:
 
 def in_one_line(text: str, longest: int | None = None) -> str:
     """Return a text in one line with a maximum number of characters; what is not printable becomes a space."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
 def quantity(count: int, what: str) -> str:
-    """As in "1 run", "1,200 runs"."""
+    """Return a count with its noun, as in "1 run" or "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -49,14 +49,14 @@ _LEAST_LIKENESS = 0.5
 """Below it, a guess is mostly wrong; see `difflib.get_close_matches`."""
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, prefix: str = "") -> str:
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix: str = "") -> str:
     """Return a hint such as "Did you mean gated?".
 
     Args:
         name: the unknown name.
-        known: the names that exist.
-        otherwise: the hint if no known name is near, for example all of them.
+        names: the names that exist.
+        otherwise: the hint if none of them is near, such as a list of them.
         prefix: shown before each name, as in "my_tasks.py:".
     """
-    near = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=_LEAST_LIKENESS)
-    return f"Did you mean {' or '.join(prefix + each for each in near)}?" if near else otherwise
+    near = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=_LEAST_LIKENESS)
+    return f"Did you mean {' or '.join(prefix + candidate for candidate in near)}?" if near else otherwise

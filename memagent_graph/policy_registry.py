@@ -23,7 +23,6 @@ from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
-from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import json_value
@@ -75,8 +74,8 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
             del options["max_retries"]
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
-        own = {**_client_options(value, settings.model), "model": settings.model}
-        return OpenAICompatiblePolicy(**own | options)
+        arguments = {**_client_options(value, settings.model), "model": settings.model}
+        return OpenAICompatiblePolicy(**arguments | options)
     if ("langchain_core", "BaseChatModel") in kinds:
         require_own_settings(settings, besides={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
@@ -85,10 +84,10 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
     if not isinstance(value, type) and isinstance(value, Policy):
         require_own_settings(settings)
         return value
-    made = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+    kind = f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
     library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     raise PolicyError(
-        f"{made} ({library}) is not a policy",
+        f"{kind} ({library}) is not a policy",
         hint=_OTHER_LIBRARIES.get(library)
         or ("Pass an object of it." if isinstance(value, type) else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
@@ -156,14 +155,14 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
     Raises:
         MemAgentError: something is; the message names it.
     """
-    chosen = [
-        each.name
-        for each in fields(PolicySettings)
-        if each.name not in {"policy", "tokenizer", *besides} and getattr(settings, each.name) != each.default
+    names = [
+        field.name
+        for field in fields(PolicySettings)
+        if field.name not in {"policy", "tokenizer", *besides} and getattr(settings, field.name) != field.default
     ]
-    if chosen:
+    if names:
         raise MemAgentError(
-            f"{', '.join(chosen)} cannot be set: the policy is made already",
+            f"{', '.join(names)} cannot be set: the policy is made already",
             hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
         )
 
@@ -213,7 +212,6 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
         "max_concurrency": settings.concurrency,
         "read_timeout": settings.timeout,
         "max_retries": settings.retries,
-        "limiter": RateLimiter(settings.requests_per_minute, settings.tokens_per_minute),
         "session_header": settings.session_header,
         "unsupported": _names(settings.unsupported),
         "extra_body": {"chat_template_kwargs": template} if template else None,

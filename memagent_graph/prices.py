@@ -22,7 +22,7 @@ class Prices:
 
 
 def prices_of(prompt: float | None, completion: float | None) -> Prices | None:
-    """Prices from the given ones; None if both are missing.
+    """Return the prices; None if both are missing.
 
     Raises:
         EvaluationError: only one is given.

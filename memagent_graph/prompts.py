@@ -21,7 +21,7 @@ from pathlib import Path
 from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
-from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have; a role may name others."""
@@ -162,7 +162,7 @@ class Prompts:
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
         """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
-        tags = "|".join(sorted(map(re.escape, {tag for each in self.templates.values() for tag in each.tags})))
+        tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
         following: dict[str, list[str]] = {}
         if tags:
             following["<"] = [rf"\s*/?\s*(?:{tags})\b"]
@@ -176,7 +176,7 @@ class Prompts:
         }
 
     def neutralise(self, text: str) -> str:
-        """`text`, changed so that it cannot close a part of the prompt, open another, or end the message."""
+        """Return `text` so that it cannot close a part of the prompt, open another, or end the message."""
         for first, pattern in self._guarded.items():
             if first in text:
                 text = pattern.sub(lambda match: match[0] + "\\", text)
@@ -210,75 +210,51 @@ def last_boxed(text: str) -> str | None:
 
 
 def load_prompts(
-    layout: PromptLayout | str = PromptLayout.PAPER,
-    answer_format: AnswerFormat | str = AnswerFormat.BOXED,
-    *,
-    update_file: Path | str | None = None,
-    answer_file: Path | str | None = None,
-    empty_memory: str = EMPTY_MEMORY,
-    control_tokens: Iterable[str] = (),
-) -> Prompts:
-    """Return the package's prompts, or a user's own from files.
-
-    Args:
-        layout: the order of the update prompt; not used if `update_file` is given.
-        answer_format: how the answer is written and found.
-        update_file: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
-        answer_file: a UTF-8 text file with {prompt} and {memory}, and if answers may be structured {schema}, each
-            between tags.
-        empty_memory: the text of the memory before the first update.
-        control_tokens: strings with a meaning in the model's chat template.
-
-    Raises:
-        PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
-    """
-    own = Prompts(_shipped("update_paper.txt"), _shipped("answer_boxed.txt"), control_tokens=frozenset(control_tokens))
-    return change_prompts(
-        own,
-        layout=layout,
-        answer_format=answer_format,
-        update_template=update_file,
-        answer_template=answer_file,
-        empty_memory=empty_memory,
-    )
-
-
-def change_prompts(
-    prompts: Prompts,
-    *,
     layout: PromptLayout | str | None = None,
     answer_format: AnswerFormat | str | None = None,
+    *,
     update_template: Path | str | None = None,
     answer_template: Path | str | None = None,
     empty_memory: str | None = None,
+    control_tokens: Iterable[str] = (),
+    base: Prompts | None = None,
 ) -> Prompts:
-    """Prompts with single parts replaced; what is None stays as it is.
+    """Return the paper's prompts, or other ones, with single parts replaced; what is None stays as it is.
 
     Args:
-        prompts: for example those that a policy was trained with.
-        layout: the package's own update prompt in this order.
-        answer_format: the package's own answer prompt in this format.
-        update_template: a file with the update prompt, used for any layout.
-        answer_template: a file with the answer prompt; `answer_format` then only says how the answer is found.
+        layout: the package's own update prompt in this order; not used if `update_template` is given.
+        answer_format: how the answer is found, and, without `answer_template`, the package's own answer prompt for it.
+        update_template: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
+        answer_template: a UTF-8 text file with {prompt} and {memory}, and if answers may be structured {schema}, each
+            between tags.
         empty_memory: the text of the memory before the first update.
+        control_tokens: further strings with a meaning in the model's chat template.
+        base: other prompts than the paper's, such as those that a policy was trained with.
 
     Raises:
         PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
     """
-    update, answer, form = prompts.update, prompts.answer, AnswerFormat(answer_format or prompts.answer_format)
+    base = base or Prompts(_packaged("update_paper.txt"), _packaged("answer_boxed.txt"))
+    update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
     if update_template:
         update = template_file(update_template)
     elif layout:
-        update = _shipped(f"update_{PromptLayout(layout).value}.txt")
+        update = _packaged(f"update_{PromptLayout(layout).value}.txt")
     if answer_template:
         answer = template_file(answer_template, ANSWER_FIELDS)
     elif answer_format:
-        answer = _shipped(f"answer_{form.value}.txt")
-    empty = empty_memory or prompts.empty_memory
-    return replace(prompts, update=update, answer=answer, answer_format=form, empty_memory=empty)
+        answer = _packaged(f"answer_{form.value}.txt")
+    return replace(
+        base,
+        update=update,
+        answer=answer,
+        answer_format=form,
+        empty_memory=empty_memory or base.empty_memory,
+        control_tokens=base.control_tokens.union(control_tokens),
+    )
 
 
-def _shipped(name: str) -> PromptTemplate:
+def _packaged(name: str) -> PromptTemplate:
     text = resources.files("memagent_graph").joinpath("templates", name).read_text("utf-8")
     return PromptTemplate(text.rstrip("\n"), source=name)
 
@@ -290,7 +266,7 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
         PromptError: the file cannot be read, or a field is not between tags.
     """
     try:
-        text = text_file(Path(path), MOST_BYTES_OF_WORDING)
+        text = text_file(Path(path), MAX_WORDING_BYTES)
     except (OSError, ValueError) as error:
         raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

@@ -16,7 +16,7 @@ from langgraph.errors import EmptyInputError
 from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
-from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
     CheckpointError,
@@ -152,7 +152,7 @@ class MemAgent:
         document: DocumentSource,
         *,
         questions: Iterable[str],
-        max_concurrency: int = AT_ONCE,
+        max_concurrency: int = MAX_SHARED_READS,
         return_exceptions: Literal[False] = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
         **options: Unpack[ReadOptions],
@@ -164,7 +164,7 @@ class MemAgent:
         document: DocumentSource,
         *,
         questions: Iterable[str],
-        max_concurrency: int = AT_ONCE,
+        max_concurrency: int = MAX_SHARED_READS,
         return_exceptions: bool,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
         **options: Unpack[ReadOptions],
@@ -176,7 +176,7 @@ class MemAgent:
         question: str | None = None,
         *,
         questions: Iterable[str] | None = None,
-        max_concurrency: int = AT_ONCE,
+        max_concurrency: int = MAX_SHARED_READS,
         return_exceptions: bool = False,
         on_update: Callable[[str, MemoryUpdate], None] | None = None,
         **options: Unpack[ReadOptions],
@@ -592,11 +592,11 @@ class MemAgent:
         reference = await self._reference(document, options)
 
         async def one(number: int, question: str, pace: Reach) -> ReadResult:
-            own: ReadOptions = {**options, "response_format": form, "pages": None}
-            own["run_id"] = None if run_id is None else f"{run_id}-{number}"
+            single: ReadOptions = {**options, "response_format": form, "pages": None}
+            single["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
             return await result_of(
-                self._start(reference, question, own, is_shown=report is not None, pace=pace), report
+                self._start(reference, question, single, is_shown=report is not None, pace=pace), report
             )
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
@@ -617,19 +617,21 @@ class MemAgent:
         check_question(question, graph.reader_context)
         run_id = options.get("run_id") or new_run_id()
         reference = await self._reference(document, options)
-        given = {"question": question, "document": reference, "run_id": run_id}
+        initial = {"question": question, "document": reference, "run_id": run_id}
         if graph.reader_context.structure is not None:
-            given["settings"] = graph.reader_context.settings
+            initial["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
         with lease_of(graph.checkpointer, run_id):
-            async with aclosing(self._run(graph, given, given, done, options, is_shown=is_shown, pace=pace)) as parts:
+            async with aclosing(
+                self._run(graph, initial, initial, done, options, is_shown=is_shown, pace=pace)
+            ) as parts:
                 async for part in parts:
                     yield part
 
     async def _run(
         self,
         graph: ReaderGraph,
-        given: Any,
+        initial: Any,
         state: Mapping[str, Any],
         done: Trace,
         options: ReadOptions,
@@ -648,9 +650,9 @@ class MemAgent:
             pace=pace,
         )
         values: dict[str, Any] = dict(state)
-        shown: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
-        config: RunnableConfig = {**shown, **thread(run_id)}
-        stream = graph.astream(given, config, context=context, stream_mode=["updates", "values"])
+        traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
+        config: RunnableConfig = {**traced, **thread(run_id)}
+        stream = graph.astream(initial, config, context=context, stream_mode=["updates", "values"])
         with suppress(EmptyInputError):  # of a state in which no step is next
             async with aclosing(stream):
                 async for mode, part in stream:
@@ -680,12 +682,12 @@ def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadR
     return result
 
 
-def _open_log(given: RunLog | Path | str | bool) -> RunLog | None:
-    if isinstance(given, RunLog):
-        return given
-    if isinstance(given, bool):
-        return RunLog(default_run_log()) if given else None
-    return RunLog(given)
+def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
+    if isinstance(choice, RunLog):
+        return choice
+    if isinstance(choice, bool):
+        return RunLog(default_run_log()) if choice else None
+    return RunLog(choice)
 
 
 def _tokenizer_beside(profile: Path | str) -> Path | str | None:

@@ -105,7 +105,7 @@ def _without_first_blocks(text: str) -> str:
 def _without_line_blocks(text: str) -> str:
     """Return the text without blocks that have lines of their own. One that does not end leaves nothing after it."""
     fences = [fence.span() for fence in _FENCE.finditer(text)]
-    kept, last = "", 0
+    rest, last = "", 0
     for opening in _OPENING.finditer(text):
         begin = opening.start()
         is_quoted = any(start < begin < stop for start, stop in fences)
@@ -113,10 +113,10 @@ def _without_line_blocks(text: str) -> str:
             continue
         end = _end_of_block(text, opening)
         if end is None and _ends_line(text, opening.end()) and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
-            return kept + text[last:begin]
+            return rest + text[last:begin]
         if end and text[opening.end() : end[0]].strip() and _ends_line(text, end[1]):
-            kept, last = kept + text[last:begin], end[1] + 1
-    return kept + text[last:]
+            rest, last = rest + text[last:begin], end[1] + 1
+    return rest + text[last:]
 
 
 def _end_of_block(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
@@ -164,12 +164,12 @@ def _ends_block(text: str, start: int, end: int) -> bool:
     return before[-1:].isalnum() and (_ends_line(text, end) or before[-1:].isascii())
 
 
-def _begins_line(text: str, place: int) -> bool:
-    return not text[:place].rpartition("\n")[2].strip()
+def _begins_line(text: str, position: int) -> bool:
+    return not text[:position].rpartition("\n")[2].strip()
 
 
-def _ends_line(text: str, place: int) -> bool:
-    return not text[place:].partition("\n")[0].strip()
+def _ends_line(text: str, position: int) -> bool:
+    return not text[position:].partition("\n")[0].strip()
 
 
 def _without_turn_ends(text: str) -> str:

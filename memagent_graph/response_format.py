@@ -3,9 +3,9 @@
 >>> ResponseFormat.of(Filing)                                          # doctest: +SKIP
 >>> ResponseFormat.of({"type": "object", "properties": {"year": {"type": "integer"}}})  # doctest: +SKIP
 
-Schemas may come from people who are not trusted (a client of the MCP server), and so may replies. So a schema has a
-bounded size and depth, refers only to itself, and its patterns are matched in linear time; the check of a reply takes
-a bounded number of steps. A Pydantic model is the caller's own code; only its size and depth are bounded.
+Schemas and replies may come from somebody who is not trusted, such as a client of the MCP server. So a schema has a
+bounded size and depth, refers only to itself, and its patterns are matched in linear time; validating a reply takes a
+bounded number of steps. A Pydantic model is the caller's own code; only its size and depth are bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -28,16 +28,17 @@ from pydantic_core import from_json
 
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
 from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.storage.bounded_files import json_value, text_file
 
 MAX_SCHEMA_BYTES: Final = 32_768
 """The maximum size of a schema as JSON. It is part of the prompt of every answer."""
 MAX_SCHEMA_DEPTH: Final = 32
 _MAX_STEPS: Final = 30_000
-"""Keywords that are applied in the check of a reply. Nested alternatives could otherwise take hours."""
+"""The maximum number of keywords applied to a reply. Nested alternatives could otherwise take hours."""
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
 _MAX_VALUES: Final = 64
-"""JSON values that are looked for in a reply with other words in it."""
+"""The maximum number of JSON values to try in a reply that also has other text."""
 _MAX_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
@@ -46,7 +47,7 @@ _SUBSCHEMA_KEYWORDS: Final = (
     *("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
-_REFUSED: Final = ("patternProperties", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$id")
+_UNSUPPORTED: Final = ("patternProperties", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$id")
 _FENCED: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | ResponseFormat"
@@ -54,18 +55,18 @@ ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | Respons
 
 
 @dataclass(frozen=True, slots=True)
-class Fits:
-    """A reply that has the required form."""
+class StructuredAnswer:
+    """An answer of the required form."""
 
     text: str
-    """The JSON in it."""
+    """Its JSON, as the reply has it."""
     value: Any
     """An instance of the model, or, for a schema, plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
-class DoesNotFit:
-    """A reply that does not have the form."""
+class FormatMismatch:
+    """Why a reply has no answer of the required form."""
 
     reason: str
 
@@ -75,9 +76,9 @@ class ResponseFormat:
     """The form that an answer must have. Make one with `of`.
 
     Attributes:
-        name: what servers call it.
-        text: the JSON schema, as JSON without superfluous spaces; it stands in the prompt.
-        model: the Pydantic model, if it was made from one.
+        name: its name in requests to servers.
+        text: the JSON schema without superfluous spaces, as in the prompt.
+        model: the Pydantic model that it was made from, if any.
     """
 
     name: str
@@ -102,7 +103,7 @@ class ResponseFormat:
             return cls._of_model(source)
         if not isinstance(source, Mapping):
             raise ResponseFormatError(
-                f"{_named(source)} is not a response_format",
+                f"{_describe(source)} is not a response_format",
                 hint="Give a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
             )
         schema, name = source, None
@@ -116,9 +117,9 @@ class ResponseFormat:
                 )
             schema, name = inner["schema"], inner.get("name")
         text = _bounded_text(schema)
-        made = cls(_server_name(name or schema.get("title")), text)
-        _check_schema(made.schema)
-        return made
+        form = cls(_server_name(name or schema.get("title")), text)
+        _check_schema(form.schema)
+        return form
 
     @classmethod
     def _of_model(cls, model: type[BaseModel]) -> ResponseFormat:
@@ -132,7 +133,7 @@ class ResponseFormat:
         return cls(_server_name(model.__name__), _bounded_text(schema), model)
 
     @classmethod
-    def named(cls, text: str) -> ResponseFormat:
+    def load(cls, name: str) -> ResponseFormat:
         """Return the form that a user names: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
 
         Code is run only because the caller names it.
@@ -141,22 +142,20 @@ class ResponseFormat:
             ResponseFormatError: there is no such file or model, or it cannot be used.
             MissingExtraError: a JSON schema without the extra "schema".
         """
-        if names_own_code(text) and not Path(text).is_file():
+        if names_own_code(name) and not Path(name).is_file():
             hint = "Name a subclass of pydantic.BaseModel after the colon."
-            model = load_own(text, what="a Pydantic model", error=ResponseFormatError, hint=hint)
+            model = load_own(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
-                raise ResponseFormatError(f"{text} is not a Pydantic model", hint=hint)
+                raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)
         hint = "Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
-            with Path(text).expanduser().open("rb") as file:
-                content = file.read(16 * MAX_SCHEMA_BYTES)
-            schema = json.loads(content)
+            schema = json_value(text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
         except OSError as error:
-            reason = f"the schema {text} cannot be read: {error.strerror or error}"
+            reason = f"the schema {name} cannot be read: {error.strerror or error}"
             raise ResponseFormatError(reason, hint=hint) from error
-        except (ValueError, RecursionError) as error:
-            raise ResponseFormatError(f"the schema {text} is not JSON: {error}", hint=hint) from error
+        except ValueError as error:
+            raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property
@@ -171,110 +170,106 @@ class ResponseFormat:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @cached_property
-    def for_server(self) -> str:
-        """The request to servers, as JSON: the `json_schema` of an OpenAI `response_format`."""
+    def server_schema(self) -> str:
+        """The `json_schema` of an OpenAI `response_format`, as JSON."""
         request: dict[str, Any] = {"name": self.name, "schema": self.schema}
         if all(map(_is_closed, _subschemas(self.schema))):
             request["strict"] = True
         return json.dumps(request, ensure_ascii=False)
 
-    def checked(self, reply: str) -> Fits | DoesNotFit:
-        """Look for an answer of this form in a reply: the whole reply, or the last JSON value in it that fits."""
-        not_json, unfit, steps = None, None, iter(range(_MAX_STEPS))
+    def parse(self, reply: str) -> StructuredAnswer | FormatMismatch:
+        """Return the answer in a reply: the whole reply, or the last JSON value in it that has the form."""
+        reasons: dict[str, str] = {}
+        steps = iter(range(_MAX_STEPS))
         for text in _candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
             except ValueError as error:
-                not_json = not_json or DoesNotFit(f"the answer is not JSON: {error}")
+                reasons.setdefault("not JSON", f"the answer is not JSON: {error}")
                 continue
-            problems = self._problems(text, data, steps)
-            if not isinstance(problems, str):
-                return problems
-            unfit = unfit or DoesNotFit(f"the answer does not have the required form: {problems}")
-        return unfit or not_json or DoesNotFit("the answer is not JSON: it is empty")
+            answer = self._validate(text, data, steps)
+            if isinstance(answer, StructuredAnswer):
+                return answer
+            reasons.setdefault("invalid", f"the answer does not have the required form: {answer.reason}")
+        return FormatMismatch(reasons.get("invalid") or reasons["not JSON"])
 
     def value(self, answer: str | None) -> Any:
-        """Return the value of an answer that was checked; None if there is none, or it does not fit."""
-        match = self.checked(answer) if answer else None
-        return match.value if isinstance(match, Fits) else None
+        """Return the value of an answer; None if there is no answer, or it does not have the form."""
+        parsed = self.parse(answer) if answer else None
+        return parsed.value if isinstance(parsed, StructuredAnswer) else None
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
         """The schemas of the answer's fields by name, in order; none if the answer is not an object."""
-        return _properties(self.resolved(self.schema))
+        return _properties(self.resolve(self.schema))
 
-    def fields_in_words(self, *, short: bool = False) -> str:
-        """Return what the answer will contain, for prompts without room for the schema; empty if it names no fields.
+    def describe_fields(self, *, short: bool = False) -> str:
+        """Return a list of the answer's fields, for prompts without room for the schema; empty if it names no fields.
 
         Args:
             short: only the fields' names.
         """
-        root = self.resolved(self.schema)
+        root = self.resolve(self.schema)
         properties = self.properties
         if root.get("type") == "array":
-            properties = _properties(self.resolved(root.get("items")))
+            properties = _properties(self.resolve(root.get("items")))
         if not properties:
             return ""
         if short:
             return f"The answer will have these fields: {', '.join(properties)}."
-        lines = (self._line(name, self.resolved(schema)) for name, schema in properties.items())
-        return "\n".join(["The answer will have these fields:", *lines])
+        lines = ["The answer will have these fields:"]
+        for name, reference in properties.items():
+            schema = self.resolve(reference)
+            description = schema.get("description")
+            text = " ".join(description.split()) if isinstance(description, str) else ""
+            lines.append(f"- {name} ({self._type_name(schema)}){': ' if text else ''}{text}")
+        return "\n".join(lines)
 
-    def _line(self, name: str, schema: Mapping[str, Any]) -> str:
-        described = schema.get("description")
-        more = f": {' '.join(described.split())}" if isinstance(described, str) and described.strip() else ""
-        return f"- {name} ({self._kind(schema)}){more}"
-
-    def _kind(self, schema: Mapping[str, Any], depth: int = 2) -> str:
+    def _type_name(self, schema: Mapping[str, Any], depth: int = 2) -> str:
         """Return a type in a few words."""
         if isinstance(options := schema.get("enum"), list):
-            shown = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_OPTIONS]]
-            return f"one of {', '.join(shown)}{', ...' if len(options) > len(shown) else ''}"
+            texts = [json.dumps(option, ensure_ascii=False) for option in options[:_MAX_OPTIONS]]
+            return f"one of {', '.join(texts)}{', ...' if len(options) > len(texts) else ''}"
         for keyword in ("anyOf", "oneOf"):
-            if isinstance(either := schema.get(keyword), list) and depth:
-                return " or ".join(dict.fromkeys(self._kind(self.resolved(option), depth - 1) for option in either))
+            if isinstance(parts := schema.get(keyword), list) and depth:
+                return " or ".join(dict.fromkeys(self._type_name(self.resolve(part), depth - 1) for part in parts))
         kind = schema.get("type", "any")
         if kind == "array" and depth:
-            return f"list of {self._kind(self.resolved(schema.get('items')), depth - 1)}"
-        properties = schema.get("properties")
-        if kind == "object" and isinstance(properties, dict) and properties:
+            return f"list of {self._type_name(self.resolve(schema.get('items')), depth - 1)}"
+        if kind == "object" and (properties := _properties(schema)):
             return f"object with {', '.join(properties)}"
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
-    def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema, or what it refers to; its own keywords have priority."""
+    def resolve(self, schema: Any) -> Mapping[str, Any]:
+        """Return a schema with its references followed; keywords beside a reference have priority."""
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(schema, dict):
                 return {}
             reference = schema.get("$ref")
             if not isinstance(reference, str):
                 return schema
-            target = _pointed_at(self.schema, reference)
-            schema = {
-                **(target if isinstance(target, dict) else {}),
-                **{k: v for k, v in schema.items() if k != "$ref"},
-            }
+            target = _lookup(self.schema, reference)
+            own = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
+            schema = {**(target if isinstance(target, dict) else {}), **own}
         return {}
 
-    def _problems(self, text: str, data: Any, steps: Iterator[int]) -> Fits | str:
-        """Return the value, or what is wrong with it."""
+    def _validate(self, text: str, data: Any, steps: Iterator[int]) -> StructuredAnswer | FormatMismatch:
+        """Validate a JSON text, whose value is `data`."""
         if self.model is not None:
             try:
-                return Fits(text, self.model.model_validate_json(text))
+                return StructuredAnswer(text, self.model.model_validate_json(text))
             except ValidationError as error:
                 problems = error.errors(include_url=False, include_input=False, include_context=False)
-                return _first_problems((_place(problem["loc"]), problem["msg"]) for problem in problems)
-            except Exception as error:  # noqa: BLE001  a validator of the user's may raise anything
-                return _first_problems([("", f"{type(error).__name__}: {error}")])
+                return _mismatch((problem["loc"], problem["msg"]) for problem in problems)
+            except Exception as error:  # noqa: BLE001  a user's validator may raise anything
+                return _mismatch([((), f"{type(error).__name__}: {error}")])
         try:
             errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
-            return "it takes too many steps to compare it with the schema"
-        return (
-            _first_problems((_place(error.absolute_path), error.message) for error in errors)
-            if errors
-            else Fits(text, data)
-        )
+            return FormatMismatch("it takes too many steps to compare it with the schema")
+        if errors:
+            return _mismatch((error.absolute_path, error.message) for error in errors)
+        return StructuredAnswer(text, data)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -283,10 +278,10 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _TooManyStepsError(Exception):
-    """The check of a reply has taken more steps than it may."""
+    """Validating a reply has taken more steps than it may."""
 
 
-def _named(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
@@ -327,24 +322,24 @@ def _depth(value: Any) -> int:
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all in it; values that are data, such as those of `enum`, are left out."""
+    """Yield a schema and all schemas in it, but not values that are data, such as those of `enum`."""
     if not isinstance(schema, dict):
         return
     yield schema
     for keyword, value in schema.items():
-        inner: list[Any] = []
+        parts: Iterable[Any] = ()
         if keyword in _MAPPING_KEYWORDS and isinstance(value, dict):
-            inner += value.values()
+            parts = value.values()
         elif keyword in _LIST_KEYWORDS and isinstance(value, list):
-            inner += value
+            parts = value
         elif keyword in _SUBSCHEMA_KEYWORDS:
-            inner.append(value)
-        for part in inner:
+            parts = (value,)
+        for part in parts:
             yield from _subschemas(part)
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is one that OpenAI's strict mode takes: every field required, and no others allowed."""
+    """Return whether OpenAI's strict mode accepts a schema: every field is required, and no others are allowed."""
     if "properties" not in schema and schema.get("type") != "object":
         return True
     return schema.get("additionalProperties") is False and set(schema.get("required", ())) == set(
@@ -366,13 +361,12 @@ def _check_schema(schema: dict[str, Any]) -> None:
     try:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        place = _place(error.absolute_path)
         raise ResponseFormatError(
-            f"this is not a JSON schema: {place + ': ' if place else ''}{_short(error.message)}",
+            f"this is not a JSON schema: {_problem_at(error.absolute_path, error.message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
     for part in _subschemas(schema):
-        if keyword := next((keyword for keyword in _REFUSED if keyword in part), None):
+        if keyword := next((keyword for keyword in _UNSUPPORTED if keyword in part), None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
                 hint="Name the fields in properties, and refer to shared parts with $ref and $defs.",
@@ -395,15 +389,15 @@ def _check_reference(schema: dict[str, Any], reference: str) -> None:
             f"the schema refers to {_short(reference)}, which is outside of it",
             hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
         )
-    if not isinstance(_pointed_at(schema, reference), dict | bool):
+    if not isinstance(_lookup(schema, reference), dict | bool):
         raise ResponseFormatError(
             f"the schema refers to {_short(reference)}, which it does not have",
             hint="Add it to $defs, or correct the reference.",
         )
 
 
-def _pointed_at(schema: Any, reference: str) -> Any:
-    """Return what a reference within a schema leads to; None if there is nothing."""
+def _lookup(schema: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference leads to; None if it has no such part."""
     target = schema
     for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
@@ -418,12 +412,12 @@ def _pointed_at(schema: Any, reference: str) -> Any:
 
 @lru_cache
 def _pattern(pattern: str) -> TypeAdapter[str]:
-    """Return a check whether a pattern occurs in a text, by an engine whose time is linear."""
+    """Return a validator of texts that match a pattern, which takes linear time."""
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
 def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
-    """Return a validator that raises once it has used up the steps."""
+    """Return a validator that raises `_TooManyStepsError` after the last step."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
 
     base: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
@@ -435,16 +429,16 @@ def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
             except ValidationError:
                 yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
-    def counted(check: Any) -> Any:
+    def count_steps(keyword: Any) -> Any:
         def apply(*arguments: Any) -> Iterator[Any]:
             if next(steps, None) is None:
                 raise _TooManyStepsError
-            yield from check(*arguments) or ()
+            yield from keyword(*arguments) or ()
 
         return apply
 
     keywords = {**base.VALIDATORS, "pattern": pattern}
-    return jsonschema.validators.extend(base, {name: counted(check) for name, check in keywords.items()})(schema)
+    return jsonschema.validators.extend(base, {name: count_steps(apply) for name, apply in keywords.items()})(schema)
 
 
 def _candidates(reply: str) -> Iterator[str]:
@@ -464,17 +458,16 @@ def _candidates(reply: str) -> Iterator[str]:
     yield from reversed([value for value in values if value != text])
 
 
-def _place(path: Any) -> str:
-    return ".".join(map(str, path))
-
-
 def _short(text: Any) -> str:
     line = " ".join(str(text).split())
     return line if len(line) <= _MAX_PROBLEM_CHARACTERS else line[:_MAX_PROBLEM_CHARACTERS] + "..."
 
 
-def _first_problems(problems: Any) -> str:
-    """Return the first problems, each with its place."""
-    first = [*islice(problems, _MAX_PROBLEMS + 1)]
-    shown = [f"{place}: {_short(message)}" if place else _short(message) for place, message in first[:_MAX_PROBLEMS]]
-    return "; ".join(shown) + ("; and more" if len(first) > _MAX_PROBLEMS else "")
+def _problem_at(path: Iterable[Any], message: str) -> str:
+    return ": ".join(filter(None, (".".join(map(str, path)), _short(message))))
+
+
+def _mismatch(problems: Iterable[tuple[Iterable[Any], str]]) -> FormatMismatch:
+    """Return a mismatch whose reason is the first problems, each with its path."""
+    texts = [_problem_at(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
+    return FormatMismatch("; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else ""))

@@ -158,8 +158,8 @@ class ReadResult:
         if self._read_all:
             return f"All of {document} was read."
         if self.trace.excerpt is not None:
-            shown, length = self.trace.tokens_shown, self.usage.document_tokens
-            return f"The policy was shown {shown:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
+            tokens, length = self.trace.tokens_shown, self.usage.document_tokens
+            return f"The policy was shown {tokens:,} of {length:,} tokens of {document}, chosen by {self.strategy}."
         part = f"after {self.chunks_read} chunks of {document}"
         if self.stop_reason.resumable:
             return f"Reading stopped at its limit ({self.stop_reason.value}) {part}."
@@ -191,7 +191,7 @@ class ReadResult:
             "chunks_read": self.chunks_read,
             "usage": {**asdict(self.usage), "total_tokens": self.usage.total_tokens},
             "events": [asdict(event) for event in self.events],
-            "evidence": [asdict(each) for each in self.evidence],
+            "evidence": [asdict(evidence) for evidence in self.evidence],
         }
         if self.response_format is not None:
             values |= {"value": self.json_value, "response_format": dict(self.response_format)}

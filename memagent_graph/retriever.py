@@ -1,17 +1,14 @@
-"""Ranks texts by similarity to a query: by words (BM25), or by an embedder's vectors."""
+"""Ranks texts by similarity to a query: by words (BM25), or by a retriever of the user's own."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from operator import index
 from typing import Any, Final, Protocol, runtime_checkable
-
-from langchain_core.embeddings import Embeddings
 
 from memagent_graph.errors import MemAgentError, RetrievalError
 from memagent_graph.extra_modules import extra_module
@@ -20,8 +17,6 @@ from memagent_graph.words import is_character_end, sentence_ends, terms
 _QUESTION_WORDS: Final = frozenset(
     ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
 )
-_BATCH: Final = 64
-"""Texts in one call of an embedder."""
 
 
 @runtime_checkable
@@ -92,45 +87,6 @@ class WordRetriever:
         return await asyncio.to_thread(rank_by_words, texts, query)
 
 
-@dataclass(frozen=True)
-class VectorRetriever:
-    """Ranks by the cosine of an embedder's vectors; all texts are ranked."""
-
-    embeddings: Embeddings
-
-    async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """Return the texts' numbers, best first by their cosine with the query. Texts are read in other threads.
-
-        Raises:
-            RetrievalError: the embedder fails.
-            MissingExtraError: numpy is not installed.
-        """
-        numpy = extra_module("numpy", "recall", "retrieval with an embedder")
-
-        async def unit(vectors: Awaitable[Any]) -> Any:
-            """Vectors scaled to length 1; a zero vector stays as it is."""
-            try:
-                matrix = numpy.asarray(await vectors, dtype="float32")
-            except Exception as error:
-                raise RetrievalError(
-                    f"the embedder {type(self.embeddings).__name__} failed: {type(error).__name__}: {error}",
-                    hint="Check its model and key, or leave it out to rank by BM25.",
-                ) from error
-            lengths = numpy.linalg.norm(matrix, axis=-1, keepdims=True)
-            return matrix / numpy.where(lengths > 0, lengths, 1)
-
-        asked = await unit(self.embeddings.aembed_query(query))
-        scores = []
-        while batch := await asyncio.to_thread(list, islice(texts, _BATCH)):
-            vectors = await unit(self.embeddings.aembed_documents(batch))
-            if len(vectors) != len(batch):
-                raise RetrievalError(
-                    f"the embedder returned {len(vectors)} vectors for {len(batch)} texts", hint="Use another one."
-                )
-            scores.append(vectors @ asked)
-        return _best_first(numpy.concatenate(scores))
-
-
 def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
     library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
@@ -142,12 +98,12 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
 
     numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
     known = [word for word in dict.fromkeys(words(question)) if word in numbers]
-    asked = [numbers[word] for word in [each for each in known if each not in _QUESTION_WORDS] or known]
-    if not asked:
+    query = [numbers[word] for word in [word for word in known if word not in _QUESTION_WORDS] or known]
+    if not query:
         return []
     index = library.BM25()
     index.index((numbered, numbers), show_progress=False)
-    scores = index.get_scores(asked)
+    scores = index.get_scores(query)
     return [number for number in _best_first(scores) if scores[number] > 0]
 
 

@@ -108,12 +108,6 @@ class PolicySettings:
     concurrency: int = setting(128, "Most requests at the same time.", minimum=1)
     timeout: float = setting(300.0, "Most seconds for one completion.", minimum=0.1)
     retries: int = setting(4, "How often to retry a failed request.", minimum=0)
-    requests_per_minute: float | None = setting(
-        None, "For a server: most requests per minute, over all reads.", shown="no limit", minimum=0.001
-    )
-    tokens_per_minute: float | None = setting(
-        None, "For a server: most prompt and completion tokens per minute.", shown="no limit", minimum=1
-    )
     session_header: str | None = setting(
         None,
         "Send the document's key in this header of every request, such as X-Session-Id, so that a router can send all "
@@ -284,10 +278,10 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         for group, names in _GROUPS.items():
             if (value := changes.pop(group, None)) is not None:
                 values |= {name: getattr(value, part) for name, part in names.items()}
-        known = {each.name for each in fields(self)}
-        if unknown := next((name for name in changes if name not in known), None):
+        known_names = {field.name for field in fields(self)}
+        if unknown := next((name for name in changes if name not in known_names), None):
             hint = _ELSEWHERE.get(unknown) or did_you_mean(
-                unknown, (*known, *_GROUPS), f"Settings are: {', '.join(sorted(known - {'chosen_by'}))}."
+                unknown, (*known_names, *_GROUPS), f"Settings are: {', '.join(sorted(known_names - {'chosen_by'}))}."
             )
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)
@@ -299,15 +293,15 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         Raises:
             MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
         """
-        known = {name: kind for name, (_, kind) in text_fields(cls).items()}
+        kinds = {name: kind for name, (_, kind) in text_fields(cls).items()}
         values: dict[str, Any] = {}
         for variable, text in environment.items():
             name = variable.removeprefix(_PREFIX).lower()
             if not variable.startswith(_PREFIX) or not text:
                 continue
-            if name in known:
-                values[name] = _value(variable, text, known[name])
-            elif near := get_close_matches(name, known, n=1, cutoff=0.85):
+            if name in kinds:
+                values[name] = _value(variable, text, kinds[name])
+            elif near := get_close_matches(name, kinds, n=1, cutoff=0.85):
                 raise MemAgentError(
                     f"{variable} is not a setting",
                     hint=f"Unset it, or, if it is meant, call it {_PREFIX}{near[0].upper()}.",
@@ -330,20 +324,20 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 hint="Resume it where it was started, with MemAgent.resume().",
                 run_id=run_id,
             )
-        known = {each.name: each for each in fields(cls) if each.metadata["logged"]}
+        logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
         kinds = get_type_hints(cls)
-        kept: dict[str, Any] = {}
-        for name in values.keys() & known.keys():
-            notes = known[name].metadata
+        restored: dict[str, Any] = {}
+        for name in values.keys() & logged_fields.keys():
+            notes = logged_fields[name].metadata
             try:
-                kept[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
-                _check_bounds(kept[name], notes["min"], notes["max"])
+                restored[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
+                _check_bounds(restored[name], notes["min"], notes["max"])
             except ValueError as error:
                 raise RunLogError(
                     f"the log's settings of run {run_id} are damaged: {name}: {error}",
                     hint="Restore the log from a copy, or read the document again.",
                 ) from error
-        settings = cls(**kept)
+        settings = cls(**restored)
         own_url = os.environ.get("OPENAI_BASE_URL")
         if settings.base_url is None or (own_url and origin(own_url) == origin(settings.base_url)):
             return settings
@@ -354,7 +348,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
         Objects, from which no other process could make this reader, are there by the names of their fields.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["logged"]}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["logged"]}
         values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
         if objects := [name for name, value in values.items() if not isinstance(value, _PLAIN)]:
             values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS: objects}
@@ -383,7 +377,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         url = os.environ.get("OPENAI_BASE_URL")
         is_open = self.policy is None and self.model is None and self.base_url is None
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
-            chosen = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
+            resolved = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
         elif is_open:
             if (name := default_policy()) is None:
                 raise NoPolicyError(
@@ -391,11 +385,11 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                     hint="Name a server with --base-url or a model with --model, or add a policy to this machine: "
                     f"`memagent policy add {KNOWN[0]}`.",
                 )
-            chosen = replaced(self, model=name, chosen_by="added")
+            resolved = replaced(self, model=name, chosen_by="added")
         else:
-            chosen = self
-        log.info("%s", chosen.policy_reason)
-        return chosen
+            resolved = self
+        log.info("%s", resolved.policy_reason)
+        return resolved
 
     @property
     def policy_reason(self) -> str:
@@ -464,7 +458,9 @@ def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     """Return the fields that can be given as text, by name, with the types of their values."""
     kinds = get_type_hints(cls)
     return {
-        each.name: (each, each.metadata["kind"] or kinds[each.name]) for each in fields(cls) if each.metadata["help"]
+        field.name: (field, field.metadata["kind"] or kinds[field.name])
+        for field in fields(cls)
+        if field.metadata["help"]
     }
 
 
@@ -476,7 +472,7 @@ def _check_bounds(value: float | None, low: float | None, high: float | None) ->
 def _value(variable: str, text: str, kind: Any) -> Any:
     """Return a variable's value as a field's type has it."""
     alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
-    kind = next(each for each in alternatives if each is not type(None))
+    kind = next(option for option in alternatives if option is not type(None))
     if get_origin(kind) is list:
         return text.splitlines()
     choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}

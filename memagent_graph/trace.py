@@ -106,12 +106,12 @@ class Trace:
     @cached_property
     def final_path(self) -> tuple[MemoryUpdate, ...]:
         """The updates that led to the final memory, in order, including all branches that were merged into it."""
-        wanted = set(self.final_sources)
+        indices = set(self.final_sources)
         path = []
-        for place in range(len(self.updates) - 1, -1, -1):
-            if place in wanted:
-                wanted.update(self.sources(self.updates[place]))
-                path.append(self.updates[place])
+        for index in range(len(self.updates) - 1, -1, -1):
+            if index in indices:
+                indices.update(self.sources(self.updates[index]))
+                path.append(self.updates[index])
         return tuple(reversed(path))
 
     def place(self, step_id: str) -> int:
@@ -131,10 +131,10 @@ class Trace:
 
         None when a branch begins to read: it writes its own notes, and its source is only shown to it.
         """
-        places = self.sources(update)
-        own = [place for place in places if self.updates[place].branch == update.branch]
+        indices = self.sources(update)
+        own_branch = [index for index in indices if self.updates[index].branch == update.branch]
         begins = update.branch and update.chunk_index is not None
-        return (max(own),) if own else () if begins else places
+        return (max(own_branch),) if own_branch else () if begins else indices
 
     def memory_before(self, step_id: str) -> str:
         """Return the memory that a step started from; several memories of a merge are joined."""
@@ -195,11 +195,13 @@ class Replayed:
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
         """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
-        places = self.places(sources)
-        if len(places) == 1:
-            return self.updates[places[0]].memory
-        own = [place for place in places if self.updates[place].branch == branch]
-        return "\n".join(filter(None, (self.updates[place].memory for place in ([max(own)] if own else places))))
+        indices = self.places(sources)
+        if len(indices) == 1:
+            return self.updates[indices[0]].memory
+        own_branch = [index for index in indices if self.updates[index].branch == branch]
+        return "\n".join(
+            filter(None, (self.updates[index].memory for index in ([max(own_branch)] if own_branch else indices)))
+        )
 
     def add(self, step: Call) -> MemoryUpdate | None:
         """Add the next step; returns the update that it started or changed, if any."""
@@ -209,19 +211,19 @@ class Replayed:
         self._after[step.id] = before
         if step.writes is Writes.ANSWER or not (step.reads or step.writes is Writes.MEMORY):
             return None
-        place = self._newest.get(step.branch)
-        if place is not None and step.reads and self.updates[place].chunk_index == step.chunk_index:
+        index = self._newest.get(step.branch)
+        if index is not None and step.reads and self.updates[index].chunk_index == step.chunk_index:
             # For earlier steps of the same chunk, the memory is the one from before the chunk.
-            before = self.updates[place].sources or ()
+            before = self.updates[index].sources or ()
             self.sources[step.id] = before
-            self.updates[place] = self._continue(self.updates[place], step)
+            self.updates[index] = self._continue(self.updates[index], step)
         else:
-            place = len(self.updates)
+            index = len(self.updates)
             self.updates.append(self._begun(step, before))
-        self._newest[step.branch] = place
-        self._places[step.id] = place
+        self._newest[step.branch] = index
+        self._places[step.id] = index
         self._after[step.id] = (step.id,)
-        return self.updates[place]
+        return self.updates[index]
 
     def _begun(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
         """Return the update that a step is the first of."""

@@ -153,12 +153,12 @@ def normal_form(text: str) -> str:
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFC", _HIDDEN_ANYWHERE.sub("", text).casefold())
-    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text)
+    return "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text)
 
 
 def ends_with_particle(word: str, at: int) -> bool:
     """Return whether what a Korean word has from a place on is a particle."""
-    return (found := _PARTICLE.search(word)) is not None and found.start() == at
+    return (match := _PARTICLE.search(word)) is not None and match.start() == at
 
 
 @lru_cache(maxsize=1 << 16)
@@ -210,13 +210,13 @@ def invented_word(text: str, sources: Iterable[str]) -> str | None:
     character must be in them, and one of two neighbours beside a character that it has here, too; those that Japanese
     endings are written in (hiragana) are not looked at.
     """
-    known: set[str] = set()
+    vocabulary: set[str] = set()
     for source in sources:
         for run in _runs(source):
             folded = [fold(word) for word in run]
-            known.update(folded, _pairs(folded), *(_parts(word) for word in run if not word.isalpha()))
+            vocabulary.update(folded, _pairs(folded), *(_parts(word) for word in run if not word.isalpha()))
     for run in _runs(text):
-        invented = _invented(run, known) if is_unspaced(run[0]) else _missing(run[0], known)
+        invented = _invented(run, vocabulary) if is_unspaced(run[0]) else _missing(run[0], vocabulary)
         if invented is not None:
             return invented
     return None
@@ -227,20 +227,20 @@ def _parts(word: str) -> list[str]:
     return [fold(part) for part in _PARTS.findall(word)]
 
 
-def _missing(word: str, known: set[str]) -> str | None:
-    return None if fold(word) in known else next((part for part in _parts(word) if part not in known), None)
+def _missing(word: str, vocabulary: set[str]) -> str | None:
+    return None if fold(word) in vocabulary else next((part for part in _parts(word) if part not in vocabulary), None)
 
 
-def _invented(run: Sequence[str], known: set[str]) -> str | None:
+def _invented(run: Sequence[str], vocabulary: set[str]) -> str | None:
     """Return the first characters of a run, in a script without spaces, that are not known as they stand."""
     folded = [fold(word) for word in run]
-    held = [pair in known for pair in _pairs(folded)]
-    loose = ""
-    for character, before, after in zip(folded, [False, *held], [*held, False], strict=True):
+    known_pairs = [pair in vocabulary for pair in _pairs(folded)]
+    unconfirmed = ""
+    for character, before, after in zip(folded, [False, *known_pairs], [*known_pairs, False], strict=True):
         if _HIRAGANA.match(character) or before or after:
-            loose = ""
-        elif character not in known or loose:
-            return loose + character
+            unconfirmed = ""
+        elif character not in vocabulary or unconfirmed:
+            return unconfirmed + character
         else:
-            loose = character
+            unconfirmed = character
     return None

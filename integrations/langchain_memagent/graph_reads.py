@@ -20,7 +20,7 @@ from langgraph.config import get_stream_writer
 
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
-from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
@@ -105,7 +105,7 @@ class GraphReads:
             return await result_of(self.reader.astream(reference, question, run_id=name, **options), on_update)
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
-        return await in_passes(reads, AT_ONCE)
+        return await in_passes(reads, MAX_SHARED_READS)
 
 
 def run_id_in(config: RunnableConfig, *key: object) -> str | None:

@@ -22,7 +22,7 @@ import msgspec
 from memagent_corpus.corpus_rows import CorpusRow, digest_of, make_failed_row, row_id, row_of
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
-from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.errors import (
@@ -151,7 +151,7 @@ class CorpusReader:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
             unanswered = [question for question in questions if ids[question] not in answered_ids]
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
-            outcomes = await in_passes(reads, AT_ONCE)
+            outcomes = await in_passes(reads, MAX_SHARED_READS)
             return [
                 await self._row(document, digest, question, settings, outcome)
                 for question, outcome in zip(unanswered, outcomes, strict=True)

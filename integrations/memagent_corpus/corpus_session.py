@@ -76,18 +76,10 @@ class CorpusSession:
             self._questions = questions_of(options.question or ())
             if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
-            self._format = None if options.schema is None else ResponseFormat.named(options.schema)
+            self._format = None if options.schema is None else ResponseFormat.load(options.schema)
             self._inputs = self._open()
             settings = options.settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)
-            if (options.requests_per_minute or options.tokens_per_minute) and self._settings.policy_name in {
-                "embedded",
-                "local",
-            }:
-                raise MemAgentError(
-                    "the limits for requests and tokens per minute are for a server, and this policy has no server",
-                    hint="Omit --requests-per-minute and --tokens-per-minute, or use a server with --base-url.",
-                )
             self._console.policy(self._settings.policy_reason)
             try:
                 if options.estimate:

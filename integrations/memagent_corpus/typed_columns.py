@@ -104,7 +104,7 @@ def columns_of(form: ResponseFormat, other_columns: Collection[str]) -> tuple[Ty
     columns: list[TypedColumn] = []
     for key, schema in form.properties.items():
         name = f"{_PREFIX}{key}" if key.casefold() in names else key
-        kind, is_list = _column_kind(form, form.resolved(schema))
+        kind, is_list = _column_kind(form, form.resolve(schema))
         columns.append(TypedColumn(name, key, kind, is_list))
     properties: dict[str, str] = {}
     for column in columns:
@@ -141,7 +141,7 @@ def _column_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[Colum
     """Return the kind of a property's column, and whether the column is a list."""
     options = _list_alternatives(form, schema)
     if options and all(option.get("type") == "array" and "prefixItems" not in option for option in options):
-        kinds = {_one_kind(_list_alternatives(form, form.resolved(option.get("items")))) for option in options}
+        kinds = {_one_kind(_list_alternatives(form, form.resolve(option.get("items")))) for option in options}
         kind = _common_kind(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
     return _one_kind(options), False
@@ -154,7 +154,7 @@ def _list_alternatives(form: ResponseFormat, schema: Mapping[str, Any], depth: i
         if isinstance(inner, list) and (keyword != "allOf" or len(inner) == 1) and "type" not in schema:
             if not depth:
                 return [{}]
-            return [option for part in inner for option in _list_alternatives(form, form.resolved(part), depth - 1)]
+            return [option for part in inner for option in _list_alternatives(form, form.resolve(part), depth - 1)]
     kind = schema.get("type")
     if kind is None:
         return [{}]

@@ -24,7 +24,7 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.concurrency.pace import AT_ONCE, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
@@ -170,7 +170,9 @@ class ReportWork:
             # there is no deadlock.
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_lock_of(run_id))
-            outcomes = dict(zip(distinct_questions, await _run_in_new_context(in_passes(reads, AT_ONCE)), strict=True))
+            outcomes = dict(
+                zip(distinct_questions, await _run_in_new_context(in_passes(reads, MAX_SHARED_READS)), strict=True)
+            )
         errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
         if fatal := [error for error in errors if not isinstance(error, DocumentError)]:
             raise fatal[0]

@@ -15,9 +15,9 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from memagent_graph.policies.dialects import words_of
+from memagent_graph.policies.dialects import server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
-from memagent_graph.policies.sending import OverlongReplyError, body_within, error_body
+from memagent_graph.policies.sending import OverlongReplyError, read_body, read_error_body
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
 from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import ApiError, bad_request, not_found
@@ -54,7 +54,7 @@ async def pass_on(
             return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
         if 300 <= reply.status < 400 or media_type_of(reply) != "application/json":
             raise await gateway_error(reply)
-        return Response(await body_within(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
+        return Response(await read_body(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
 
 
 def media_type_of(reply: aiohttp.ClientResponse) -> str:
@@ -68,7 +68,7 @@ def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
 
 async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
-    words = words_of(await error_body(reply))[:300] if media_type_of(reply) else "a compressed reply"
+    words = server_message(await read_error_body(reply))[:300] if media_type_of(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
         status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)

@@ -15,7 +15,7 @@ import typer
 
 from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
-from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Policy and server": (
         "policy", "profile", "tokenizer", "dtype", "api_key", "concurrency", "timeout", "retries",
-        "requests_per_minute", "tokens_per_minute", "session_header", "unsupported",
+        "session_header", "unsupported",
         "chat_template_kwargs", "header", "ca_file", "proxy",
     ),
     "Several machines": ("ray", "ray_actors"),
@@ -153,7 +153,7 @@ def questions_of(texts: Iterable[str]) -> list[str]:
             questions.append(text)
             continue
         try:
-            content = text_file(Path(text[1:]).expanduser(), MOST_BYTES_OF_WORDING, pipes=True)
+            content = text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, pipes=True)
             lines = [line.strip() for line in content.removeprefix("\ufeff").splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")

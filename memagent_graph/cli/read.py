@@ -71,7 +71,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             from memagent_graph.response_format import ResponseFormat
 
             questions = questions_of(self.question)
-            form = None if self.schema is None else ResponseFormat.named(self.schema)
+            form = None if self.schema is None else ResponseFormat.load(self.schema)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
                 if self.document == "-"

@@ -51,7 +51,7 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.concurrency.pace import AT_ONCE, in_passes
+            from memagent_graph.concurrency.pace import MAX_SHARED_READS, in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import raise_first, result_of
@@ -89,7 +89,7 @@ class Resume(RunOptions):
                 loaded = open_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)
-                form = None if self.schema is None else ResponseFormat.named(self.schema)
+                form = None if self.schema is None else ResponseFormat.load(self.schema)
                 options: Any = {"document": source, "response_format": form, "limits": self.limits}
 
                 async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
@@ -98,7 +98,7 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
-                        lambda show: in_passes([partial(resumed, run_id, show) for run_id in run_ids], AT_ONCE)
+                        lambda show: in_passes([partial(resumed, run_id, show) for run_id in run_ids], MAX_SHARED_READS)
                     )
                     have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
                     return [*raise_first(outcomes)] if have_failed else outcomes

@@ -35,14 +35,14 @@ class Forkable(Protocol):
 _forkable: WeakSet[Forkable] = WeakSet()
 
 
-def renew_in_children(each: Forkable) -> None:
+def renew_in_children(forkable: Forkable) -> None:
     """Call an object's `after_fork` in every process that is forked from this one, while the object exists."""
-    _forkable.add(each)
+    _forkable.add(forkable)
 
 
 def _renew() -> None:
-    for each in list(_forkable):
-        each.after_fork()
+    for forkable in list(_forkable):
+        forkable.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -54,7 +54,7 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 _CLEANUP_SECONDS = 10.0
-"""How long a call that is broken off waits for its coroutine to end."""
+"""How long a cancelled call waits for its coroutine to end."""
 
 
 class _Background:
@@ -94,12 +94,12 @@ class Cancellation:
         """Cancel the calls that wait, and all that follow."""
         with self._lock:
             self._is_cancelled, running = True, list(self._running)
-        for each in running:
-            each.cancel()
+        for future in running:
+            future.cancel()
 
     @contextmanager
-    def reaches(self, future: Future[Any]) -> Iterator[None]:
-        """See that `cancel` cancels this one, too."""
+    def watch(self, future: Future[Any]) -> Iterator[None]:
+        """Cancel a future, too, if `cancel` is called during the block."""
         with self._lock:
             self._running.add(future)
             if self._is_cancelled:
@@ -128,7 +128,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        with cancellation.reaches(future) if cancellation else nullcontext():
+        with cancellation.watch(future) if cancellation else nullcontext():
             return future.result()
     except BaseException:
         _cancel(future, coroutine, loop)
@@ -171,25 +171,25 @@ def synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> 
 def synchronous_stream(
     method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[S, P], Iterator[T]]:
-    """Return the same for a method that yields parts: it runs on the background loop."""
+    """Return the synchronous version of an asynchronous generator method, which runs on the background loop."""
 
     def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         end = object()
-        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        parts: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         async def drain() -> None:
             try:
                 async for part in method(self, *args, **kwargs):
-                    arrived.put(part)
-                arrived.put(end)
+                    parts.put(part)
+                parts.put(end)
             except BaseException as error:
-                arrived.put(error)
+                parts.put(error)
                 raise
 
         draining, loop = drain(), background_loop()
         future = asyncio.run_coroutine_threadsafe(draining, loop)
         try:
-            while (part := arrived.get()) is not end:
+            while (part := parts.get()) is not end:
                 if isinstance(part, BaseException):
                     raise part
                 yield part

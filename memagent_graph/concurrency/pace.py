@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
-AT_ONCE: Final = 128
-"""How many questions share a pass by default."""
+MAX_SHARED_READS: Final = 128
+"""How many questions share a pass over a document by default."""
 Reach: TypeAlias = Callable[[int], Awaitable[None]]
 """Waits until a reader may begin a chunk; the argument is how many chunks it has read."""
 
@@ -22,18 +22,18 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._places: dict[object, int] = {}
+        self._chunks_read: dict[object, int] = {}
         self._lowest = -1
         self._waiting: list[asyncio.Future[None]] = []
 
     @contextmanager
     def reader(self) -> Iterator[Reach]:
         """Add a reader at the document's beginning; it leaves when the context ends."""
-        name = object()
-        self._put(name, -1)
+        key = object()
+        self._move(key, -1)
 
         async def reach(chunks: int) -> None:
-            self._put(name, chunks)
+            self._move(key, chunks)
             while chunks > self._lowest:
                 waiter = asyncio.get_running_loop().create_future()
                 self._waiting.append(waiter)
@@ -42,15 +42,15 @@ class Pace:
         try:
             yield reach
         finally:
-            self._put(name, None)
+            self._move(key, None)
 
-    def _put(self, name: object, chunks: int | None) -> None:
-        """Note where a reader is (None if it has left), and wake those that waited for it."""
+    def _move(self, reader: object, chunks: int | None) -> None:
+        """Record how many chunks a reader has read (None if it has left), and wake the readers that waited for it."""
         if chunks is None:
-            del self._places[name]
+            del self._chunks_read[reader]
         else:
-            self._places[name] = max(chunks, self._places.get(name, chunks))
-        lowest = min(self._places.values(), default=self._lowest)
+            self._chunks_read[reader] = max(chunks, self._chunks_read.get(reader, chunks))
+        lowest = min(self._chunks_read.values(), default=self._lowest)
         if lowest != self._lowest:
             self._lowest, waiting = lowest, self._waiting
             self._waiting = []
@@ -59,12 +59,12 @@ class Pace:
                     waiter.set_result(None)
 
 
-async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: int) -> list[T | Exception]:
+async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
     """Run reads of one document in parallel, all at the same chunk at the same time.
 
     Args:
         reads: each is called with the function that it has to await before it begins a chunk.
-        at_once: how many share a pass; the others follow in later passes.
+        per_pass: how many reads share a pass; the others follow in later passes.
 
     Returns:
         The outcome of each, in order: a result, or the error if it failed. The others are read to their end.
@@ -79,7 +79,7 @@ async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], at_once: i
                 return error
 
     outcomes: list[T | Exception] = []
-    for start in range(0, len(reads), at_once):
+    for start in range(0, len(reads), per_pass):
         pace = Pace()
-        outcomes += await asyncio.gather(*(one(read, pace) for read in reads[start : start + at_once]))
+        outcomes += await asyncio.gather(*(one(read, pace) for read in reads[start : start + per_pass]))
     return outcomes

@@ -1,9 +1,8 @@
-"""Charsets: as the web names and reads them, and which ones the letters of a text belong to.
+"""Charsets: their labels as the web understands them, and the charset that the letters of a text belong to.
 
-`iso-8859-1` means cp1252 to the web, and `shift_jis` has the letters that Windows added.
-
-The labels are those of the WHATWG's Encoding Standard, from the package webencodings, which also says which of Python's
-codecs is meant. Where that codec has fewer characters than the standard's, another one is named here.
+On the web `iso-8859-1` means cp1252, and `shift_jis` has the letters that Windows added. The labels are those of the
+WHATWG's Encoding Standard, from the package webencodings, which also says which of Python's codecs is meant. Where that
+codec has fewer characters than the standard's, another one is named here.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _WIDER: Final = {
     "euc-jp": "euc_jis_2004",
 }  # fmt: skip
 """Python's codec with all characters that the web's encoding of this name has."""
-_OUR_OWN: Final = {
+_OTHER_LABELS: Final = {
     "x-gb2312": "gb18030", "hz-gb-2312": "hz", "iso-2022-kr": "iso2022_kr", "x-iso-2022-jp": "iso2022_jp_2",
     "cp1252": "cp1252",
 }  # fmt: skip
-_SEVEN_BITS: Final = (
+_SEVEN_BIT_MARKS: Final = (
     (re.compile(rb"\x1b\$[@B]|\x1b\$\(D|\x1b\([JI]"), ("iso2022_jp_2", "iso2022_jp_ext")),
     (re.compile(rb"\x1b\$\)C"), ("iso2022_kr",)),
     (re.compile(rb"~\{(?:[\x21-\x77][\x21-\x7e])+~\}"), ("hz",)),
@@ -33,7 +32,7 @@ _BYTE_ORDER_MARKS: Final = (
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
 AS_C1: Final = "memagent.c1"
-"""How to treat errors of cp1252."""
+"""The name of the handler for bytes that cp1252 does not define."""
 
 
 def _as_c1(error: UnicodeError) -> tuple[str, int]:
@@ -54,8 +53,8 @@ def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
 def web_codec(label: str) -> str | None:
     """Return the codec that the web means by a label; None for a label that it does not know."""
     label = label.strip().lower()
-    if own := _OUR_OWN.get(label):
-        return own
+    if codec := _OTHER_LABELS.get(label):
+        return codec
     encoding = webencodings.lookup(label)
     if encoding is None or encoding.name in {"x-user-defined", "replacement"}:
         return None
@@ -64,7 +63,7 @@ def web_codec(label: str) -> str | None:
 
 def seven_bit_codec(sample: bytes) -> str | None:
     """Return the codec of East Asian text that consists of ASCII's bytes: ISO-2022-JP, ISO-2022-KR, HZ."""
-    for mark, names in _SEVEN_BITS:
+    for mark, names in _SEVEN_BIT_MARKS:
         if mark.search(sample):
             for name in names:
                 try:

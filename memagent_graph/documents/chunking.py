@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, safe_cut
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, safe_cut
 from memagent_graph.words import is_character_end, is_unspaced, paragraph_ends, sentence_ends, word_ends
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
@@ -32,13 +32,13 @@ _TAIL_PERCENT = 15
 _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CHARACTER_TOKENS = 64
-"""Longer characters are cut, as are those that a chunk has no room for."""
-_BEYOND = 3
-"""Tokens that a chunk may have too many, for a code point that has several."""
+"""The most tokens of a character that is not cut."""
+_MAX_EXCESS_TOKENS = 3
+"""By how many tokens a chunk may exceed its size, for a code point that has several."""
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
 _BYTES_PER_PIECE = 600
-"""What a piece takes besides its text and tokens: a corpus of tiny documents has many of them."""
+"""The memory that a piece takes besides its text and tokens, which counts in a corpus of tiny documents."""
 _TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
     "sentence": (("sentence", _TAIL_PERCENT),),
     "paragraph": (("paragraph", _TAIL_PERCENT),),
@@ -174,13 +174,12 @@ class Chunker:
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._tails = [
-            (each, percent if each == "heading" else tail_percent or percent)
-            for each, percent in _TAILS.get(boundary, ())
+            (end, percent if end == "heading" else tail_percent or percent) for end, percent in _TAILS.get(boundary, ())
         ]
         self._current: _Piece | None = None
 
     def chunks(self, cursor: Cursor | None = None) -> Iterator[Chunk]:
-        """All chunks from `cursor` on.
+        """Yield all chunks from `cursor` on.
 
         Raises:
             DocumentError: as `next_chunk`.
@@ -249,7 +248,7 @@ class Chunker:
         )
 
     def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int, int] | None:
-        """How many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens.
+        """Return how many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens.
 
         None if no character ends within the last tokens.
         """
@@ -271,7 +270,7 @@ class Chunker:
         The number of tokens is None if no token ends there; the rest of the piece is then tokenised again.
         """
         fewest = max(first, wanted - _CHARACTER_TOKENS)
-        for taken in (*range(wanted, fewest, -1), *range(wanted + 1, wanted + _BEYOND + 1)):
+        for taken in (*range(wanted, fewest, -1), *range(wanted + 1, wanted + _MAX_EXCESS_TOKENS + 1)):
             cut = self._prefix(piece, taken)
             if cut is not None and cut > at_char:
                 return taken, cut
@@ -307,7 +306,7 @@ class Chunker:
         return first, -1
 
     def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
-        """How many tokens end exactly at the character `end`; None if a token crosses it.
+        """Return how many tokens end exactly at the character `end`; None if a token crosses it.
 
         `low` and `high` are numbers of tokens and the characters before and after `end` where they stop. Tokens have
         similar lengths, so a proportional guess is nearly right; every third guess is the middle, in case it is not.
@@ -339,7 +338,7 @@ class Chunker:
         self._current = _PIECES.get(key)
         if self._current is not None:
             return self._current
-        for largest in (PIECE_BYTES, LARGEST_PIECE_BYTES):
+        for largest in (PIECE_BYTES, MAX_PIECE_BYTES):
             data = self._store.read_bytes(self._ref, start_byte, start_byte + largest + 1)
             at_end = len(data) <= largest
             # The bytes may end inside a character, which is then left out.

@@ -37,7 +37,7 @@ _VARIABLES: Final = {
     "memory_mb": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000"),
     "text_mb": ("MEMAGENT_CONVERSION_TEXT_MB", "500"),
 }
-"""The bounds of a conversion, with the variable that sets each, and its default."""
+"""For each bound of a conversion, the environment variable that sets it, and its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ConversionCancellation:
                 self._process.kill()
 
     @contextlib.contextmanager
-    def watching(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def watch(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
         """Kill this process when the conversion is cancelled, and in any case at the end."""
         with self._lock:
             self._process = process
@@ -171,8 +171,8 @@ def convert_parts(
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _place_of(converter),
-        "converters": {kind: place for kind, (place, _) in converter_kinds().items()},
+        "converter": _location_of(converter),
+        "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
         **limits,
     }
     with contextlib.ExitStack() as stack:
@@ -183,12 +183,12 @@ def convert_parts(
         yield from _parts(task, result, bounds, code)
 
 
-def _place_of(converter: str | None) -> str | None:
+def _location_of(converter: str | None) -> str | None:
     """Return the location of a user's converter, independent of the current folder."""
     if converter is None or converter in converter_kinds():
         return converter and converter_kinds()[converter][0]
-    place, colon, function = converter.rpartition(":")
-    return f"{Path(place).expanduser().resolve()}{colon}{function}" if place.endswith(".py") else converter
+    module, colon, function = converter.rpartition(":")
+    return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
 
 
 @contextlib.contextmanager
@@ -226,11 +226,11 @@ def _run(
         cwd=Path(conversion_program.__file__).parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     )
-    with cancellation.watching(process):
+    with cancellation.watch(process):
         try:
             code = process.wait(bounds.seconds)
         except subprocess.TimeoutExpired:
-            raise _beyond(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
+            raise _bound_exceeded(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
     if cancellation.cancelled:
         raise DocumentError(f"the conversion of {task['name']} was cancelled", hint="Read it again.")
     return code
@@ -238,7 +238,7 @@ def _run(
 
 def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds, code: int) -> Parts:
     """Yield the output of the process. The file may be hostile, so the output is not trusted."""
-    left = int(bounds.text_mb * _MB)
+    remaining = int(bounds.text_mb * _MB)
     while header := result.readline(_MAX_HEADER_BYTES):
         try:
             part = json.loads(header)
@@ -257,25 +257,25 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
                 pass
             case _:
                 break
-        data = result.read(min(size, left))
-        left -= size
+        data = result.read(min(size, remaining))
+        remaining -= size
         if len(data) < size:
             break
         text = data.decode("utf-8", "surrogatepass")
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
     if CPU_LIMIT_SIGNAL and code == -CPU_LIMIT_SIGNAL:
         raise DocumentError(
-            f"the {_format(task)} takes far more time than files of its size: it is nested too deeply",
+            f"the {_describe(task)} takes far more time than files of its size: it is nested too deeply",
             hint="Save it as text.",
         )
     raise DocumentError(
-        f"the conversion of the {_format(task)} failed (exit code {code})",
+        f"the conversion of the {_describe(task)} failed (exit code {code})",
         hint=f"The file is damaged, or needs more memory than the {bounds.memory_mb:g} MB that "
         f"{_VARIABLES['memory_mb'][0]} allows; save it again, or convert it to plain text.",
     )
 
 
-def _format(task: Mapping[str, Any]) -> str:
+def _describe(task: Mapping[str, Any]) -> str:
     return f"{str(task['kind']).upper()} file {task['name']}"
 
 
@@ -284,23 +284,23 @@ def _failure(
 ) -> DocumentError | MissingExtraError:
     match values.get("kind"):
         case "memory":
-            return _beyond(task, f"needs more than {bounds.memory_mb:g} MB of memory", "memory_mb", bounds)
+            return _bound_exceeded(task, f"needs more than {bounds.memory_mb:g} MB of memory", "memory_mb", bounds)
         case "text":
-            return _beyond(task, f"gives more than {bounds.text_mb:g} MB of text", "text_mb", bounds)
+            return _bound_exceeded(task, f"gives more than {bounds.text_mb:g} MB of text", "text_mb", bounds)
         case "unsupported":
             return UnsupportedDocumentError(values["message"], hint=values["hint"])
         case "missing" if extra := converter_kinds().get(task["kind"], ("", ""))[1]:
-            return MissingExtraError(extra, f"reading the {_format(task)}")
+            return MissingExtraError(extra, f"reading the {_describe(task)}")
         case "missing":
             return DocumentError(
-                f"reading the {_format(task)} needs the package {values['message']!r}", hint="Install it."
+                f"reading the {_describe(task)} needs the package {values['message']!r}", hint="Install it."
             )
     return DocumentError(values["message"], hint=values["hint"])
 
 
-def _beyond(task: Mapping[str, Any], what: str, bound: str, bounds: ConversionBounds) -> DocumentError:
+def _bound_exceeded(task: Mapping[str, Any], excess: str, bound: str, bounds: ConversionBounds) -> DocumentError:
     return DocumentError(
-        f"the conversion of the {_format(task)} {what}",
+        f"the conversion of the {_describe(task)} {excess}",
         hint=f"If you trust the file, raise the bound: {_VARIABLES[bound][0]}={getattr(bounds, bound) * 4:g}; "
         "otherwise convert it to plain text first.",
     )

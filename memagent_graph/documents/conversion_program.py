@@ -18,9 +18,9 @@ from typing import IO, Any, Final
 from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, parts_of
 
 PART_CHARACTERS: Final = 1 << 20
-MOST_HEADINGS: Final = 10
+MAX_HEADINGS: Final = 10
 """Of those that a block stands under."""
-LONGEST_HEADING: Final = 120
+MAX_HEADING_CHARACTERS: Final = 120
 """In characters."""
 _SLACK_BYTES: Final = 1 << 20
 
@@ -82,11 +82,11 @@ def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
         resource.RLIMIT_FSIZE: text_bytes + text_bytes // 8 + _SLACK_BYTES,
         resource.RLIMIT_CORE: 0,
     }
-    for which, bound in bounds.items():
-        _, hard = resource.getrlimit(which)
+    for resource_kind, bound in bounds.items():
+        _, hard = resource.getrlimit(resource_kind)
         allowed = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         try:
-            resource.setrlimit(which, (allowed, allowed))
+            resource.setrlimit(resource_kind, (allowed, allowed))
         except (OSError, ValueError):
             continue  # macOS has some of them by name only
 
@@ -102,7 +102,7 @@ def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:
             written += len(data)
             if written > text_bytes:
                 raise ConversionError(kind="text")
-            headings = part.headings and [each[:LONGEST_HEADING] for each in part.headings[:MOST_HEADINGS]]
+            headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
             begins = [None, None] if at else [part.label, headings]
             out.write(json.dumps([*begins, len(data)]).encode() + b"\n")
             out.write(data)

@@ -1,4 +1,4 @@
-"""Bytes to text, piece by piece: which charset, whether it is text at all, and what to say when it is not."""
+"""Decodes bytes piece by piece: finds their charset, and refuses what is not text."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _utf16_without_mark(sample: bytes) -> str | None:
     # In text with ASCII, the zeros are the first bytes of characters in one of them, and the second in the other.
     charset = "utf-16-be" if sample[::2].count(b"\x00") > sample[1::2].count(b"\x00") else "utf-16-le"
     text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
-    return charset if sum(each.isprintable() or each.isspace() for each in text) > 0.95 * len(text) else None
+    return charset if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else None
 
 
 def decode_pieces(

@@ -1,10 +1,10 @@
-"""Headings and numbered clauses of a text: where they begin, and what they are called.
+"""Finds headings and numbered clauses in a text: where they begin, and their labels.
 
-Found are Markdown headings (most converters write Markdown), and in any text lines that begin with a
-number of a clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Numbers also stand before quantities and
-in lists. So a number must follow from the one before it (4.2 after 4.1 or 4), and a single number needs a short line
-that no list and no sentence continues to; one that ends with a full stop has to be in title case. Rules like these are
-wrong now and then; then evidence names the section before.
+These are Markdown headings (most converters write Markdown) and, in any text, lines that begin with the number of a
+clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Quantities and lists begin with numbers, too. So a
+number must follow from the one before it (4.2 after 4.1 or 4), and a line with a single number must be short and not
+part of a list or a sentence; if it ends with a full stop, it must be in title case. Such rules are wrong now and then;
+evidence then names the previous section.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final
 
 from memagent_graph.documents.sources import MEDIA_TYPES, SourceMark
 
-MOST_HEADINGS: Final = 100_000
-LONGEST_LABEL: Final = 120
+MAX_HEADINGS: Final = 100_000
+MAX_LABEL_CHARACTERS: Final = 120
 _MAX_TITLE: Final = 80
 _MAX_WORDS: Final = 12
 _SMALL_WORDS: Final = re.compile(r"an?|and|as|at|by|for|from|in|not|of|on|or|the|this|to|under|with")
 """Words that a title has in lower case though the others begin with capitals."""
 _MAX_STEP: Final = 4
-"""How many clauses in a row may be missed before a number no longer counts as the next one."""
+"""By how much a clause's number may exceed the one before it."""
 _MIN_WRAPPED_LINE: Final = 50
-"""How long a line of a wrapped paragraph is at least."""
+"""The minimum length of a line in a wrapped paragraph."""
 _BLOCK: Final = 1 << 20
 _MARKDOWN_TYPES: Final = frozenset(
     MEDIA_TYPES[kind] for kind in ("md", "html", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub")
@@ -56,21 +56,21 @@ def is_markdown(media_type: str) -> bool:
 
 
 def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
-    """Return the headings and numbered clauses of a text, in order; at most `MOST_HEADINGS`.
+    """Return the headings and numbered clauses of a text, in order; at most `MAX_HEADINGS`.
 
     Args:
         pieces: the text, in order.
         media_type: the type of the document. In texts that are not Markdown, a line that begins with # counts only with
             blank lines around it, because it may be a comment.
     """
-    found: list[SourceMark] = []
+    marks: list[SourceMark] = []
     reader = _Reader(strict=not is_markdown(media_type))
     for start, block in _blocks(pieces):
         for mark in reader.marks(block, start):
-            found.append(mark)
-            if len(found) == MOST_HEADINGS:
-                return found
-    return found
+            marks.append(mark)
+            if len(marks) == MAX_HEADINGS:
+                return marks
+    return marks
 
 
 def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
@@ -79,7 +79,7 @@ def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[i
     window = text[begin : end + _MAX_TITLE * 4]
     reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
     starts = (begin + mark.start_char for mark in reader.marks(window, 0))
-    return [each for each in starts if start < each <= end]
+    return [position for position in starts if start < position <= end]
 
 
 class _Reader:
@@ -103,18 +103,18 @@ class _Reader:
         self._before, self._item = (self._before + block)[-4:], None
 
     def _label(self, line: re.Match[str], block: str) -> str | None:
-        """Return what a line is called as a heading; None if it is none."""
+        """Return the label of a line that is a heading; None if it is not one."""
         if line["heading"] is None:
             return self._clause(line, block)
         if self._strict and not self._stands_alone(line, block):
             return None
         label = _plain(line["heading"].rstrip("#"))
-        if found := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
-            self._number = _parts(found[0])
+        if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
+            self._number = _parts(number[0])
         return _cut(label) or None
 
     def _clause(self, line: re.Match[str], block: str) -> str | None:
-        """Return what a line is called that begins with a clause's number; None if that is not what it is."""
+        """Return the label of a line that begins with a clause's number; None if it does not begin a clause."""
         title, name = _plain(line["title"] or ""), _plain(line["named"] or line["number"])
         if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
             return None
@@ -163,15 +163,15 @@ def _is_in_sentence(line: re.Match[str], block: str) -> bool:
 
 def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield the text in blocks of about a megabyte that end with a line, each with the place of its first character."""
-    start, held = 0, ""
+    start, rest = 0, ""
     for piece in pieces:
-        held += piece
-        while len(held) > 2 * _BLOCK:
-            cut = held.rfind("\n\n", _BLOCK, 2 * _BLOCK) + 1 or held.rfind("\n", _BLOCK, 2 * _BLOCK)
+        rest += piece
+        while len(rest) > 2 * _BLOCK:
+            cut = rest.rfind("\n\n", _BLOCK, 2 * _BLOCK) + 1 or rest.rfind("\n", _BLOCK, 2 * _BLOCK)
             cut = cut + 1 if cut > 0 else 2 * _BLOCK
-            yield start, held[:cut]
-            start, held = start + cut, held[cut:]
-    yield start, held
+            yield start, rest[:cut]
+            start, rest = start + cut, rest[cut:]
+    yield start, rest
 
 
 def _parts(number: str) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
 
 
 def _short_title(title: str) -> str | None:
-    """Return a clause's title: the line, or its first words up to a full stop; None if it begins with a sentence."""
+    """Return a clause's title: the line, or its words up to a full stop; None if the line begins with a sentence."""
     end = _TITLE_END.search(title[: _MAX_TITLE + 4])
     if end is not None:
         short = title[: end.start()]
@@ -202,15 +202,15 @@ def _short_title(title: str) -> str | None:
 
 
 def _is_in_title_case(title: str) -> bool:
-    """Whether a few words all begin with capital letters or digits, small words apart."""
+    """Whether a few words all begin with capital letters or digits, except for articles and prepositions."""
     words = title.split()
     return len(words) <= _MAX_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 
 
 def _plain(text: str) -> str:
-    """Without Markdown's marks, and white space as single spaces."""
+    """Return a text without Markdown's marks, and with single spaces."""
     return " ".join(re.sub(r"\*\*|__|`|\\(?=[.#*_\-()\[\]])", "", text).split())
 
 
 def _cut(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
+    return label if len(label) <= MAX_LABEL_CHARACTERS else label[: MAX_LABEL_CHARACTERS - 1] + "…"

@@ -123,7 +123,7 @@ def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
 def _open(document: Document) -> IO[bytes]:
     path: Path = document.content
     hint = None
-    shown = path if document.root is None else document.name  # a client of the root learns nothing of its place
+    name = path if document.root is None else document.name  # a client of the root learns nothing of its place
     try:
         return path.open("rb") if document.root is None else open_regular(path, document.root)
     except FileNotFoundError:
@@ -133,9 +133,9 @@ def _open(document: Document) -> IO[bytes]:
     except PermissionError:
         reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        what = f"the file {shown} cannot be opened: {getattr(error, 'strerror', error)}"
+        what = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
         raise DocumentError(what, hint="Check the path, or copy the file.") from error
-    raise DocumentError(f"the file {shown} {reason}", hint=hint)
+    raise DocumentError(f"the file {name} {reason}", hint=hint)
 
 
 def _stream(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
@@ -179,23 +179,23 @@ def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
 
 def _kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file, by its first bytes, its type or else how it begins; None for plain text."""
-    named = kind_of_type(document.media_type)
+    declared = kind_of_type(document.media_type)
     start = file.tell()
     sample = _sample(file)
     marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
         marked = _archive_kind(file)
         file.seek(start)
-        if marked is None and named in _MARKED:
+        if marked is None and declared in _MARKED:
             raise UnsupportedDocumentError(
-                f"{document.name} is a damaged {named.upper()} file, or not one", hint="Save it again, or as text."
+                f"{document.name} is a damaged {declared.upper()} file, or not one", hint="Save it again, or as text."
             )
-    elif marked is None and named in _MARKED:
+    elif marked is None and declared in _MARKED:
         raise UnsupportedDocumentError(
-            f"{document.name} is called {named.upper()} but does not begin like such a file",
+            f"{document.name} is called {declared.upper()} but does not begin like such a file",
             hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
         )
-    return marked or named or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
+    return marked or declared or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
 
 
 def _kind_by_content(document: Document, sample: bytes) -> str | None:

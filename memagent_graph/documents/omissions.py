@@ -36,7 +36,9 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
     for omission in omissions:
         sorts.setdefault((omission.what, omission.remedy), []).append(omission)
     return [
-        StoredOmission(what=what, count=sum(each.count for each in several), places=_places(several), remedy=remedy)
+        StoredOmission(
+            what=what, count=sum(omission.count for omission in several), places=_places(several), remedy=remedy
+        )
         for (what, remedy), several in [*sorts.items()][:_MAX_KINDS]
     ]
 
@@ -44,14 +46,16 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
 def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
     """Return what a stored document's text lacks, to be passed on with that text into another document."""
     return [
-        Omission(each["what"], each["places"], each["remedy"], each["count"]) for each in document.get("omissions", ())
+        Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
+        for stored in document.get("omissions", ())
     ]
 
 
 def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
     """Return the events of a reference's omissions."""
     return tuple(
-        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(each)) for each in document.get("omissions", ())
+        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(omission))
+        for omission in document.get("omissions", ())
     )
 
 
@@ -78,8 +82,10 @@ def sentence_of(omission: StoredOmission) -> str:
 
 def _places(omissions: Sequence[Omission]) -> str:
     """Return where they are: pages as ranges, other places as they are, some of them if there are many."""
-    names = dict.fromkeys(each.place for each in omissions if each.place and not _PAGE.fullmatch(each.place))
-    pages = sorted({int(match[1]) for each in omissions if (match := _PAGE.fullmatch(each.place))})
+    names = dict.fromkeys(
+        omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
+    )
+    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE.fullmatch(omission.place))})
     ranges = []
     for _, numbered in groupby(enumerate(pages), lambda item: item[1] - item[0]):
         run = [page for _, page in numbered]

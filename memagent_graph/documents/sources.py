@@ -31,28 +31,28 @@ class PageRanges:
     parts: tuple[tuple[int, int | None], ...]
 
     @classmethod
-    def of(cls, given: str | int | PageRanges) -> PageRanges:
+    def of(cls, pages: str | int | PageRanges) -> PageRanges:
         """Return the pages that a text names.
 
         Raises:
             DocumentError: it does not name pages.
         """
-        if isinstance(given, PageRanges):
-            return given
-        words = str(given).replace("\N{EN DASH}", "-").split(",")
+        if isinstance(pages, PageRanges):
+            return pages
+        texts = str(pages).replace("\N{EN DASH}", "-").split(",")
         parts = []
-        for word in words if len(words) <= _MAX_PARTS else ():
-            found = _PART.fullmatch(word)
-            if found is None:
+        for text in texts if len(texts) <= _MAX_PARTS else ():
+            match = _PART.fullmatch(text)
+            if match is None:
                 break
-            first, dash, last = int(found[1]), found[2], found[3]
+            first, dash, last = int(match[1]), match[2], match[3]
             end = int(last) if last else None if dash else first
             if first < 1 or (end is not None and end < first):
                 break
             parts.append((first, end))
-        if len(parts) != len(words):
+        if len(parts) != len(texts):
             raise DocumentError(
-                f"{str(given)[:80]!r} does not name pages",
+                f"{str(pages)[:80]!r} does not name pages",
                 hint="Write 5, 5-10, 12- (to the end) or 1-3,7; pages are counted from 1.",
             )
         return cls(tuple(parts))
@@ -65,7 +65,7 @@ class PageRanges:
 
 TEXT = "text/plain"
 UNKNOWN = "application/octet-stream"
-"""The type of a document whose name does not say it: its content does."""
+"""The type of a document with an unknown suffix; its content decides how it is read."""
 MARKDOWN = "text/markdown"
 PDF = "application/pdf"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -86,7 +86,7 @@ MEDIA_TYPES: Final = {
     "eml": "message/rfc822",
     "mbox": "application/mbox",
 }
-"""By kind of file. Those of other packages' converters are `application/x-` and the kind."""
+"""MIME types by kind of file. For kinds of other packages' converters they are `application/x-` and the kind."""
 KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
 _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
@@ -152,7 +152,7 @@ class Document:
     root: Path | None = None
 
     def only(self, pages: str | int | PageRanges | None) -> Document:
-        """Only some pages of a PDF file, such as "5-10" or "1-3,7"; None for all.
+        """Return the document with only some pages of its PDF file, such as "5-10" or "1-3,7"; None for all.
 
         Raises:
             DocumentError: `pages` does not name pages. Whether the document has them shows when it is read.
@@ -178,33 +178,35 @@ class Document:
     @classmethod
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
-        named = getattr(file, "name", None)
-        name = name or (_readable(Path(named).name) if isinstance(named, str) else "file")
+        path = getattr(file, "name", None)
+        name = name or (_readable(Path(path).name) if isinstance(path, str) else "file")
         return cls(name, media_type_of(name), file, encoding)
 
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
-        """Text or bytes that arrive piece by piece. They are stored to their end before reading begins."""
+        """Return text or bytes that arrive piece by piece. All of it is stored before reading begins."""
         return cls(name, TEXT, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
-        """Text that is made piece by piece.
+        """Return a text that is generated piece by piece.
 
         Args:
-            pieces: starts from the beginning at each call.
+            pieces: yields the text from its beginning at each call.
             name: its name in messages and results.
         """
         return cls(name, TEXT, pieces)
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
-        """LangChain `Document`s, one after another with a blank line between; their sources are kept as sections."""
+        """Return LangChain `Document`s as one text with blank lines between; their sources become sections."""
         if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
-        blocks = (Block(each.page_content, _label(each, index)) for index, each in enumerate(documents))
+        blocks = (Block(document.page_content, _label(document, index)) for index, document in enumerate(documents))
         return cls(
-            name or _source_name(documents), TEXT, tuple(part for each in blocks for part in (Block(GAP), each))[1:]
+            name or _source_name(documents),
+            TEXT,
+            tuple(part for document in blocks for part in (Block(GAP), document))[1:],
         )
 
     @classmethod
@@ -233,9 +235,9 @@ class Document:
         if hasattr(source, "read"):
             return cls.from_file(source)
         if isinstance(source, list | tuple):
-            if source and all(hasattr(each, "page_content") for each in source):
+            if source and all(hasattr(item, "page_content") for item in source):
                 return cls.from_langchain(source)
-            if all(isinstance(each, str) for each in source):
+            if all(isinstance(item, str) for item in source):
                 return cls.from_text("".join(source))
         elif isinstance(source, Iterable) and not isinstance(source, dict | set | frozenset):
             return cls.from_stream(source)
@@ -301,6 +303,6 @@ def _label(document: Any, index: int) -> str:
 
 
 def _source_name(documents: Sequence[Any]) -> str:
-    sources = {str((getattr(each, "metadata", None) or {}).get("source", "")) for each in documents}
+    sources = {str((getattr(document, "metadata", None) or {}).get("source", "")) for document in documents}
     only = sources.pop() if len(sources) == 1 else ""
     return Path(only).name if only else f"{len(documents)} documents"

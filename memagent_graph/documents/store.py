@@ -25,7 +25,7 @@ from typing import IO, Any, Final, Literal, Self
 
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import ConversionCancellation, run_in_thread
-from memagent_graph.documents.headings import MOST_HEADINGS, headings, is_markdown
+from memagent_graph.documents.headings import MAX_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import sentence_of, summary_of
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
@@ -153,30 +153,30 @@ class DocumentStore:
             ) from error
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's pages or sources begin, in order; empty if it has none."""
+        """Return where the document's pages or sources begin, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
 
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
-        """Where the document's headings begin, in order, each with those that it stands under.
+        """Return where the document's headings begin, in order; a label includes the headings above.
 
-        Those of its converter; if that gave none, or only a title, also headings and numbered clauses that the text
-        shows. These are looked for once, and then kept beside the sections.
+        They come from its converter. If that found none, or only a title, headings and numbered clauses are also
+        searched for in the text, once, and kept beside the sections.
 
         Raises:
             DocumentError: the text is no longer here.
         """
-        given = self._marks(ref.get("headings"))
-        if len(given) > 1:
-            return given
+        declared = self._marks(ref.get("headings"))
+        if len(declared) > 1:
+            return declared
         stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
         try:
-            marks = [SourceMark(*each) for each in json_file(stored)]
+            marks = [SourceMark(*values) for values in json_file(stored)]
         except (FileNotFoundError, ValueError):
             marks = headings(self._decode(ref), ref["media_type"])
             # Where the store cannot be written, they are looked for again the next time.
             with contextlib.suppress(OSError):
                 write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
-        by_place = {mark.start_char: mark for mark in [*marks, *given]}
+        by_place = {mark.start_char: mark for mark in [*marks, *declared]}
         return [by_place[place] for place in sorted(by_place)]
 
     def _marks(self, name: str | None) -> list[SourceMark]:
@@ -200,7 +200,7 @@ class DocumentStore:
             yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
 
     def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text. Other references to the same text lose it too."""
+        """Delete a document's text, also for other references to the same text."""
         paths = [
             self._text_path(ref),
             *(self._headings_path(ref, kind) for kind in ("markdown", "text")),
@@ -300,7 +300,7 @@ def _write(
             continue
         if part.label is not None:
             sections.append(SourceMark(characters, part.label))
-        if part.headings and len(titles) < MOST_HEADINGS:
+        if part.headings and len(titles) < MAX_HEADINGS:
             titles.append(SourceMark(characters, " > ".join(part.headings)))
         data = _utf8(part.text, name, characters, replace=replace)
         digest.update(data)
@@ -309,11 +309,11 @@ def _write(
         characters += len(part.text)
         blank = blank and (not part.text or part.text.isspace())
     if blank:
-        told = "; ".join(map(sentence_of, summary_of(omissions)))
+        omitted = "; ".join(map(sentence_of, summary_of(omissions)))
         raise EmptyDocumentError(
-            f"{name} holds no text" + (" but white space" if size else "") + (f"; {told}" if told else ""),
+            f"{name} holds no text" + (" but white space" if size else "") + (f"; {omitted}" if omitted else ""),
             hint="Name a converter of your own that reads it (--converter), such as one for scanned pages."
-            if told
+            if omitted
             else "Check that it is the document you meant.",
         )
     return digest.hexdigest(), size, sections, titles

@@ -105,7 +105,7 @@ class ChatModelPolicy:
 
     async def _reply(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
         """Call the model, again without an option that its error names."""
-        learnt: set[str] = set()
+        refused: set[str] = set()
         while True:
             try:
                 model, options = self._with(sampling)
@@ -113,15 +113,15 @@ class ChatModelPolicy:
             except Exception as error:  # noqa: BLE001  whatever the model raises
                 option = refused_field(str(error), self._options(sampling))
                 if option is not None:
-                    learnt.add(option)
+                    refused.add(option)
                     self._unsupported.add(option)
                     continue
-                self._unsupported -= learnt
-                redacted = SecretRedaction(each.get_secret_value() for each in _secrets(self._model))
-                whole = "".join(traceback.format_exception(error))
+                self._unsupported -= refused
+                redacted = SecretRedaction(secret.get_secret_value() for secret in _secrets(self._model))
+                trace = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=hint) from (
-                    error if redacted(whole) == whole else None
+                    error if redacted(trace) == trace else None
                 )  # tracers write down what causes say
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:

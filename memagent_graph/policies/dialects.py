@@ -123,7 +123,7 @@ def sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tu
     """Return what was asked for in fields that a server does not take."""
     if not unsupported:
         return ()
-    chosen = {
+    requested = {
         "temperature": sampling.temperature if sampling.temperature != 1 else None,
         "top_p": sampling.top_p if sampling.top_p < 1 else None,
         "seed": sampling.seed,
@@ -132,9 +132,9 @@ def sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tu
         "max_completion_tokens": sampling.max_tokens,
     }
     notes = [
-        (EventKind.SAMPLING_CHANGED, f"the server does not take {name}; {chosen[name]} was asked for")
+        (EventKind.SAMPLING_CHANGED, f"the server does not take {name}; {requested[name]} was asked for")
         for name in sorted(unsupported)
-        if chosen.get(name) is not None
+        if requested.get(name) is not None
     ]
     if sampling.logprobs and "logprobs" in unsupported:
         notes.append((EventKind.LOGPROBS_DROPPED, "the server does not take logprobs"))
@@ -162,7 +162,7 @@ _UNSUPPORTED: Final = re.compile(
 )
 
 
-def words_of(content: bytes) -> str:
+def server_message(content: bytes) -> str:
     """Return a server's message, without the JSON around it, and the field that it names beside it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
@@ -173,9 +173,9 @@ def words_of(content: bytes) -> str:
             message = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
             field = inner.get("param") if isinstance(inner, dict) else None
             if message:
-                named = isinstance(field, str) and field not in str(message)
-                return f"{message} ({field})" if named else str(message)
-    return content.decode(errors="replace") or "no words"
+                is_missing = isinstance(field, str) and field not in str(message)
+                return f"{message} ({field})" if is_missing else str(message)
+    return content.decode(errors="replace") or "no message"
 
 
 def speaks_of_length(words: str) -> bool:

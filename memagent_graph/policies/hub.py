@@ -38,8 +38,8 @@ def model_folder(repository: str, *, with_weights: bool) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolicyError(
-            f"the model {repository} cannot be downloaded from the hub: {said}",
+            f"the model {repository} cannot be downloaded from the hub: {reason}",
             hint="Check the id's spelling, download it on a machine with a network (hf download), or name a folder.",
         ) from error

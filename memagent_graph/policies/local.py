@@ -159,16 +159,16 @@ class LocalPolicy:
     def _work(self, waiting: _Waiting) -> None:
         last = False
         while not last:
-            found = [waiting.get()]
-            while len(found) < _MAX_BATCH and found[-1] is not None:
+            batch = [waiting.get()]
+            while len(batch) < _MAX_BATCH and batch[-1] is not None:
                 try:
-                    found.append(waiting.get(timeout=_LINGER))
+                    batch.append(waiting.get(timeout=_LINGER))
                 except queue.Empty:
                     break
-            last = found[-1] is None
+            last = batch[-1] is None
             with self._computing:
-                for batch in self._batches([request for request in found if request is not None]):
-                    self._serve(batch)
+                for requests in self._batches([request for request in batch if request is not None]):
+                    self._serve(requests)
 
     def _batches(self, requests: Sequence[_Request]) -> list[list[_Request]]:
         """Group requests whose prompts begin alike; a GPU computes all of them together in less time."""
@@ -180,8 +180,8 @@ class LocalPolicy:
         alone = [batch[0] for batch in batches.values() if len(batch) == 1]
         return [batch for batch in batches.values() if len(batch) > 1] + ([alone] if alone else [])
 
-    def _serve(self, asked: Sequence[_Request]) -> None:
-        requests = [request for request in asked if request.future.set_running_or_notify_cancel()]
+    def _serve(self, batch: Sequence[_Request]) -> None:
+        requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
         try:
             for request, completion in zip(requests, self._complete(requests), strict=True):
                 request.future.set_result(completion)
@@ -199,15 +199,15 @@ class LocalPolicy:
         return [self._completion(request, draft) for request, draft in zip(requests, drafts, strict=True)]
 
     def _completion(self, request: _Request, draft: _Draft) -> Completion:
-        asked = request.sampling.logprobs
+        has_logprobs = request.sampling.logprobs
         return Completion(
             text=self._engine.decode(draft.ids),
             finish_reason=FinishReason.STOP if draft.stopped else FinishReason.LENGTH,
             model=self._name,
             usage=TokenUsage(len(request.ids), len(draft.ids), draft.shared),
-            prompt_token_ids=request.ids if asked else None,
-            token_ids=draft.ids if asked else None,
-            logprobs=draft.logprobs if asked else None,
+            prompt_token_ids=request.ids if has_logprobs else None,
+            token_ids=draft.ids if has_logprobs else None,
+            logprobs=draft.logprobs if has_logprobs else None,
             policy_version=self._version,
         )
 
@@ -235,9 +235,9 @@ class _Draft:
         """Prompt tokens that were computed for another row or in the previous batch."""
 
 
-def _suitable(wanted: str, device: str) -> str:
+def _suitable(dtype: str, device: str) -> str:
     """Return the number format of a profile if this machine computes fast in it, or float32."""
-    if wanted != "bfloat16":
+    if dtype != "bfloat16":
         return "float32"
     import torch  # noqa: PLC0415  an optional dependency
 
@@ -285,10 +285,10 @@ class _Engine:
                 f"a policy in this process cannot compute in {dtype}", hint=f"Choose one of {', '.join(DTYPES)}."
             )
         self._name = model
-        words = transformers.utils.logging
-        words.disable_progress_bar()
-        verbosity = words.get_verbosity()
-        words.set_verbosity_error()  # its report on the weights has the names in them, as they are
+        logging = transformers.utils.logging
+        logging.disable_progress_bar()
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # its report on the weights has the names in them, as they are
         try:
             # First, as its bounds are not those of transformers.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
@@ -310,7 +310,7 @@ class _Engine:
                 "local cache.",
             ) from error
         finally:
-            words.set_verbosity(verbosity)
+            logging.set_verbosity(verbosity)
         self._device = device
         window = getattr(self._model.config, "max_position_embeddings", None)
         self.context_window = int(window) if window else None
@@ -342,39 +342,41 @@ class _Engine:
         """Write one draft per prompt, one token of all rows at a time."""
         with self._torch.inference_mode():
             shared = _common_prefix(prompts)
-            known = self._kept.common_with(prompts[0][:shared])
+            reused = self._kept.common_with(prompts[0][:shared])
             if len(prompts) == 1:
-                shared = known
-            drafts = [_Draft(shared if row else known) for row in range(len(prompts))]
-            logits, cache, mask = self._prefill(prompts, known, shared)
+                shared = reused
+            drafts = [_Draft(shared if row else reused) for row in range(len(prompts))]
+            logits, cache, mask = self._prefill(prompts, reused, shared)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-            generators = [self._generator(each) for each in sampling]
-            for step in range(max(each.max_tokens for each in sampling)):
-                chosen = self._choose(logits, sampling, generators, drafts)
+            generators = [self._generator(params) for params in sampling]
+            for step in range(max(params.max_tokens for params in sampling)):
+                tokens = self._choose(logits, sampling, generators, drafts)
                 if all(draft.finished for draft in drafts):
                     break
                 mask = self._torch.cat([mask, mask.new_ones(len(drafts), 1)], dim=1)
                 output = self._model(
-                    input_ids=chosen[:, None],
+                    input_ids=tokens[:, None],
                     attention_mask=mask,
                     position_ids=(lengths + step)[:, None],
                     past_key_values=cache,
                     use_cache=True,
                 )
                 logits = output.logits[:, -1]
-        for draft, each in zip(drafts, sampling, strict=True):
-            self._apply_stop_strings(draft, each)
+        for draft, params in zip(drafts, sampling, strict=True):
+            self._apply_stop_strings(draft, params)
         return drafts
 
-    def _prefill(self, prompts: Sequence[list[int]], known: int, shared: int) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    def _prefill(
+        self, prompts: Sequence[list[int]], reused: int, shared: int
+    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
         Of the first `shared` tokens, the previous batch computed the first `known`.
         """
         torch, rows = self._torch, len(prompts)
-        cache: Any = self._kept.cache(known) if known else None
-        if shared > known:
-            head = torch.tensor([prompts[0][known:shared]], device=self._device)
+        cache: Any = self._kept.cache(reused) if reused else None
+        if shared > reused:
+            head = torch.tensor([prompts[0][reused:shared]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared:
             self._kept = _Beginning.of(prompts[0][:shared], cache)
@@ -411,25 +413,25 @@ class _Engine:
         """Choose the next token of every row, and add it to its draft with its log-prob."""
         torch = self._torch
         logprobs = logits.float().log_softmax(dim=-1)
-        chosen = logprobs.argmax(dim=-1)
-        for row, (each, draft) in enumerate(zip(sampling, drafts, strict=True)):
+        tokens = logprobs.argmax(dim=-1)
+        for row, (params, draft) in enumerate(zip(sampling, drafts, strict=True)):
             if draft.finished:
                 continue
-            if each.temperature > 0:
-                weights = (logprobs[row] / each.temperature).softmax(dim=-1)
-                if each.top_p < 1:
+            if params.temperature > 0:
+                weights = (logprobs[row] / params.temperature).softmax(dim=-1)
+                if params.top_p < 1:
                     ordered, order = weights.sort(descending=True)
-                    ordered[ordered.cumsum(0) - ordered >= each.top_p] = 0
+                    ordered[ordered.cumsum(0) - ordered >= params.top_p] = 0
                     weights = torch.zeros_like(weights).scatter_(0, order, ordered)
-                chosen[row] = torch.multinomial(weights, 1, generator=generators[row])[0]
-            token, known = int(chosen[row]), logprobs[row]
-            if self._processed_logprobs and each.temperature not in {0, 1}:
-                known = (known / each.temperature).log_softmax(dim=-1)
+                tokens[row] = torch.multinomial(weights, 1, generator=generators[row])[0]
+            token, known = int(tokens[row]), logprobs[row]
+            if self._processed_logprobs and params.temperature not in {0, 1}:
+                known = (known / params.temperature).log_softmax(dim=-1)
             draft.ids.append(token)
             draft.logprobs.append(float(known[token]))
-            draft.stopped = token in self._ends or self._ends_in_stop_string(draft, each)
-            draft.finished = draft.stopped or len(draft.ids) >= each.max_tokens
-        return chosen
+            draft.stopped = token in self._ends or self._ends_in_stop_string(draft, params)
+            draft.finished = draft.stopped or len(draft.ids) >= params.max_tokens
+        return tokens
 
     def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
         if sampling.seed is None or sampling.temperature == 0:
@@ -465,7 +467,7 @@ class _Beginning:
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
             return cls()
         pairs = [(layer.keys, layer.values) for layer in layers]
-        return cls(ids, pairs) if sum(each.nbytes for pair in pairs for each in pair) <= _KEPT_BYTES else cls()
+        return cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _KEPT_BYTES else cls()
 
     def common_with(self, ids: list[int]) -> int:
         """How many tokens at the beginning are the same as here; 0 if too few to be useful."""

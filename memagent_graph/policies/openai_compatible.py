@@ -1,6 +1,6 @@
 """A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
 
-Here is what is asked. `sending` sends requests, `replies` decodes what comes back, `server_errors` words failures
+This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` makes the errors
 (`redaction` keeps keys and passwords out of them), and `served_models` chooses the model.
 """
 
@@ -32,13 +32,13 @@ from memagent_graph.errors import (
 from memagent_graph.events import EventKind
 from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.rate_limiter import RateLimiter
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
     Sender,
+    SharedPause,
     StatusError,
     Timeouts,
     certificates,
@@ -76,8 +76,8 @@ class OpenAICompatiblePolicy:
     """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
 
     Requests that can succeed later (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too long)
-    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header; all others fail at
-    once. A redirect to another server is an error that names it.
+    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header, for which all
+    requests wait; all others fail at once. A redirect to another server is an error that names it.
 
     Args:
         model: the model's name on the server; None means the only one that the server serves.
@@ -93,8 +93,6 @@ class OpenAICompatiblePolicy:
             while the policy is in use, for example when weights are swapped.
         max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
             and 10 times the request, several times what any server needs.
-        limiter: bounds requests and tokens a minute, over all that share it. Without it there is no such bound, but a
-            `Retry-After` that one request gets holds all of them.
         session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
             that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
         default_headers: headers of every request, such as Azure's "api-key"; they replace the policy's own.
@@ -124,7 +122,6 @@ class OpenAICompatiblePolicy:
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
         max_reply_bytes: int | None = None,
-        limiter: RateLimiter | None = None,
         session_header: str | None = None,
         default_headers: Mapping[str, str] | None = None,
         default_query: Mapping[str, str] | None = None,
@@ -143,7 +140,7 @@ class OpenAICompatiblePolicy:
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self.unlisted: PolicyError | None = None
-        """What is odd about the server's list of models: it has none of this name, or cannot be read."""
+        """The error about the server's list of models, if the list cannot be read or lacks this model."""
         self._model = model
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
@@ -158,13 +155,13 @@ class OpenAICompatiblePolicy:
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
         """Keys and passwords that no message may show."""
-        self._redacted = SecretRedaction(self.secrets)
+        self._redact = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._max_retries = max_retries
-        self._errors = ServerErrors(self.base_url, self._redacted, self._timeouts, max_retries)
+        self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
-        self._limiter = limiter or RateLimiter()
+        self._pause = SharedPause()
         self._session_header = None if session_header is None else checked_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
@@ -196,15 +193,15 @@ class OpenAICompatiblePolicy:
             if self._model is None:
                 await self.served_model()
             schema = sampling.json_schema if as_messages and self._takes_schema(sampling.json_schema) else None
-            completion, retries = await self._accepted(prompt, sampling, gives_ids, schema)
+            completion, retries = await self._complete_with_accepted_fields(prompt, sampling, gives_ids, schema)
         notes = completion.notes + self._notes(sampling, as_messages)
         return replace(completion, retries=retries, notes=notes) if retries or notes else completion
 
-    async def _accepted(
+    async def _complete_with_accepted_fields(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> tuple[Completion, int]:
-        """One completion, without the fields that the server does not take; these are learnt from its refusals."""
-        learnt: set[str] = set()
+        """Return a completion and its retries. Fields that the server refuses are left out from then on."""
+        learned: set[str] = set()
         refused_schema = None
         while True:
             try:
@@ -212,17 +209,17 @@ class OpenAICompatiblePolicy:
                 break
             except PolicyRequestError as error:
                 sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
-                field = refused_field(error.words, sent - self._extra_body.keys())
+                field = refused_field(error.server_message, sent - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
-                    learnt.add(field)
+                    learned.add(field)
                     self._unsupported.add(field)
-                elif schema is not None and not learnt & {"response_format"}:
+                elif schema is not None and not learned & {"response_format"}:
                     # It may be the schema that the server does not take. If it is something else, this fails as well.
                     refused_schema, schema = schema, None
                     log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
                 else:
-                    self._unsupported -= learnt
+                    self._unsupported -= learned
                     raise
         if refused_schema is not None:
             if len(self._refused_schemas) >= _MAX_REFUSED_SCHEMAS:
@@ -234,7 +231,7 @@ class OpenAICompatiblePolicy:
         return schema not in self._refused_schemas and "response_format" not in self._unsupported
 
     def _notes(self, sampling: SamplingParams, as_messages: bool) -> tuple[Note, ...]:
-        """Return what the server did not take of what was asked for."""
+        """Return a note for each requested option that the server does not take."""
         notes = sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
         if as_messages and sampling.json_schema is not None and not self._takes_schema(sampling.json_schema):
             detail = "the server did not accept the JSON schema; decoding was not guided"
@@ -244,7 +241,7 @@ class OpenAICompatiblePolicy:
     async def _complete_request(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> tuple[Completion, int]:
-        """One completion, and how many times its request was sent again."""
+        """Return a completion, and the number of retries."""
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
         # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
         name, version = self.name, self.policy_version
@@ -252,20 +249,14 @@ class OpenAICompatiblePolicy:
         if sampling.logprobs and "logprobs" not in self._unsupported:
             body["logprobs"] = True if as_messages else 0
         content = msgspec.json.encode(body)
-        expected = self._limiter.expected_tokens(len(content), sampling.max_tokens)
-        completion, retries = await self._send(
+        return await self._send(
             self._url("chat/completions" if as_messages else "completions"),
             content,
             partial(decode_completion, model=name, sampling=sampling, policy_version=version),
-            largest=self._max_reply_bytes
+            max_bytes=self._max_reply_bytes
             or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
-            tokens=expected,
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
-        if usage := completion.usage:
-            used = usage.prompt_tokens + usage.completion_tokens
-            self._limiter.settle(expected, used, usage.completion_tokens)
-        return completion, retries
 
     def serve(self, model: str, policy_version: str) -> None:
         """From the next request on, use another model of the server, which has other weights, such as a new adapter.
@@ -282,7 +273,7 @@ class OpenAICompatiblePolicy:
         info = await asyncio.to_thread(info_from_origin, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and is_vllm(served):
             with suppress(PolicyError):  # most servers do not report it; then all known families' tokens are escaped
-                markers = configured_markers(await self._reply_beside_api("tokenizer_info"))
+                markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | markers)
         return replace(info, gives_token_ids=is_vllm(served))
 
@@ -296,9 +287,9 @@ class OpenAICompatiblePolicy:
         if self._served is None:
             try:
                 models, _ = await self._send(
-                    self._url("models"), None, model_entries, largest=_MAX_LIST_BYTES, seconds=self._timeouts.connect
+                    self._url("models"), None, model_entries, max_bytes=_MAX_LIST_BYTES, seconds=self._timeouts.connect
                 )
-                served = choose_model(models, self._model, self.base_url, self._redacted)
+                served = choose_model(models, self._model, self.base_url, self._redact)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -324,15 +315,15 @@ class OpenAICompatiblePolicy:
             PolicyError: as for `complete`.
         """
         body = {"model": (await self.served_model())["id"], "messages": list(messages)}
-        tokens = (await self._reply_beside_api("tokenize", body)).get("tokens")
+        tokens = (await self._reply_outside_api("tokenize", body)).get("tokens")
         return tokens if isinstance(tokens, list) else None
 
-    async def _reply_beside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _reply_outside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return what vLLM returns at an address outside the API; empty if a server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             sent = None if body is None else msgspec.json.encode(body)
-            content, _ = await self._send(url, sent, bytes, largest=_MAX_LIST_BYTES)
+            content, _ = await self._send(url, sent, bytes, max_bytes=_MAX_LIST_BYTES)
             value = msgspec.json.decode(content)
         except (PolicyRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
@@ -399,15 +390,14 @@ class OpenAICompatiblePolicy:
         body: bytes | None,
         decode: Callable[[bytes], T],
         *,
-        largest: int,
+        max_bytes: int,
         seconds: float | None = None,
-        tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """Return the decoded reply, and how many times the request was sent again."""
+        """Return the decoded reply, and the number of retries; errors are those of `complete`."""
         try:
             return await self._connections.get().send(
-                url, body, decode, largest=largest, seconds=seconds, tokens=tokens, headers=headers
+                url, body, decode, max_bytes=max_bytes, seconds=seconds, headers=headers
             )
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
@@ -420,7 +410,7 @@ class OpenAICompatiblePolicy:
             max_concurrency=self.max_concurrency,
             timeouts=self._timeouts,
             max_retries=self._max_retries,
-            limiter=self._limiter,
+            pause=self._pause,
             trust=self._trust,
             proxy=self._proxy,
         )

@@ -22,7 +22,7 @@ from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
-from memagent_graph.storage.bounded_files import MOST_BYTES_OF_WORDING, json_file, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, json_file, text_file
 from memagent_graph.storage.paths import data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -95,9 +95,9 @@ def load_profile(folder: Path | str) -> Profile | None:
         values = (
             {**published, "empty_memory": _published_empty_memory(folder)}
             if published
-            else json_file(path, MOST_BYTES_OF_WORDING)
+            else json_file(path, MAX_WORDING_BYTES)
         )
-        budget = Budget(**{each.name: int(values[each.name]) for each in fields(Budget) if each.name in values})
+        budget = Budget(**{field.name: int(values[field.name]) for field in fields(Budget) if field.name in values})
         boundary: Boundary = values.get("boundary", "token")
         if boundary not in get_args(Boundary):
             raise ValueError(f"boundary is {boundary!r}")
@@ -116,8 +116,8 @@ def load_profile(folder: Path | str) -> Profile | None:
     templates = folder if published else folder / "templates"
     prompts = load_prompts(
         answer_format=answer_format,
-        update_file=templates / "update.txt",
-        answer_file=templates / "answer.txt",
+        update_template=templates / "update.txt",
+        answer_template=templates / "answer.txt",
         empty_memory=empty_memory,
     )
     files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
@@ -140,7 +140,7 @@ def _published_empty_memory(folder: Path) -> str:
             hint=f"Save in {folder}, from https://github.com/BytedTsinghua-SIA/MemAgent: update.txt with {{prompt}}, "
             "{memory} and {chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
         )
-    return text_file(files[-1], MOST_BYTES_OF_WORDING).strip()
+    return text_file(files[-1], MAX_WORDING_BYTES).strip()
 
 
 def require_profile(folder: Path | str) -> Profile:

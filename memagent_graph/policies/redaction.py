@@ -38,8 +38,8 @@ class SecretRedaction:
         }
         # The longest first: one may be the beginning of another.
         patterns = [
-            re.escape(each) if len(each) >= _LONG else rf"(?<!\w){re.escape(each)}(?!\w)"
-            for each in sorted(spellings, key=len, reverse=True)
+            re.escape(spelling) if len(spelling) >= _LONG else rf"(?<!\w){re.escape(spelling)}(?!\w)"
+            for spelling in sorted(spellings, key=len, reverse=True)
         ]
         self._pattern = re.compile("|".join(patterns) or r"(?!)")
 

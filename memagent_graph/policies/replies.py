@@ -19,8 +19,8 @@ from memagent_graph.policies.dialects import (
     finish_notes,
     finish_reason,
     has_refusal,
+    server_message,
     token_usage,
-    words_of,
 )
 from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
@@ -104,11 +104,11 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     reply, is_damaged = _decode(content)
     if not reply.choices:
         if reply.error:
-            raise BrokenOffError(words_of(content), content)
+            raise BrokenOffError(server_message(content), content)
         raise MalformedReplyError("it has no choices", content)
     choice = reply.choices[0]
     if len(reply.choices) > 1:
-        choice = min(reply.choices, key=lambda each: each.index if isinstance(each.index, int) else 0)
+        choice = min(reply.choices, key=lambda option: option.index if isinstance(option.index, int) else 0)
     message = choice.message
     text = message.content if message else choice.text
     word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason

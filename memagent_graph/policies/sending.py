@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -24,8 +25,7 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
-from memagent_graph.policies.dialects import is_final, words_of
-from memagent_graph.policies.rate_limiter import RateLimiter
+from memagent_graph.policies.dialects import is_final, server_message
 from memagent_graph.policies.server_url import origin, without_password
 
 T = TypeVar("T")
@@ -34,9 +34,11 @@ _MAX_REDIRECTS: Final = 5
 _MAX_ERROR_BYTES: Final = 65_536
 """In bytes; a longer body of an error is not kept."""
 _IDLE_SECONDS: Final = 4.0
-"""How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it. It might do so at
-the moment when the next request is sent into it."""
-_WORTH_REPEATING: Final = frozenset({408, 409, 429})
+"""How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it, perhaps while the
+next request is being sent."""
+_RETRIABLE_STATUSES: Final = frozenset({408, 409, 429})
+_SCATTER: Final = 0.1
+"""After a pause, requests return within this share of its length."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 8.0
 
@@ -57,14 +59,14 @@ class StatusError(Exception):
         self.wait = wait
 
     @property
-    def worth_repeating(self) -> bool:
-        """Whether the same request can succeed later: 408, 409, 429, and 5xx unless the words say that it cannot."""
-        return self.status in _WORTH_REPEATING or (self.status >= 500 and not is_final(self.words))
+    def is_retriable(self) -> bool:
+        """Whether the same request can succeed later: 408, 409, 429, and 5xx unless its message says otherwise."""
+        return self.status in _RETRIABLE_STATUSES or (self.status >= 500 and not is_final(self.message))
 
     @property
-    def words(self) -> str:
-        """What the server said."""
-        return words_of(self.content)
+    def message(self) -> str:
+        """The server's message."""
+        return server_message(self.content)
 
 
 class MalformedReplyError(Exception):
@@ -76,13 +78,13 @@ class MalformedReplyError(Exception):
     """
 
     def __init__(self, reason: str, content: bytes = b"") -> None:
-        super().__init__("the reply is malformed")  # neither argument: either may repeat a key
+        super().__init__("the reply is malformed")  # without the arguments, which may repeat a key
         self.reason = reason
         self.content = content
 
 
 class BrokenOffError(MalformedReplyError):
-    """A reply in which the server says that it failed while it was written."""
+    """A reply in which the server reports that it failed while writing it."""
 
 
 class OverlongReplyError(MalformedReplyError):
@@ -90,10 +92,10 @@ class OverlongReplyError(MalformedReplyError):
 
 
 class RedirectError(Exception):
-    """The server redirects to another one, which the user did not name and which must not get the prompt.
+    """The server redirects to another server, which the user did not name and which must not get the prompt.
 
     Args:
-        target: where to.
+        target: the address that it redirects to.
     """
 
     def __init__(self, target: str) -> None:
@@ -109,6 +111,34 @@ class Timeouts:
     read: float
 
 
+class SharedPause:
+    """The pause that a server asked one request for. All requests of a policy keep it: they would be refused, too.
+
+    May be shared by threads and event loops.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end = self._seconds = 0.0
+
+    def extend(self, seconds: float) -> None:
+        """Let no request out for so long, from now on."""
+        with self._lock:
+            end = time.monotonic() + seconds
+            if end > self._end:
+                self._end, self._seconds = end, seconds
+
+    async def wait(self, *, has_paused: bool = False) -> None:
+        """Wait for the end of the pause, and not much longer, so that requests do not return all at once.
+
+        `has_paused` says that the request has waited for its own pause, and need not wait for that again.
+        """
+        last = self._end if has_paused else 0.0
+        while (end := self._end) > last and end > time.monotonic():
+            await asyncio.sleep(end - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
+            last = end
+
+
 class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
@@ -118,7 +148,7 @@ class Sender:
         max_concurrency: how many completions may wait for their replies; whoever sends one holds one of `slots`.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
-        limiter: spaces the requests; where a reply asks for a pause, all requests that it spaces pause.
+        pause: the pause that a reply with `Retry-After` asks for.
         trust: the certificates that a server's must be signed by; those that come with the HTTP client if None.
         proxy: through which requests go; None for no proxy.
     """
@@ -131,13 +161,13 @@ class Sender:
         max_concurrency: int,
         timeouts: Timeouts,
         max_retries: int,
-        limiter: RateLimiter,
+        pause: SharedPause,
         trust: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
         self._timeouts = timeouts
-        self._limiter = limiter
+        self._shared_pause = pause
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -151,7 +181,7 @@ class Sender:
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=proxy,
         )
-        self._unclosed = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
+        self._finalizer = weakref.finalize(self, _abandon, self._session, asyncio.get_running_loop())
 
     async def send(
         self,
@@ -159,22 +189,20 @@ class Sender:
         body: bytes | None,
         decode: Callable[[bytes], T],
         *,
-        largest: int,
+        max_bytes: int,
         seconds: float | None = None,
-        tokens: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """Return the decoded reply, and how many times the request was sent again.
+        """Return the decoded reply, and the number of retries.
 
         Redirects within the same server are followed with the same request.
 
         Args:
-            url: where to.
+            url: the address.
             body: JSON, which is sent by POST; None for a GET.
             decode: decodes the reply's body, or raises `MalformedReplyError`.
-            largest: the maximum number of bytes in a reply; more are never in memory.
+            max_bytes: the maximum size of a reply; more is never in memory.
             seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
-            tokens: what it is expected to take, for the limiter.
             headers: further headers of this request.
 
         Raises:
@@ -190,7 +218,7 @@ class Sender:
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
-            await self._limiter.admit(tokens, has_paused=wait is not None)
+            await self._shared_pause.wait(has_paused=wait is not None)
             wait = None
             try:
                 async with self._session.request(
@@ -202,17 +230,17 @@ class Sender:
                     timeout=timeout,
                 ) as reply:
                     if reply.status < 300:
-                        return decode(await body_within(reply, largest)), retries
+                        return decode(await read_body(reply, max_bytes)), retries
                     if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MAX_REDIRECTS:
                         target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
                         continue
-                    error = StatusError(reply.status, await error_body(reply), _wait_asked_for(reply.headers))
+                    error = StatusError(reply.status, await read_error_body(reply), _retry_after(reply.headers))
                 wait = error.wait
                 # If a server asks to wait for longer than a completion may take, the request fails.
-                if retries == self._max_retries or not error.worth_repeating or (wait or 0) > self._timeouts.read:
+                if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
                     raise error
                 if wait is not None:
-                    self._limiter.hold_off(wait)
+                    self._shared_pause.extend(wait)
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
@@ -224,42 +252,49 @@ class Sender:
     def relay(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request once, and return the reply while it arrives, not unpacked. The time-out is for the next byte,
-        not the whole reply.
+        """Send a request once, and return the reply as a stream of bytes that is not decompressed.
+
+        The time-out is for the next byte, not for the whole reply.
         """
-        patience = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
+        timeout = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
         # The reply is passed on unchanged, so it must not be compressed.
-        own = {**headers, "Accept-Encoding": "identity"}
+        request_headers = {**headers, "Accept-Encoding": "identity"}
         return self._session.request(
-            method, url, data=body, headers=own, timeout=patience, allow_redirects=False, auto_decompress=False
+            method,
+            url,
+            data=body,
+            headers=request_headers,
+            timeout=timeout,
+            allow_redirects=False,
+            auto_decompress=False,
         )
 
     async def close(self) -> None:
         """Close the connections."""
-        self._unclosed.detach()
+        self._finalizer.detach()
         await self._session.close()
 
 
-async def body_within(reply: aiohttp.ClientResponse, largest: int) -> bytes:
-    """Return a reply's body. Raises OverlongReplyError at the maximum size in bytes; no more is read."""
+async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return a reply's body. Raises OverlongReplyError, without reading on, if it has more than `max_bytes`."""
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
-        if len(content) > largest:
-            raise OverlongReplyError(f"it may have {largest:,} bytes and is longer")
+        if len(content) > max_bytes:
+            raise OverlongReplyError(f"it may have {max_bytes:,} bytes and is longer")
     return bytes(content)
 
 
-async def error_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an error; nothing if it is too long to be one."""
+async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an error; empty if it is too long for one."""
     try:
-        return await body_within(reply, _MAX_ERROR_BYTES)
+        return await read_body(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:
-        return b""  # a part of it could end inside a key, which would then not be recognised
+        return b""  # an excerpt could end inside a key, which would then not be redacted
 
 
 def _redirect_target(url: str, location: str) -> str:
-    """Where a redirect leads, if that is the same server."""
+    """Return the target of a redirect. Raises RedirectError if that is another server."""
     target = location
     with suppress(PolicyRequestError, ValueError):  # it is not an address
         target = urljoin(url, location)
@@ -289,8 +324,8 @@ def _pause(retries: int) -> float:
     return min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
 
 
-def _wait_asked_for(headers: Mapping[str, str]) -> float | None:
-    """Return the value of `Retry-After`, given in seconds or as a date."""
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds in `Retry-After`, which may also be a date; None without one."""
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))

@@ -1,4 +1,4 @@
-"""The models that a server serves: its list, which of them is meant, and what is known of it."""
+"""The models of a server: reads their list, chooses one, and finds out what can be known about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_entries(content: bytes) -> list[dict[str, Any]]:
 
 
 def choose_model(
-    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redacted: Callable[[str], str]
+    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redact: Callable[[str], str]
 ) -> dict[str, Any]:
     """Return the entry of the model that is named, or of the only one.
 
@@ -44,13 +44,13 @@ def choose_model(
             base = next((other for other in bases if other["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [str(model["id"]) for model in models]
-    shown = redacted(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
+    served = redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
-        raise PolicyRequestError(f"{base_url} serves {shown or 'no model'}", hint="Name one with --model.")
+        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Name one with --model.")
     error = PolicyRequestError(
-        f"{base_url} does not serve {name!r}; it serves {shown or 'nothing'}", hint="Name one of these with --model."
+        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Name one of these with --model."
     )
-    error.served = shown if len(names) == 1 else "NAME"
+    error.served = served if len(names) == 1 else "NAME"
     raise error
 
 

@@ -56,7 +56,7 @@ class ServerErrors:
         """
         match error:
             case StatusError():
-                return self._refusal(error, self.redact(error.words), model, unlisted)
+                return self._refusal(error, self.redact(error.message), model, unlisted)
             case MalformedReplyError():
                 return self._malformed(error)
             case RedirectError():
@@ -83,10 +83,10 @@ class ServerErrors:
 
     def _redirect_error(self, target: str, url: str) -> PolicyResponseError:
         """Build the error for a redirect, suggesting the target as base URL."""
-        shown = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
-        base = shown.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
+        address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
+        base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         return PolicyResponseError(
-            f"{self.base_url} redirects to another server, {shown}; the request was not sent there",
+            f"{self.base_url} redirects to another server, {address}; the request was not sent there",
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
 
@@ -100,7 +100,7 @@ class ServerErrors:
                 hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
                 "address: http://USER:PASSWORD@HOST:PORT/v1.",
             )
-        if error.worth_repeating:
+        if error.is_retriable:
             tried = f"answered {status}"
             if self.max_retries:
                 tried = f"still answered {status} after {_retries(self.max_retries)}"
@@ -124,7 +124,7 @@ class ServerErrors:
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."
         refusal = PolicyRequestError(f"{where} refused the request ({status}): {words}", hint=hint)
-        refusal.words, refusal.served = all_words, served
+        refusal.server_message, refusal.served = all_words, served
         return refusal
 
     def _malformed(self, error: MalformedReplyError) -> PolicyResponseError:
@@ -139,9 +139,9 @@ class ServerErrors:
                 f"{self.base_url} still broke its reply off{retried}: {self.redact(error.reason)[:_MAX_SERVER_TEXT]}",
                 hint="Look into the server's log, then resume.",
             )
-        shown = self.redact(error.content.decode(errors="replace"))[:200]
+        excerpt = self.redact(error.content.decode(errors="replace"))[:200]
         return PolicyResponseError(
-            f"{self.base_url} answered with something that is not a completion{retried}: {shown!r} "
+            f"{self.base_url} answered with something that is not a completion{retried}: {excerpt!r} "
             f"({self.redact(error.reason)})",
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )

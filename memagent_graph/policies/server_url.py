@@ -97,11 +97,11 @@ def request_headers(authorization: str | None, key: str, own: Mapping[str, str])
         "User-Agent": "memagent-graph",
     }
     if key not in {"", NO_KEY}:
-        named = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-        headers |= {name: os.environ[variable] for name, variable in named.items() if os.environ.get(variable)}
+        variables = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+        headers |= {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
     for name, value in own.items():
         _require_header(name, value)
-        headers = {known: text for known, text in headers.items() if known.lower() != name.lower()} | {name: value}
+        headers = {other: text for other, text in headers.items() if other.lower() != name.lower()} | {name: value}
     if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # Azure's; two keys would contradict each other
         headers.pop("Authorization", None)
     return headers
@@ -120,6 +120,6 @@ def _require_header(name: str, value: str) -> None:
 def checked_header(name: str, taken: Mapping[str, str]) -> str:
     """Return a header's name, if it can be one and is not sent already."""
     _require_header(name, "")
-    if name.lower() in {each.lower() for each in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
+    if name.lower() in {header.lower() for header in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
         raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')
     return name

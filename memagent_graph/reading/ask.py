@@ -182,11 +182,11 @@ class Ask:
 
     def _structured_answer(self, text: str) -> str:
         """Return the JSON in an answer; the whole text, with a note, if it does not have the form."""
-        from memagent_graph.response_format import Fits  # noqa: PLC0415  only structured reads need it
+        from memagent_graph.response_format import StructuredAnswer  # noqa: PLC0415  only structured reads need it
 
         assert self._context.structure is not None  # noqa: S101
-        match = self._context.structure.format.checked(text)
-        if isinstance(match, Fits):
+        match = self._context.structure.format.parse(text)
+        if isinstance(match, StructuredAnswer):
             return match.text
         self._invalid = match.reason
         self._note(EventKind.INVALID_ANSWER, match.reason)
@@ -261,7 +261,7 @@ class Ask:
     def _sampling(self, attempt: int) -> SamplingParams:
         """Return how an attempt is sampled: the seed changes, because the same seed would give the same reply."""
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
-        schema, session = structure.format.for_server if structure else None, self._state["document"]["key"]
+        schema, session = structure.format.server_schema if structure else None, self._state["document"]["key"]
         return _request_sampling(self._context.sampling, self._bound, attempt, schema, session)
 
     def _usage(self, completion: Completion) -> TokenUsage:

@@ -11,7 +11,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
-from memagent_graph.prompts import Prompts, change_prompts, load_prompts
+from memagent_graph.prompts import Prompts, load_prompts
 from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules
 from memagent_graph.run_log import RunLog
@@ -66,8 +66,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
             "--tokenizer embedded, because any that counts roughly alike will do.",
         )
     profile = parts.profile or info.profile
-    prompts = change_prompts(
-        settings.prompts or (profile.prompts if profile else load_prompts()),
+    prompts = load_prompts(
+        base=settings.prompts or (profile.prompts if profile else None),
         layout=settings.layout,
         answer_format=settings.answer_format,
         update_template=settings.update_template,

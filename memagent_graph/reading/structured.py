@@ -143,5 +143,5 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
 def _outline(form: ResponseFormat, context: ReaderContext) -> str:
     """Return the fields in words, or only their names, or nothing: what fits half of the question's budget."""
     count, limit = context.tokenizer.count, context.budget.question_tokens // 2
-    wordings = (form.fields_in_words(), form.fields_in_words(short=True))
+    wordings = (form.describe_fields(), form.describe_fields(short=True))
     return next((text for text in wordings if count(context.prompts.neutralise(text)) <= limit), "")

@@ -29,7 +29,7 @@ _SCHEMA = (
     "NOT NULL, task_id TEXT NOT NULL, task_path TEXT NOT NULL DEFAULT '', idx INTEGER NOT NULL, channel TEXT NOT NULL, "
     "type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) )",
 )
-"""LangGraph's tables, in its own words: a file that its saver made can be used."""
+"""LangGraph's own tables, so that a file that its saver made can be used."""
 
 
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
@@ -108,11 +108,10 @@ def is_server(checkpoints: Path | str) -> bool:
 
 
 def display_checkpoints(checkpoints: Path | str) -> str:
-    """Where checkpoints are, for messages and commands: a URL is shown without its password."""
-    place = str(checkpoints)
+    """Return the path or URL of checkpoints for messages and commands, without a password."""
     if is_server(checkpoints):
-        place = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1@", place, flags=re.DOTALL).partition("?")[0]
-    return place
+        return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1@", str(checkpoints), flags=re.DOTALL).partition("?")[0]
+    return str(checkpoints)
 
 
 async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from memagent_graph.storage.private_files import private_file
 
 TIMEOUT_SECONDS = 30.0
-"""How long a file that another process has locked is waited for."""
+"""How long to wait for a file that another process has locked."""
 _PAUSE_SECONDS = 0.02
 _NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
-_OF_AUTOINCREMENT = "CREATE TABLE sqlite_sequence(name,seq)"
-"""SQLite adds this table to those of a schema."""
+_SEQUENCE_TABLE = "CREATE TABLE sqlite_sequence(name,seq)"
+"""SQLite adds this table if a schema has AUTOINCREMENT."""
 
 
 class OtherTablesError(sqlite3.DatabaseError):
@@ -82,9 +82,9 @@ def open_database_to_read(path: Path, schema: Sequence[str]) -> sqlite3.Connecti
         raise
 
 
-def _connect(place: Path | str) -> sqlite3.Connection:
-    uri, seconds = isinstance(place, str), TIMEOUT_SECONDS
-    connection = sqlite3.connect(place, check_same_thread=False, timeout=seconds, isolation_level=None, uri=uri)
+def _connect(path: Path | str) -> sqlite3.Connection:
+    uri, seconds = isinstance(path, str), TIMEOUT_SECONDS
+    connection = sqlite3.connect(path, check_same_thread=False, timeout=seconds, isolation_level=None, uri=uri)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
@@ -103,7 +103,7 @@ def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> 
 def _definitions(connection: sqlite3.Connection) -> list[str]:
     """Return the statements that define what is in a file, sorted, each on one line."""
     with closing(connection.execute("SELECT CAST(sql AS TEXT) FROM sqlite_master WHERE sql IS NOT NULL")) as rows:
-        return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _OF_AUTOINCREMENT)
+        return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _SEQUENCE_TABLE)
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from memagent_graph.extra_modules import extra_module
 
-_ROWS_AT_ONCE: Final = 64
+_BATCH_ROWS: Final = 64
 _SMALL_BYTES: Final = 64 << 20
 _MAX_GROUP_BYTES: Final = 4 << 30
 _MAX_GROUP_VALUES: Final = 1 << 26
@@ -52,6 +52,6 @@ def small_groups(file: Any) -> list[Any]:
 def row_parts(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield a file's rows as batches that stay small when they are unpacked, or have one row."""
     for group in range(file.num_row_groups):  # one by one, because Arrow does not join dictionaries in lists
-        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
             rows = max(1, _SMALL_BYTES // max(1, batch.nbytes))
             yield from (batch.slice(first, rows) for first in range(0, len(batch), rows))

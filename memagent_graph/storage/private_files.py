@@ -20,7 +20,7 @@ def private_folder(folder: Path) -> None:
     Raises:
         OSError: it cannot be created.
     """
-    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")

@@ -73,13 +73,13 @@ class SqliteSaver(AsyncSqliteSaver):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the one in the config."""
         bound_next_state()
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             return require_state(await super().aget_tuple(config))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """States, newest first."""
         bound_next_state()
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             async for state in super().alist(config, **options):
                 require_state(state)
                 yield state
@@ -98,13 +98,15 @@ class SqliteSaver(AsyncSqliteSaver):
         writes only for a run's newest state, or if a state has a `DeltaChannel`.
         """
         thread_id, namespace = str(config["configurable"]["thread_id"]), config["configurable"]["checkpoint_ns"]
-        told = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode("utf-8", "ignore")
+        description = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode(
+            "utf-8", "ignore"
+        )
         parent = config["configurable"].get("checkpoint_id")
-        row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), told)
+        row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), description)
         changes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [(_PUT, [row])]
         if parent is not None and not _has_delta_channels(checkpoint, metadata):
             changes.append((_FORGET_WRITES, [(thread_id, namespace, parent)]))
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             await self._commit(changes)
         saved = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
         return {"configurable": saved}
@@ -119,39 +121,39 @@ class SqliteSaver(AsyncSqliteSaver):
             for index, (channel, value) in enumerate(writes)
         ]
         verb = "REPLACE" if all(channel in WRITES_IDX_MAP for channel, _ in writes) else "IGNORE"
-        with self._errors_translated(config):
+        with self._translate_errors(config):
             await self._commit([(f"INSERT OR {verb} {_WRITES}", rows)])
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a run's states."""
-        with self._errors_translated({"configurable": {"thread_id": thread_id}}):
+        with self._translate_errors({"configurable": {"thread_id": thread_id}}):
             await self._commit([(statement, [(str(thread_id),)]) for statement in _DELETE])
 
     async def _commit(self, changes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> None:
-        """Have changes in the file, together with those of other reads that wait."""
+        """Commit changes, together with those of other reads that wait."""
         await self.setup()
         loop = asyncio.get_running_loop()
         waiting = [_Change(statement, rows, loop.create_future()) for statement, rows in changes]
         self._waiting += waiting
         if self._committing is None:
             self._committing = loop.create_task(self._commit_all())
-        await asyncio.gather(*(each.done for each in waiting))
+        await asyncio.gather(*(change.done for change in waiting))
 
     async def _commit_all(self) -> None:
-        """Commit until nobody waits."""
+        """Commit until no change waits."""
         try:
             while self._waiting:
-                together, self._waiting = self._waiting, []
+                changes, self._waiting = self._waiting, []
                 async with self.lock:
-                    await self._carry_out(together)
+                    await self._execute(changes)
         finally:
             self._committing = None
 
-    async def _carry_out(self, together: Sequence[_Change]) -> None:
-        """One transaction; if it fails, one for each change, so that none fails for another's sake."""
+    async def _execute(self, changes: Sequence[_Change]) -> None:
+        """Make changes in one transaction; if it fails, in one for each, so that a bad change fails alone."""
         by_statement: dict[str, list[Sequence[tuple[Any, ...]]]] = {}
-        for each in together:
-            by_statement.setdefault(each.statement, []).append(each.rows)
+        for change in changes:
+            by_statement.setdefault(change.statement, []).append(change.rows)
         try:
             for statement, rows in by_statement.items():
                 await self.conn.executemany(statement, chain.from_iterable(rows))
@@ -159,24 +161,24 @@ class SqliteSaver(AsyncSqliteSaver):
         except BaseException as error:
             with suppress(sqlite3.Error, ValueError):
                 await self.conn.rollback()
-            if len(together) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
-                for each in together:
-                    await self._carry_out([each])
+            if len(changes) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
+                for change in changes:
+                    await self._execute([change])
                 return
-            for each in together:
-                if not each.done.done():
-                    each.done.set_exception(
+            for change in changes:
+                if not change.done.done():
+                    change.done.set_exception(
                         error if isinstance(error, Exception) else sqlite3.OperationalError(str(error))
                     )
             if not isinstance(error, Exception):
                 raise
             return
-        for each in together:
-            if not each.done.done():
-                each.done.set_result(None)
+        for change in changes:
+            if not change.done.done():
+                change.done.set_result(None)
 
     @contextmanager
-    def _errors_translated(self, config: RunnableConfig | None) -> Iterator[None]:
+    def _translate_errors(self, config: RunnableConfig | None) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, UndecodableStateError) as error:

@@ -16,9 +16,9 @@ from memagent_graph.errors import CheckpointError
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
 _MAX_BYTES: Final = 12 << 20
-"""Of one value, decompressed; a report's state has the cells of all its documents. A byte can be an object of 64."""
+"""The maximum size of a decompressed value; a report's state has the cells of all its documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
-"""Of a state and all that was written after it, which are in memory at the same time."""
+"""The maximum size of a state and what was written after it, which are in memory at the same time."""
 _room: Final = ContextVar[list[int]]("_room")
 
 
@@ -66,14 +66,14 @@ class CompressedSerializer(SerializerProtocol):
         """
         kind, content = data
         try:
-            content = decompress(content) if kind.endswith(_SUFFIX) else _count(content)
+            content = decompress(content) if kind.endswith(_SUFFIX) else _account_for(content)
             return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
         except Exception as error:  # whatever the decoders raise for bytes that are not theirs
             raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error
 
 
 def bound_next_state() -> None:
-    """Bound what is decoded from here on, until the next call in this task."""
+    """Begin to count the bytes of another state, in this task."""
     _room.set([_MAX_TOTAL_BYTES])
 
 
@@ -86,11 +86,11 @@ def decompress(content: bytes) -> bytes:
         raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
     if not decompressor.eof:
         raise UndecodableStateError(f"a state has more than {_MAX_BYTES:,} bytes, or is cut off")
-    return _count(whole)
+    return _account_for(whole)
 
 
-def _count(content: bytes) -> bytes:
-    """Return bytes that are decoded. Raises UndecodableStateError if they are too many, alone or with the others."""
+def _account_for(content: bytes) -> bytes:
+    """Count bytes against the bounds and return them. Raises UndecodableStateError if there are too many."""
     room = _room.get([_MAX_TOTAL_BYTES])
     room[0] -= len(content)
     if len(content) > _MAX_BYTES or room[0] < 0:

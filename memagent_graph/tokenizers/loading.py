@@ -30,11 +30,11 @@ from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
 _MAX_RULES = 256
-"""The maximum number of rules in a tokenizer.json; 4 to 20 are usual."""
+"""The maximum number of rules in a tokenizer.json, which usually has 4 to 20."""
 _MAX_GROWTH = 100
-"""How many times as long rules may make a text."""
+"""The maximum factor by which rules may lengthen a text."""
 _MAX_WORD_CHARACTERS = 1000
-"""WordPiece takes time that is quadratic in the length of a word, so it leaves longer words alone; 100 is usual."""
+"""The maximum `max_input_chars_per_word`, usually 100: WordPiece takes quadratic time in the length of a word."""
 _MAX_ADDED_TOKENS = 50_000
 _composed = functools.partial(unicodedata.normalize, "NFC")
 
@@ -70,11 +70,11 @@ class Tokenizer(Protocol):
         ...
 
     def count(self, text: str) -> int:
-        """How many tokens `text` has."""
+        """Return the number of tokens of `text`."""
         ...
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """How many characters of `text` the first `n` of its `ids` cover.
+        """Return how many characters of `text` the first `n` of its `ids` cover.
 
         None if token `n` ends inside a character. All the ids cover all the text.
         """
@@ -126,11 +126,11 @@ class TiktokenTokenizer:
             raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_OTHER_TOKENIZER) from error
 
     def count(self, text: str) -> int:
-        """How many tokens `text` has."""
+        """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """How many characters of `text` the first `n` of its `ids` cover, None inside a character."""
+        """Return how many characters of `text` the first `n` of its `ids` cover; None inside a character."""
         if n >= len(ids):
             return len(text)
         from_start = n <= len(ids) // 2
@@ -208,11 +208,11 @@ class HFTokenizer:
         return max(self._backend.get_vocab().values(), default=-1)
 
     def count(self, text: str) -> int:
-        """How many tokens `text` has."""
+        """Return the number of tokens of `text`."""
         return len(self._encoded(text)[0])
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """How many characters of `text` the first `n` of its `ids` cover, None inside a character."""
+        """Return how many characters of `text` the first `n` of its `ids` cover; None inside a character."""
         if n >= len(ids):
             return len(text)
         if n <= 0:
@@ -336,8 +336,8 @@ def _download(repository: str) -> Path:
     except ImportError as error:
         raise MissingExtraError("hub", f"the tokenizer of {repository}") from error
     try:
-        kept = try_to_load_from_cache(repository, "tokenizer.json")
-        return Path(kept if isinstance(kept, str) else hf_hub_download(repository, "tokenizer.json"))
+        cached = try_to_load_from_cache(repository, "tokenizer.json")
+        return Path(cached if isinstance(cached, str) else hf_hub_download(repository, "tokenizer.json"))
     except LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",

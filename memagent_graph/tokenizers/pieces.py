@@ -1,4 +1,4 @@
-"""Cuts texts: long ones so that the parts have the same tokens as the whole, others to a number of tokens.
+"""Cuts long texts into pieces that together have the tokens of the whole, and shortens texts to a number of tokens.
 
 Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
 changes nothing. Between a letter and a space followed by a letter, and between a newline and a letter, every
@@ -15,8 +15,8 @@ from memagent_graph.words import is_character_end
 PIECE_BYTES = 16_384
 """A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
 
-LARGEST_PIECE_BYTES = 262_144
-"""Where a text without any safe cut is cut anyway."""
+MAX_PIECE_BYTES = 262_144
+"""The size at which a text without a safe cut is cut anyway."""
 
 
 def safe_cut(window: str, lowest: int) -> int | None:
@@ -42,11 +42,11 @@ def pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE_BYTES:
         cut = None
-        for size in (PIECE_BYTES, LARGEST_PIECE_BYTES // 4):
+        for size in (PIECE_BYTES, MAX_PIECE_BYTES // 4):
             cut = safe_cut(text[start : start + size], size // 2)
             if cut is not None:
                 break
-        end = start + (cut if cut is not None else LARGEST_PIECE_BYTES // 4)
+        end = start + (cut if cut is not None else MAX_PIECE_BYTES // 4)
         yield text[start:end]
         start = end
     if start < len(text):
@@ -55,21 +55,21 @@ def pieces(text: str) -> Iterator[str]:
 
 _ELLIPSIS = " [...] "
 _MAX_TOKEN_CHARACTERS = 16
-"""Characters; ordinary text has about four to a token, so more than this times the budget never fits."""
+"""The most characters in a token that is worth trying; ordinary text has about four."""
 
 
 def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """`text`, or its beginning and its end with "[...]" between, in at most `tokens` tokens, as `count` counts them."""
+    """Return `text`, or its beginning and end with "[...]" between, in at most `tokens` tokens by `count`."""
     if len(text) <= tokens * _MAX_TOKEN_CHARACTERS and count(text) <= tokens:
         return text
-    fitting, beyond = 0, min(len(text), tokens * _MAX_TOKEN_CHARACTERS)
-    while fitting + 1 < beyond:
-        middle = (fitting + beyond) // 2
+    fits, exceeds = 0, min(len(text), tokens * _MAX_TOKEN_CHARACTERS)
+    while fits + 1 < exceeds:
+        middle = (fits + exceeds) // 2
         if count(_ends(text, middle)) <= tokens:
-            fitting = middle
+            fits = middle
         else:
-            beyond = middle
-    return _ends(text, fitting) if fitting else text[:1]
+            exceeds = middle
+    return _ends(text, fits) if fits else text[:1]
 
 
 def _ends(text: str, characters: int) -> str:

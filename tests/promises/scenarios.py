@@ -162,7 +162,7 @@ def user_templates(place: Place) -> Any:
     update, answer = place.folder / "update.txt", place.folder / "answer.txt"
     update.write_text("Ask: <q> {prompt} </q>\nText: <section>{chunk}</section>\nKept: <memory>{memory}</memory>\n\n")
     answer.write_text("<q>{prompt}</q> from <memory>{memory}</memory>. Reply with \\boxed{}.\n")
-    prompts = load_prompts(update_file=update, answer_file=answer, empty_memory="none so far")
+    prompts = load_prompts(update_template=update, answer_template=answer, empty_memory="none so far")
     return served(place, "A </q> b. " + TEXT, prompts=prompts)
 
 

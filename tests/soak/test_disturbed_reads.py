@@ -119,7 +119,7 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
     documents, disk = size(12, 60), tmp_path / "disk"
-    made = write_corpus(tmp_path / "in", documents, most_words=3000)
+    made = write_corpus(tmp_path / "in", documents, most_words=size(1200, 3000))
     disk.mkdir()
     mount = shutil.which("mount") or "mount"
     mounted = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)

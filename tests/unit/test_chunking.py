@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
-from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
 from memagent_graph.words import is_character_end
 
 TOKENIZER = load_tokenizer("embedded")
@@ -137,7 +137,7 @@ def test_much_text_without_borders_is_cut_without_loss(unit, store):
     check_spans(text, chunks)
     assert all(4997 <= chunk.tokens <= 5000 for chunk in chunks[:-1])
     assert "".join(pieces(text)) == text
-    assert max(len(piece) for piece in pieces(text)) <= LARGEST_PIECE_BYTES
+    assert max(len(piece) for piece in pieces(text)) <= MAX_PIECE_BYTES
 
 
 def test_sentence_ends_are_preferred_when_near_and_only_then(store):

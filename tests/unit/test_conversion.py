@@ -147,14 +147,14 @@ def test_plain_text_starts_no_process(tmp_path, children):
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
     started = threading.Event()
     processes = []
-    watching = ConversionCancellation.watching
+    watch = ConversionCancellation.watch
 
     def noted(self, process):
         processes.append(process)
         started.set()
-        return watching(self, process)
+        return watch(self, process)
 
-    monkeypatch.setattr(ConversionCancellation, "watching", noted)
+    monkeypatch.setattr(ConversionCancellation, "watch", noted)
 
     async def main():
         reader = MemAgent(

@@ -425,7 +425,7 @@ KINDS = (
     Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
          ("half", "foreign", "deep")),
     Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
-         lambda folder: ResponseFormat.named(str(folder / "schema.json")), ("half", "foreign", "deep")),
+         lambda folder: ResponseFormat.load(str(folder / "schema.json")), ("half", "foreign", "deep")),
     Kind("state.json", text_of_others("state.json", '{"_data_files": []}'), DatasetRows),
 )  # fmt: skip
 

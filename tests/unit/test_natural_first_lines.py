@@ -88,7 +88,7 @@ def test_a_client_s_proxy_is_taken_over_and_its_password_stays_hidden() -> None:
     )
     policy = MemAgent(client, **CHOICES).policy
     assert policy._proxy == "http://me:secretly@proxy:3128"
-    assert "secretly" not in policy._redacted("refused secretly")
+    assert "secretly" not in policy._redact("refused secretly")
 
 
 def test_a_client_whose_key_comes_from_a_function_is_refused_with_the_way_round() -> None:
@@ -122,7 +122,7 @@ async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
         await reader.aclose()
     assert server.headers[0]["X-Gateway-Key"] == "very-secret-value"
     assert "very-secret-value" not in f"{reader.settings!r}{reader.settings.for_log()}"
-    assert reader.policy._redacted("it was very-secret-value") == "it was [hidden]"
+    assert reader.policy._redact("it was very-secret-value") == "it was [hidden]"
 
 
 async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.prompts import change_prompts, last_boxed
+from memagent_graph.prompts import last_boxed
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
@@ -108,7 +108,7 @@ def test_fields_inside_a_document_stay_as_they_are() -> None:
 def test_a_users_template_is_checked_for_its_fields(tmp_path, update: str, complaint: str) -> None:
     (tmp_path / "update.txt").write_text(update)
     with pytest.raises(PromptError, match=complaint):
-        load_prompts(update_file=tmp_path / "update.txt")
+        load_prompts(update_template=tmp_path / "update.txt")
 
 
 def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
@@ -119,13 +119,13 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
 
 def test_a_missing_template_file_is_named(tmp_path) -> None:
     with pytest.raises(PromptError, match=r"nowhere\.txt"):
-        load_prompts(update_file=tmp_path / "nowhere.txt")
+        load_prompts(update_template=tmp_path / "nowhere.txt")
 
 
 def test_other_braces_in_a_users_template_are_text(tmp_path) -> None:
     path = tmp_path / "answer.txt"
     path.write_text('<p>{prompt}</p><m>{memory}</m> as JSON: {"answer": ...} in \\boxed{}')
-    prompt = load_prompts(answer_file=path).messages("answer", "Q?", memory="M")[0]["content"]
+    prompt = load_prompts(answer_template=path).messages("answer", "Q?", memory="M")[0]["content"]
     assert prompt.endswith('{"answer": ...} in \\boxed{}')
 
 
@@ -145,15 +145,15 @@ def test_the_papers_budget_holds_the_packages_templates() -> None:
 
 def test_single_parts_of_a_policys_own_wording_may_be_other_ones(tmp_path) -> None:
     own = load_profile("embedded").prompts
-    assert change_prompts(own) == own
-    assert change_prompts(own, empty_memory="(nothing)") == replace(own, empty_memory="(nothing)")
-    paper = change_prompts(own, layout="paper")
+    assert load_prompts(base=own) == own
+    assert load_prompts(base=own, empty_memory="(nothing)") == replace(own, empty_memory="(nothing)")
+    paper = load_prompts(base=own, layout="paper")
     assert (paper.update, paper.answer) == (load_prompts().update, own.answer)
-    plain = change_prompts(own, answer_format="plain")
+    plain = load_prompts(base=own, answer_format="plain")
     assert (plain.update, plain.answer) == (own.update, load_prompts(answer_format="plain").answer)
     assert plain.answer_format is AnswerFormat.PLAIN
     (tmp_path / "answer.txt").write_text("<m> {memory} </m> <q> {prompt} </q>")
-    mine = change_prompts(own, answer_template=tmp_path / "answer.txt")
+    mine = load_prompts(base=own, answer_template=tmp_path / "answer.txt")
     assert (mine.update, mine.answer.text) == (own.update, "<m> {memory} </m> <q> {prompt} </q>")
 
 

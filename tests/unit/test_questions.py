@@ -177,7 +177,7 @@ async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> Non
                 await asyncio.sleep(0)
         return number
 
-    outcomes = await in_passes([partial(read, number) for number in range(6)], at_once=4)
+    outcomes = await in_passes([partial(read, number) for number in range(6)], per_pass=4)
     assert [each for each in outcomes if not isinstance(each, Exception)] == [0, 2, 3, 4, 5]
     assert isinstance(outcomes[1], KeyError)
     for together in (range(4), range(4, 6)):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memagent_graph import ResponseFormat
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
-from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, DoesNotFit, Fits
+from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, FormatMismatch, StructuredAnswer
 
 
 class Person(BaseModel):
@@ -45,9 +45,11 @@ FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann",
 
 
 def test_a_model_gives_instances_and_a_schema_gives_plain_values() -> None:
-    found = ResponseFormat.of(Filing).checked(FILING)
-    assert found == Fits(FILING, Filing(company="Acme", signed=date(2024, 5, 1), people=[Person(name="Ann", age=41)]))
-    assert ResponseFormat.of(SCHEMA).checked(' {"key": 3} ') == Fits('{"key": 3}', {"key": 3})
+    found = ResponseFormat.of(Filing).parse(FILING)
+    assert found == StructuredAnswer(
+        FILING, Filing(company="Acme", signed=date(2024, 5, 1), people=[Person(name="Ann", age=41)])
+    )
+    assert ResponseFormat.of(SCHEMA).parse(' {"key": 3} ') == StructuredAnswer('{"key": 3}', {"key": 3})
 
 
 @pytest.mark.parametrize(
@@ -60,8 +62,8 @@ def test_a_model_gives_instances_and_a_schema_gives_plain_values() -> None:
     ],
 )
 def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
-    found = ResponseFormat.of(Filing).checked(reply)
-    assert isinstance(found, Fits)
+    found = ResponseFormat.of(Filing).parse(reply)
+    assert isinstance(found, StructuredAnswer)
     assert found.text == FILING
 
 
@@ -78,8 +80,8 @@ def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(reply, words) -> None:
-    found = ResponseFormat.of(Filing).checked(reply)
-    assert isinstance(found, DoesNotFit)
+    found = ResponseFormat.of(Filing).parse(reply)
+    assert isinstance(found, FormatMismatch)
     assert words in found.reason
 
 
@@ -92,31 +94,31 @@ def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
         def _fails(cls, value: int) -> int:
             raise KeyError("a slip in the validator")
 
-    found = ResponseFormat.of(Odd).checked('{"key": 1}')
-    assert isinstance(found, DoesNotFit)
+    found = ResponseFormat.of(Odd).parse('{"key": 1}')
+    assert isinstance(found, FormatMismatch)
     assert "KeyError" in found.reason
 
 
 def test_numbers_that_json_does_not_have_are_refused() -> None:
-    assert isinstance(ResponseFormat.of({"type": "number"}).checked("NaN"), DoesNotFit)
-    assert ResponseFormat.of({"type": "number"}).checked("2.5") == Fits("2.5", 2.5)
+    assert isinstance(ResponseFormat.of({"type": "number"}).parse("NaN"), FormatMismatch)
+    assert ResponseFormat.of({"type": "number"}).parse("2.5") == StructuredAnswer("2.5", 2.5)
 
 
 def test_the_fields_in_words() -> None:
-    assert ResponseFormat.of(Filing).fields_in_words() == (
+    assert ResponseFormat.of(Filing).describe_fields() == (
         "The answer will have these fields:\n"
         "- company (string): the company's full name\n"
         "- signed (string)\n"
         "- people (list of object with name, age)"
     )
-    assert ResponseFormat.of(Filing).fields_in_words(short=True) == (
+    assert ResponseFormat.of(Filing).describe_fields(short=True) == (
         "The answer will have these fields: company, signed, people."
     )
-    assert '- kind (one of "a", "b")' in ResponseFormat.of(SCHEMA).fields_in_words()
+    assert '- kind (one of "a", "b")' in ResponseFormat.of(SCHEMA).describe_fields()
     assert (
-        "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).fields_in_words()
+        "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).describe_fields()
     )
-    assert ResponseFormat.of({"type": "integer"}).fields_in_words() == ""
+    assert ResponseFormat.of({"type": "integer"}).describe_fields() == ""
 
 
 def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() -> None:
@@ -124,10 +126,10 @@ def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() 
         model_config = ConfigDict(extra="forbid")
         key: int
 
-    asked = json.loads(ResponseFormat.of(Strict).for_server)
+    asked = json.loads(ResponseFormat.of(Strict).server_schema)
     assert (asked["name"], asked["strict"]) == ("Strict", True)
-    assert "strict" not in json.loads(ResponseFormat.of(Filing).for_server)
-    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).for_server)["name"] == "Keys_kinds"
+    assert "strict" not in json.loads(ResponseFormat.of(Filing).server_schema)
+    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
 
 
 def test_a_schema_may_come_as_servers_take_it_and_equal_ones_have_one_fingerprint() -> None:
@@ -182,7 +184,7 @@ def test_a_model_without_a_json_schema_is_refused() -> None:
 
 def test_fields_may_be_called_like_keywords() -> None:
     form = ResponseFormat.of({"properties": {"$ref": {"type": "integer"}, "pattern": {"type": "string"}, "$id": {}}})
-    assert form.checked('{"$ref": 1, "pattern": "(?=", "$id": 2}') == Fits(
+    assert form.parse('{"$ref": 1, "pattern": "(?=", "$id": 2}') == StructuredAnswer(
         '{"$ref": 1, "pattern": "(?=", "$id": 2}', {"$ref": 1, "pattern": "(?=", "$id": 2}
     )
 
@@ -204,15 +206,15 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     bomb["$defs"]["a16"] = {"type": "integer"}
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
     for schema in (bomb, endless):
-        found = ResponseFormat.of(schema).checked("3")
-        assert isinstance(found, DoesNotFit)
+        found = ResponseFormat.of(schema).parse("3")
+        assert isinstance(found, FormatMismatch)
         assert "too many steps" in found.reason
         begin = time.process_time()
-        assert isinstance(ResponseFormat.of(schema).checked("[3] and " * 64), DoesNotFit)
+        assert isinstance(ResponseFormat.of(schema).parse("[3] and " * 64), FormatMismatch)
         assert time.process_time() - begin < 5, "the steps are a reply's, not each candidate's"
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
-    assert isinstance(slow.checked(f'"{"a" * 60}!"'), DoesNotFit)
-    assert isinstance(slow.checked('"aaa"'), Fits)
+    assert isinstance(slow.parse(f'"{"a" * 60}!"'), FormatMismatch)
+    assert isinstance(slow.parse('"aaa"'), StructuredAnswer)
 
 
 def test_a_schema_needs_its_extra_and_a_model_does_not(monkeypatch) -> None:
@@ -222,17 +224,17 @@ def test_a_schema_needs_its_extra_and_a_model_does_not(monkeypatch) -> None:
     )
     with pytest.raises(MissingExtraError, match=r'"schema"'):
         ResponseFormat.of(SCHEMA)
-    assert ResponseFormat.of(Person).checked('{"name": "Ann"}')
+    assert ResponseFormat.of(Person).parse('{"name": "Ann"}')
 
 
 def test_a_user_names_a_file_or_a_model(tmp_path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    assert ResponseFormat.named(str(tmp_path / "schema.json")) == ResponseFormat.of(SCHEMA)
+    assert ResponseFormat.load(str(tmp_path / "schema.json")) == ResponseFormat.of(SCHEMA)
     (tmp_path / "models.py").write_text(
         "from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\nother = 5\n"
     )
-    form = ResponseFormat.named(f"{tmp_path}/models.py:Key")
-    assert form.checked('{"key": 4}').value.key == 4  # type: ignore[union-attr]
+    form = ResponseFormat.load(f"{tmp_path}/models.py:Key")
+    assert form.parse('{"key": 4}').value.key == 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -249,5 +251,5 @@ def test_a_name_that_leads_nowhere_is_an_error_with_the_remedy(tmp_path, name, w
     (tmp_path / "broken.json").write_text('{"type":')
     (tmp_path / "models.py").write_text("other = 5\n")
     with pytest.raises(ResponseFormatError, match=words) as raised:
-        ResponseFormat.named(f"{tmp_path}/{name}")
+        ResponseFormat.load(f"{tmp_path}/{name}")
     assert raised.value.hint

@@ -292,7 +292,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_read(structured_reade
 def test_a_template_of_one_s_own_shows_the_schema_where_it_has_it(structured_reader, tmp_path) -> None:
     own = tmp_path / "answer.txt"
     own.write_text("<q>{prompt}</q> <m>{memory}</m> <schema>{schema}</schema> JSON, please.")
-    reader = structured_reader(GOOD, "in words", prompts=load_prompts(answer_file=own))
+    reader = structured_reader(GOOD, "in words", prompts=load_prompts(answer_template=own))
     assert reader.read(TEXT, QUESTION, response_format=Key).value == Key(place="harbor", key=4711)
     assert reader.policy.prompts[-1].endswith("JSON, please.")
     assert '"place"' in part(reader.policy.prompts[-1], "schema")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from memagent_graph.errors import MissingExtraError, TokenizerError
 from memagent_graph.installation import install_command
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
-from memagent_graph.tokenizers.pieces import LARGEST_PIECE_BYTES
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -196,7 +196,7 @@ def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monke
     fed = Fed(getattr(fresh, library))
     monkeypatch.setattr(fresh, library, fed)
     ids = fresh.encode(text)
-    largest = LARGEST_PIECE_BYTES // 4
+    largest = MAX_PIECE_BYTES // 4
     assert max(fed.lengths) <= largest
     # Where a pattern gives up on a piece, its halves are tried: no character is looked at more than a few times.
     assert len(text) // 2 <= sum(fed.lengths) <= 4 * len(text)

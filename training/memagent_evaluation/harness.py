@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final, Protocol
@@ -56,17 +56,6 @@ class EvaluationEnd(StrEnum):
     MAX_SECONDS = "max_seconds"
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationLimits:
-    """Limits of an evaluation, counted from the call that began or resumed it. None means no limit."""
-
-    max_questions: int | None = None
-    max_tokens: int | None = None
-    """Prompt and completion tokens of finished questions; running questions are finished."""
-    max_seconds: float | None = None
-    """Running questions are cancelled."""
-
-
 class EvaluationWatcher(Protocol):
     """Sees the progress of an evaluation."""
 
@@ -107,7 +96,12 @@ class Evaluation:
     concurrency: int = 128
     """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
     begin."""
-    limits: EvaluationLimits = field(default_factory=EvaluationLimits)
+    max_questions: int | None = None
+    """Here and below: a limit of this call, also if it resumes an evaluation; None means no limit."""
+    max_tokens: int | None = None
+    """Prompt and completion tokens of finished questions; running questions are finished."""
+    max_seconds: float | None = None
+    """Running questions are cancelled."""
 
 
 async def evaluate(
@@ -160,7 +154,7 @@ class _EvaluationCall:
 
     async def _ask_within_time(self) -> None:
         try:
-            async with asyncio.timeout(self._evaluation.limits.max_seconds) as time_limit:
+            async with asyncio.timeout(self._evaluation.max_seconds) as time_limit:
                 await self._ask_all(self._open_keys())
                 if self._unsure_failures and self._end is EvaluationEnd.DONE:
                     await self._retry([row.key for row, _ in self._unsure_failures])
@@ -248,10 +242,10 @@ class _EvaluationCall:
         """Count a question as asked, unless a limit is reached; return whether it may be asked."""
         if question.key in self._attempts:
             return True
-        limits = self._evaluation.limits
-        if limits.max_questions is not None and len(self._attempts) >= limits.max_questions:
+        evaluation = self._evaluation
+        if evaluation.max_questions is not None and len(self._attempts) >= evaluation.max_questions:
             self._end = EvaluationEnd.MAX_QUESTIONS
-        elif limits.max_tokens is not None and self._tokens >= limits.max_tokens:
+        elif evaluation.max_tokens is not None and self._tokens >= evaluation.max_tokens:
             self._end = EvaluationEnd.MAX_TOKENS
         if self._end is not EvaluationEnd.DONE:
             return False

@@ -49,8 +49,6 @@ STYLE: Final = {
     "figure.facecolor": "white",
 }
 _DEPTH_BINS: Final = 10
-_LABEL_SHARE: Final = 0.05
-"""The share of a length axis that a label takes."""
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
@@ -164,22 +162,11 @@ def _line_style(number: int) -> dict[str, Any]:
 def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, _labels_apart(lengths, unit))
+    axes.set_xticks(lengths, [length_label(length, unit) for length in lengths], rotation=40, ha="right")
     axes.minorticks_off()
     axes.set_xlabel(f"document length, {unit}")
     if len(lengths) == 1:
         axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
-
-
-def _labels_apart(lengths: Sequence[int], unit: str) -> list[str]:
-    """Return a label for each length; it is empty if it would overlap the previous one."""
-    labels: list[str] = []
-    labelled = -math.inf
-    for length in lengths:
-        has_room = math.log2(length) - labelled >= _LABEL_SHARE * math.log2(lengths[-1] / lengths[0])
-        labels.append(length_label(length, unit) if has_room else "")
-        labelled = math.log2(length) if has_room else labelled
-    return labels
 
 
 def _tasks(rows: Sequence[ResultRow]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.grading import judge_rows
-from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationLimits, evaluate
+from memagent_evaluation.harness import Evaluation, EvaluationEnd, evaluate
 from memagent_evaluation.markdown_tables import length_label
 from memagent_evaluation.planning import (
     check_plan,
@@ -168,7 +168,9 @@ async def _measure(
             keep_documents=options.keep_documents,
             retry_failed=options.retry_failed,
             concurrency=options.concurrency,
-            limits=EvaluationLimits(options.max_questions, options.max_tokens_total, options.max_seconds),
+            max_questions=options.max_questions,
+            max_tokens=options.max_tokens_total,
+            max_seconds=options.max_seconds,
         )
         try:
             ended = await evaluate(evaluation, journal, EvaluationProgress(display))

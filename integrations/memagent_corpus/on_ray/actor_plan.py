@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,29 +119,19 @@ class ActorPlan:
             return self.checkpoints
         return f"{self.checkpoints}-{hashlib.sha256(platform.node().encode()).hexdigest()[:12]}"
 
-    def with_divided_limits(self, actors: int) -> ActorPlan:
-        """Return a plan for each of several actors, so that together they stay within the limits per minute."""
-        requests, tokens = self.settings.requests_per_minute, self.settings.tokens_per_minute
-        settings = replace(
-            self.settings,
-            requests_per_minute=None if requests is None else requests / actors,
-            tokens_per_minute=None if tokens is None else tokens / actors,
-        )
-        return replace(self, settings=settings)
-
-    def pickled(self, actors: int) -> bytes:
-        """Pickle the plan for each of several actors.
+    def pickled(self) -> bytes:
+        """Pickle the plan for the actors.
 
         The user's answer model is pickled by value, because other machines may not be able to import its module.
         """
-        pickler, share = ray_module("ray.cloudpickle"), self.with_divided_limits(actors)
+        pickler = ray_module("ray.cloudpickle")
         model = self.response_format.model if self.response_format else None
         module = sys.modules.get(model.__module__) if model is not None else None
         if module is None:
-            return bytes(pickler.dumps(share))
+            return bytes(pickler.dumps(self))
         pickler.register_pickle_by_value(module)
         try:
-            return bytes(pickler.dumps(share))
+            return bytes(pickler.dumps(self))
         finally:
             pickler.unregister_pickle_by_value(module)
 

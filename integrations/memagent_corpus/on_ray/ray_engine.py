@@ -146,7 +146,7 @@ class RayEngine:
             max_task_retries=_MAX_RETRIES,
             max_concurrency=self.documents_in_flight + 1,
         )(DocumentActor)
-        plan = self.plan.pickled(self.actors)
+        plan = self.plan.pickled()
         actors = [remote.remote(plan) for _ in range(self.actors)]
         started: set[int] = set()
 

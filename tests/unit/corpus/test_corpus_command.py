@@ -115,11 +115,6 @@ def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
         assert "1 document read" in told and "3 rows in" in told and "--retry-failed" in told
     none = memagent("corpus", source, "--out", tmp_path / "o3", "--model", "embedded", code=ExitCode.USAGE)
     assert "there is no question" in none.stderr
-    bounds = memagent(
-        "corpus", source, "-q", "x", "--out", tmp_path / "o3", "--model", "embedded", "--requests-per-minute", "5",
-        code=ExitCode.USAGE,
-    )  # fmt: skip
-    assert "are for a server" in bounds.stderr
 
 
 def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(tmp_path: Path) -> None:

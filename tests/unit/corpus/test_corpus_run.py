@@ -370,11 +370,10 @@ STEPS = [
 
 
 @pytest.mark.parametrize(
-    ("moment", "step"),  # after one step is before the next
-    [*(("before", step) for step in range(len(STEPS))), ("after", len(STEPS) - 1)],
-    ids=[*(f"before {name}" for name, _ in STEPS), f"after {STEPS[-1][0]}"],
-)
-@pytest.mark.parametrize("keeps_ledger", [True, False])
+    ("moment", "step", "keeps_ledger"),  # after one step is before the next
+    [*(("before", step, True) for step in range(len(STEPS))), ("after", len(STEPS) - 1, True),
+     *(("before", step, False) for step in range(1, 4))],
+)  # fmt: skip
 def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch, step: int, moment: str, keeps_ledger: bool
 ) -> None:
@@ -411,8 +410,7 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
 
 @pytest.mark.parametrize(
     ("damage", "keeps_ledger"),
-    [("cut", True), ("emptied", True), ("deleted", True), ("bits flipped", True), ("another part", True),
-     ("deleted", False), ("another part", False)],
+    [("cut", True), ("deleted", True), ("bits flipped", True), ("deleted", False), ("another part", False)],
 )  # fmt: skip
 def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
     world: World, damage: str, keeps_ledger: bool
@@ -428,7 +426,7 @@ def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
         first.unlink()
     else:
         first.write_bytes(
-            {"cut": content[: len(content) // 2], "emptied": b"", "bits flipped": flipped,
+            {"cut": content[: len(content) // 2], "bits flipped": flipped,
              "another part": second.read_bytes()}[damage]
         )  # fmt: skip
     if not keeps_ledger:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from langchain_core.embeddings import Embeddings
 from support.fake_server import FakeServer
 from support.scripts import document_with, part
 from support.strategies import reads_perfectly
@@ -30,7 +29,6 @@ from memagent_graph.errors import (
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.retriever import VectorRetriever
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import FullContext, prompt_overhead
@@ -378,32 +376,27 @@ async def test_without_bm25s_the_error_names_the_extra(make_reader, monkeypatch)
         load_system("retrieval", make_reader())
 
 
-class LetterCounts(Embeddings):
-    """Vectors that are alike for texts of like letters; `batches` has the sizes of what was asked."""
+class RareLetters:
+    """A user's own retriever."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.batches: list[int] = []
-        self.fails_at = fails_at
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
 
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        self.batches.append(len(texts))
-        if self.fails_at == len(self.batches):
-            raise ConnectionError("no route")
-        return [self.embed_query(text) for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        return [float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"]
+    async def rank(self, texts, query: str) -> list[int]:
+        if self.error:
+            raise self.error
+        shares = [sum(text.lower().count(letter) for letter in query) for text in texts]
+        return sorted(range(len(shares)), key=lambda number: -shares[number])
 
 
-async def test_a_user_s_embedder_ranks_the_chunks(ask) -> None:
+async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
-    policy, embeddings = Reader(), LetterCounts()
-    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": VectorRetriever(embeddings)}
+    policy = Reader()
+    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
-    assert max(embeddings.batches) == 64
-    with pytest.raises(RetrievalError, match="LetterCounts failed: ConnectionError: no route"):
-        failing = VectorRetriever(LetterCounts(fails_at=2))
+    with pytest.raises(RetrievalError, match="RareLetters failed: ConnectionError: no route"):
+        failing = RareLetters(ConnectionError("no route"))
         await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
 
 

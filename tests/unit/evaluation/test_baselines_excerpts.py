@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from langchain_core.embeddings import Embeddings
 
 from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
-from memagent_graph.retriever import VectorRetriever, rank_by_words
+from memagent_graph.retriever import rank_by_words
 from memagent_graph.strategies.excerpts import DocumentEnds, fit_to_budget
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -80,16 +79,3 @@ def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:
     assert rank_by_words(texts, "Where is the RARE common?")[:2] == [2, 0]
     assert rank_by_words(texts, "Is it?") == rank_by_words(texts, "absent") == []
     assert rank_by_words(texts, "nothing")[:2] == [1, 4]
-
-
-class Directions(Embeddings):
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [self.embed_query(text) for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        return [float(number) for number in text.split()]
-
-
-async def test_vectors_are_ranked_by_direction_and_not_by_length() -> None:
-    texts = iter(["9 9", "0.1 0", "0 0", "0 5"])
-    assert await VectorRetriever(Directions()).rank(iter(texts), "2 0") == [1, 0, 2, 3]

@@ -15,7 +15,7 @@ from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 
 from memagent_evaluation.attempt_rows import run_id_of
-from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationLimits, evaluate
+from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, evaluate
 from memagent_evaluation.request import EvaluationProgress
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
@@ -300,19 +300,19 @@ async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
 @pytest.mark.parametrize(
     ("limits", "ended"),
     [
-        (EvaluationLimits(max_questions=5), EvaluationEnd.MAX_QUESTIONS),
-        (EvaluationLimits(max_tokens=500), EvaluationEnd.MAX_TOKENS),
-        (EvaluationLimits(max_seconds=1.5), EvaluationEnd.MAX_SECONDS),
+        ({"max_questions": 5}, EvaluationEnd.MAX_QUESTIONS),
+        ({"max_tokens": 500}, EvaluationEnd.MAX_TOKENS),
+        ({"max_seconds": 1.5}, EvaluationEnd.MAX_SECONDS),
     ],
 )
 async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limits, ended) -> None:
     slow = Oracle(store, pause=0.0)
-    if limits.max_seconds:  # the fifth question takes too long
+    if "max_seconds" in limits:  # the fifth question takes too long
         slow.fail = lambda number, run_id: setattr(slow, "pause", 3600.0 if number >= 3 else 0.0)
-    reason, rows = await run(tmp_path, store, slow, limits=limits, concurrency=2)
+    reason, rows = await run(tmp_path, store, slow, **limits, concurrency=2)
     assert reason is ended
     assert 0 < len(rows) <= 8
-    assert limits.max_questions is None or len(rows) == 5
+    assert "max_questions" not in limits or len(rows) == 5
     assert {row.length for row in rows} == {400}, "the longest documents come first"
     assert list((store.root / "texts").iterdir()) == []
     oracle = Oracle(store)
@@ -437,7 +437,7 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
             self.rows.append(row)
 
     first, second = EvaluationWatcher(), EvaluationWatcher()
-    await run(tmp_path, store, Oracle(store), watcher=first, limits=EvaluationLimits(max_questions=6))
+    await run(tmp_path, store, Oracle(store), watcher=first, max_questions=6)
     await run(tmp_path, store, Oracle(store), watcher=second)
     assert (first.known, len(first.rows)) == (0, 6)
     assert (second.known, len(second.rows)) == (6, 10)

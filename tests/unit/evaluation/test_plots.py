@@ -117,7 +117,9 @@ def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
     lengths = (150, 200, 300, 9_600, 24_000, 150_000)
     _, axes = drawn(draw_accuracy, [row("memagent", length, 0) for length in lengths])
     assert list(axes.get_xticks()) == list(lengths)
-    assert [each.get_text() for each in axes.get_xticklabels()] == ["150", "", "300", "9,600", "24,000", "150,000"]
+    labels = axes.get_xticklabels()
+    assert [label.get_text() for label in labels] == ["150", "200", "300", "9,600", "24,000", "150,000"]
+    assert {label.get_rotation() for label in labels} == {40}
 
 
 def test_a_length_that_fits_no_call_has_no_point() -> None:

@@ -158,7 +158,7 @@ def test_a_module_that_can_be_imported_is_named_without_a_path(tmp_path, monkeyp
         ("{path}:Plian", "has no 'Plian'", "Did you mean .*:Plain"),
         ("{path}:Qqqq", "has no 'Qqqq'", "after the colon"),
         ("{path}:nothing", "is not a task: it has no name, metric, unit, answer_tokens, sample", "example"),
-        ("{path}:Greedy", "its constructor takes", "TaskSettings, or nothing"),
+        ("{path}:Greedy", "its constructor takes", "TaskSettings as `settings`, or nothing"),
         ("{folder}/other.py:Plain", "no file", "path"),
         ("no_such_module_here:Plain", "no module 'no_such_module_here'", "path/to/file.py"),
     ],

@@ -96,7 +96,7 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     short, long = of.lengths
     assert {sample.length for sample in of.draw_questions(0, 0)} == {short}
     after = [record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
-    assert of.stage(after) == 1
+    assert of.find_stage(after) == 1
     assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
 
 

@@ -7,7 +7,6 @@ library's docstrings.
 from __future__ import annotations
 
 import ast
-import functools
 import itertools
 import pydoc_data.topics
 import random
@@ -15,6 +14,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 from memagent_evaluation.tasks.placements import Haystack
@@ -119,7 +119,7 @@ def reference_topics() -> Iterator[str]:
         yield from _paragraphs_of(pydoc_data.topics.topics[name])
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def library_docstrings() -> tuple[str, ...]:
     """Return the paragraphs of the standard library's docstrings, always in the same order.
 
@@ -171,15 +171,11 @@ def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
     for path in files:
         try:
             with path.open(encoding="utf-8-sig") as file:
-                yield from _join_lines(_bounded_lines(file.readline))
+                yield from _join_lines(iter(partial(file.readline, _MAX_PARAGRAPH_CHARACTERS), ""))
         except (OSError, UnicodeDecodeError) as error:
             raise EvaluationError(
                 f"the haystack {path} cannot be read: {error}", hint="Haystacks are UTF-8 text; convert it first."
             ) from error
-
-
-def _bounded_lines(readline: Callable[[int], str]) -> Iterator[str]:
-    return iter(lambda: readline(_MAX_PARAGRAPH_CHARACTERS), "")
 
 
 def _join_lines(lines: Iterator[str]) -> Iterator[str]:

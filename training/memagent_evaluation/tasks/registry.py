@@ -59,7 +59,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     """Return the task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or
     `module:Name`.
 
-    A user's `Name` is a class whose constructor takes nothing or the settings, or a task itself. It sets
+    A user's `Name` is a class whose constructor takes `settings` or nothing, or a task itself. It sets
     `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
 
     Raises:
@@ -128,7 +128,7 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
 
 def _own_task(name: str, settings: TaskSettings) -> Task:
     loaded = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
-    task = _instance(loaded, settings, name) if isinstance(loaded, type) else loaded
+    task = _instantiate(loaded, settings, name) if isinstance(loaded, type) else loaded
     missing = [part for part in _PARTS if not hasattr(task, part)]
     if missing:
         raise EvaluationError(
@@ -138,17 +138,15 @@ def _own_task(name: str, settings: TaskSettings) -> Task:
     return task  # type: ignore[no-any-return]
 
 
-def _instance(kind: type, settings: TaskSettings, name: str) -> Any:
-    """Return an instance of a class, made with the settings or without arguments, as its constructor needs."""
-    signature = inspect.signature(kind)
-    # One that needs no argument gets none, unless it has a parameter named settings.
-    for arguments in ((settings,), ()) if "settings" in signature.parameters else ((), (settings,)):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return kind(*arguments)
-    raise EvaluationError(
-        f"{name} cannot be made: its constructor takes {signature}",
-        hint="Let it take the TaskSettings, or nothing.",
-    )
+def _instantiate(task_class: type, settings: TaskSettings, name: str) -> Any:
+    """Return an instance, made with the settings if the constructor has a parameter of that name."""
+    signature = inspect.signature(task_class)
+    arguments = {"settings": settings} if "settings" in signature.parameters else {}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise EvaluationError(
+            f"{name} cannot be made: its constructor takes {signature}",
+            hint="Let it take the TaskSettings as `settings`, or nothing.",
+        ) from error
+    return task_class(**arguments)

@@ -8,7 +8,7 @@ from typing import Final
 
 from memagent_graph.budget import Budget
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
-from memagent_graph.prompts import change_prompts, load_prompts
+from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import Tokenizer
@@ -36,7 +36,7 @@ def reading_profile(
         return None
     former = profile_of(reading, base)
     profile = former or Profile(Budget(), load_prompts())
-    prompts = change_prompts(profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
+    prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
     prompts = prompts_for(roles, prompts) if former is None else prompts
     window = min(profile.budget.context_window, base.window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
