@@ -219,7 +219,7 @@ async def run_corpus(
     limits: CorpusLimits | None = None,
     watcher: CorpusWatcher | None = None,
 ) -> CorpusSummary:
-    """Read all documents without rows and write their rows. The caller must hold `exclusive(table)`.
+    """Read all documents without rows and write their rows. The caller must hold `lock_table(table)`.
 
     Args:
         inputs: the documents.

@@ -29,7 +29,7 @@ _PART_SECONDS: Final = 600.0
 class TableWriter:
     """Adds rows to the ledger and writes parts. It is thread-safe.
 
-    The caller must hold the lock of the table (`corpus_run.exclusive`), and call `recover` first.
+    The caller must hold the lock of the table (`corpus_run.lock_table`), and call `recover` first.
 
     Args:
         table: the table to write.

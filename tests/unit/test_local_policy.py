@@ -8,6 +8,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from memagent_graph import FinishReason, LocalPolicy, MemAgent, SamplingParams, UpdateRule
 from memagent_graph.errors import PolicyError, PolicyRequestError
+from memagent_graph.policies.local import _Request
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, require_profile
 from memagent_graph.policy import Message, Policy
@@ -111,12 +113,14 @@ async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
     alone = [await policy.complete(each, GREEDY) for each in prompts]
-    other = asyncio.create_task(policy.complete(prompt("Who is busy?"), SamplingParams(max_tokens=48)))
-    await asyncio.sleep(0)
-    together = await asyncio.gather(*(policy.complete(each, GREEDY) for each in prompts))
-    await other
+    requests = [_Request(policy._engine.prompt_ids(each, {}), GREEDY, Future()) for each in prompts]
+    batches = policy._batches(requests)
+    assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
+    for batch in batches:
+        policy._serve(batch)
+    together = [request.future.result() for request in requests]
     assert sum(completion.usage.cached_tokens > 320 for completion in together) >= len(prompts) - len(facts)
-    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
 
 
 async def test_sampling_is_seeded_and_bounded(policy) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.runnables import RunnableLambda
 from langgraph.graph import StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
@@ -115,7 +116,8 @@ def test_a_page_s_programs_run(page: Path, server: FakeServer, folder: Path) -> 
         names: dict[str, Any] = {
             "agent": agent, "policy": policy, "result": agent.read("Ada signed it.", "Who signed it?"), "tools": [],
             "Path": Path, "Filing": Filing, "model": FakeListChatModel(responses=["yes"]),
-            "builder": StateGraph(State), "found": [Document("Ada signed it.")], "question": "Who signed it?",
+            "builder": StateGraph(State), "question": "Who signed it?",
+            "retriever": RunnableLambda(lambda _: [Document("Ada signed it.")]),
             "store": InMemoryStore(), "thread_id": "1", "secret": "4711", "create_agent": lambda *_, **__: None,
         }  # fmt: skip
         for program in programs(page):
