@@ -25,8 +25,8 @@ from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.prompts import load_prompts
 
 WAYS = (
-    "overwrite", "gated", "gated:stop=yes", "overwrite+converged:every=8", "refine", "map_reduce:width=128",
-    "parallel:width=128", "segments:count=128", "reread", "recall",
+    "overwrite", "gated", "gated:stop=yes", "refine", "map_reduce:width=128", "parallel:width=128",
+    "segments:count=128", "reread", "recall",
 )  # fmt: skip
 IN_FLIGHT = 128
 FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"

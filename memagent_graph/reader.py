@@ -385,7 +385,7 @@ class MemAgent:
         context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
         question = question or state["question"]
         check_question(question, context)
-        memory = graph.strategy.current_memory(state, context)[0]
+        memory = graph.strategy.current_memory(state, context)
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
         reply = await ask_once(ANSWER, {**state, "question": question}, context, memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
@@ -678,7 +678,7 @@ def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadR
     """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
     result = result_from_state(state, trace, graph.reader_context)
     if result.stop_reason.resumable:
-        result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context)[0])
+        result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context))
     return result
 
 

@@ -61,7 +61,6 @@ class Role:
         parse: parses the reply. Answers are found by the reader's answer format.
         stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
-        greedy: whether it is always sampled at temperature 0, with log-probs.
         optional: whether the strategy also works if the policy has no template for the role.
     """
 
@@ -73,7 +72,6 @@ class Role:
     parse: Parser = whole_text
     stand_in: str | None = None
     fills_window: bool = False
-    greedy: bool = False
     optional: bool = False
 
     @property

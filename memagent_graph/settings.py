@@ -448,8 +448,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 """The groups of fields, and the name of each field in its group's class."""
 _LIMITS: Final = "It is a limit, of `memagent_graph.Limits`: limits=Limits({}=...)."
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    "stop": 'A rule for stopping early follows the strategy: strategy="overwrite+converged".',
-    **{name: _LIMITS.format(name) for name in ("max_chunks", "max_tokens_total", "max_seconds")},
+    name: _LIMITS.format(name) for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
 """Where what looks like a setting is chosen."""
 _DEFAULTS: Final = ReadSettings()

@@ -149,8 +149,6 @@ class ReportPlan(Strategy):
     name: ClassVar[str] = "report_plan"
     roles: ClassVar[tuple[Role, ...]] = (QUESTIONS,)
     state: ClassVar[type] = ReaderState
-    choosing_node: ClassVar[str] = "ask_for_questions"
-    concluding_node: ClassVar[str] = "ask_for_questions"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the node and its edges."""
@@ -213,8 +211,6 @@ class ReportWriting(Strategy):
     name: ClassVar[str] = "report_writing"
     roles: ClassVar[tuple[Role, ...]] = (OUTLINE, SECTION, JUDGE)
     state: ClassVar[type] = WritingState
-    choosing_node: ClassVar[str] = "outline"
-    concluding_node: ClassVar[str] = "put_together"
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the nodes and their edges."""

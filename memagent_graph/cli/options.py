@@ -127,22 +127,13 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
 class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
     """A reader: its policy, and how it reads. `SamplingSettings` are added where the command does the sampling."""
 
-    stop: Annotated[
-        str | None,
-        typer.Option(
-            help='Stop early once the answer has settled: "converged", or "converged:every=2".',
-            show_default="read to the end",
-        ),
-    ] = None
-
     def settings(self) -> ReadSettings:
         """Return the reader's settings, with the policy chosen.
 
         Options of a command that have a setting's name are settings.
         """
         names = {field.name for field in fields(self)} & {field.name for field in fields(ReadSettings)}
-        settings = ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
-        return settings.replace(strategy=f"{self.strategy or 'overwrite'}+{self.stop}") if self.stop else settings
+        return ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
 
 
 _MAX_QUESTIONS = 10_000

@@ -260,10 +260,9 @@ class Ask:
 
     def _sampling(self, attempt: int) -> SamplingParams:
         """Return how an attempt is sampled: the seed changes, because the same seed would give the same reply."""
-        sampling = _greedy_sampling(self._context.sampling) if self._role.greedy else self._context.sampling
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.server_schema if structure else None, self._state["document"]["key"]
-        return _request_sampling(sampling, self._bound, attempt, schema, session)
+        return _request_sampling(self._context.sampling, self._bound, attempt, schema, session)
 
     def _usage(self, completion: Completion) -> TokenUsage:
         """Return the server's count of tokens, or our own if it reports none."""
@@ -362,11 +361,6 @@ def _request_sampling(
 ) -> SamplingParams:
     seed = None if sampling.seed is None else sampling.seed + attempt
     return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema, session=session)
-
-
-@lru_cache
-def _greedy_sampling(sampling: SamplingParams) -> SamplingParams:
-    return replace(sampling, temperature=0.0, top_p=1.0, logprobs=True)
 
 
 @lru_cache

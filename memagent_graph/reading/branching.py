@@ -63,8 +63,6 @@ class BranchingStrategy(Strategy):
     """A strategy that reads in parallel: its branches' findings are merged, and the answer is based on them."""
 
     state: ClassVar[type] = BranchingState
-    choosing_node: ClassVar[str] = "choose_chunks"
-    concluding_node: ClassVar[str] = "gather"
 
     def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
@@ -80,10 +78,10 @@ class BranchingStrategy(Strategy):
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the branches' findings, merged or not, cut to a memory's budget."""
         findings = in_order(state.get("findings", {})).values()
-        return context.beginning(join_findings(findings, context), context.budget.memory_tokens), _steps(findings)
+        return context.beginning(join_findings(findings, context), context.budget.memory_tokens)
 
     def edited(self, state: Any, call: Call, text: str) -> Change:
         """Replace a branch's finding."""

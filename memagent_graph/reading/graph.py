@@ -182,7 +182,6 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         budget=budget,
         strategy=identity,
         looks_back=strategy.looks_back,
-        is_at_end=strategy.is_at_end,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
 

@@ -222,8 +222,6 @@ class ReaderContext:
     on_hidden_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
     """Called with the updates that a `LoopNode` runs without a superstep of their own. Set if the caller sees nothing
     of a read before its end; see `memagent_graph.reading.nodes`."""
-    is_at_end: Callable[[Mapping[str, Any]], bool] = field(default=lambda _: True, repr=False)
-    """The strategy's function that returns whether all of the document was read in a state."""
     looks_back: bool = False
     """Whether the strategy's steps use `StepContext.past`."""
     previous_steps: Trace | None = field(default=None, repr=False)

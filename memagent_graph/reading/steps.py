@@ -361,9 +361,15 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
         reason = StopReason.INVALID_ANSWER
-    elif reply.text and step.state.get("enough") and not step.context.is_at_end(step.state):
+    elif reply.text and step.state.get("enough") and not _is_at_end(step.state):
         reason = StopReason.ENOUGH
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
+
+
+def _is_at_end(state: Mapping[str, Any]) -> bool:
+    """Return whether all of the document was read; False if its length is not known."""
+    cursor = state.get("cursor") or start_cursor()
+    return bool(cursor["byte"] == state["document"]["size"])
 
 
 def chosen_chunk(state: Mapping[str, Any]) -> Span:
@@ -379,15 +385,6 @@ def chosen_chunk(state: Mapping[str, Any]) -> Span:
             hint="A strategy may lead from read_chunk to such a step only while a span is set.",
         )
     return Span(**span)
-
-
-def route_when_enough(read_on: str, then: str = "answer") -> Route:
-    """Return the route after a step that may find that there is enough to answer from."""
-
-    def route_when_enough(state: ReaderState) -> str:
-        return then if state.get("enough") else read_on
-
-    return route_when_enough
 
 
 def route_after_read_chunk(

@@ -26,10 +26,8 @@ from typing import Any, ClassVar
 from langgraph.channels import BinaryOperatorAggregate, Topic
 from langgraph.graph import START, StateGraph
 from langgraph.types import Overwrite as Reset
-from langgraph.types import Send
 
 from memagent_graph.calls import Call
-from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
@@ -61,10 +59,6 @@ class Strategy(ABC):
     """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
     """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
-    choosing_node: ClassVar[str] = "read_chunk"
-    """The node that chooses what to read next. A rule for stopping early is checked before it."""
-    concluding_node: ClassVar[str] = "answer"
-    """The node that follows when nothing more is to be read."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
         """Refuse an option that is a number below `minimum`.
@@ -93,15 +87,10 @@ class Strategy(ABC):
         """The node after which a run continues that was stopped at a limit."""
         return OPEN
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
-        """Return the memory that an answer would be based on now, and the calls that wrote it; None: the newest one."""
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
+        """Return the memory that an answer would be based on now."""
         del context
-        return state.get("memory") or "", None
-
-    def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Return whether all of the document was read; False if its length is not known."""
-        cursor: Cursor = state.get("cursor") or start_cursor()
-        return bool(cursor["byte"] == state["document"]["size"])
+        return state.get("memory") or ""
 
     def edited(self, state: Mapping[str, Any], call: Call, text: str) -> Change:
         """Return the change of state when a person replaces the memory that a call wrote.
@@ -134,7 +123,6 @@ class StrategyGraph:
             )
         self.routes: dict[str, Route] = {}
         """The conditional edges, by the node they leave."""
-        self._through: dict[str, str] = {}
         self.add_node(OPEN, self._open_document)
         self.builder.add_edge(START, OPEN)
 
@@ -144,7 +132,7 @@ class StrategyGraph:
 
     def add_edge(self, start: str | list[str], end: str) -> None:
         """Add an edge from a node to another, or from several nodes once all of them are done."""
-        self.builder.add_edge(start, self._target(start, end))
+        self.builder.add_edge(start, end)
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
         """Add edges from a node to the node or branches that `choose` returns.
@@ -154,31 +142,9 @@ class StrategyGraph:
             choose: a function of the state; it returns a node's name, END, or a list of `branch(...)`.
             targets: all nodes that it may return.
         """
-        name = getattr(choose, "__name__", start)
-        if any(self._target(start, target) != target for target in targets):
-            direct = choose
-
-            def choose(state: Any) -> str | Sequence[str | Send]:
-                target = direct(state)
-                return self._target(start, target) if isinstance(target, str) else target
-
         self.routes[start] = choose
-        self.builder.add_conditional_edges(
-            start, RouteNode(choose, name), [self._target(start, target) for target in targets]
-        )
-
-    def insert_before(self, node: str, to: str) -> None:
-        """Make every edge to a node lead to another node first, except those from `OPEN` and from that node.
-
-        Args:
-            node: the node on the way.
-            to: the target of the edges that are added from now on.
-        """
-        self._through[to] = node
-
-    def _target(self, start: str | list[str], end: str) -> str:
-        through = self._through.get(end, end)
-        return end if start in (OPEN, through) else through
+        name = getattr(choose, "__name__", start)
+        self.builder.add_conditional_edges(start, RouteNode(choose, name), list(targets))
 
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
@@ -256,14 +222,10 @@ def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
 
 
 def _options(strategy: Strategy) -> dict[str, Any]:
-    """Return the options that make strategies unequal; for an inner strategy, its name and options."""
+    """Return the options that make strategies unequal."""
     if not is_dataclass(strategy):
         return {}
-    options = {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
-    return {
-        name: (value.name, sorted(_options(value).items())) if isinstance(value, Strategy) else value
-        for name, value in options.items()
-    }
+    return {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
 
 
 def _empty(channel: Any) -> Any:

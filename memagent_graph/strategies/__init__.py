@@ -15,8 +15,7 @@ retrieval           the chunks that resemble the question most
 middle_truncation   the document's beginning and end
 full_context        the whole document, if it fits in the window
 
-Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". A rule for stopping early is added with a
-plus sign: "overwrite+converged", "refine+converged:every=2".
+Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128".
 
 Another package adds a strategy with an entry point in the group "memagent.strategies". A user's own is named as
 "path/to/file.py:Name" or "module:Name", and loaded only because it is named.
@@ -52,7 +51,6 @@ _SHIPPED: Final = {
     "full_context": "excerpts.FullContext",
 }
 """Module and class by name; a module is imported when its strategy is chosen."""
-_STOP_RULES: Final = {"converged": "converged.Converged"}
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -62,7 +60,7 @@ def strategy_names() -> tuple[str, ...]:
 
 def is_strategy(text: str) -> bool:
     """Whether a text has the form of a strategy's name, not of another system that can be evaluated."""
-    return ":" in text or "+" in text or text in strategy_names()
+    return ":" in text or text in strategy_names()
 
 
 def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
@@ -93,8 +91,8 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
     """Return the strategy for a name, a class or an object.
 
     Args:
-        strategy: a name, "file.py:Name" or "module:Name", each with optional options and stop rule; a strategy, or its
-            class; None is the paper's.
+        strategy: a name, "file.py:Name" or "module:Name", each with optional options; a strategy, or its class; None is
+            the paper's.
         own_code: whether the name may be that of a user's own code. Not if it comes from a file.
 
     Raises:
@@ -104,24 +102,8 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
     if strategy is None:
         return Overwrite()
     if isinstance(strategy, str):
-        return _with_stop_rule(strategy, own_code=own_code)
+        return _named(strategy, own_code=own_code)
     return _check(strategy, repr(strategy), {})
-
-
-def _with_stop_rule(text: str, *, own_code: bool) -> Strategy:
-    before, plus, after = text.rpartition("+")
-    rule, options = split_options(after)
-    if rule not in _STOP_RULES or not plus:
-        if plus and rule.isidentifier() and split_options(before)[0] in strategy_names():
-            raise StrategyError(
-                f"there is no rule {rule!r} for stopping early", hint=f"There is: {', '.join(_STOP_RULES)}."
-            )
-        return _named(text, own_code=own_code)
-    if "+" in before and split_options(before.rpartition("+")[2])[0] in _STOP_RULES:
-        raise StrategyError(f"{text} has two rules for stopping early", hint="Give one.")
-    kind = _load(_STOP_RULES[rule])
-    combined: Strategy = kind(strategy=_named(before, own_code=own_code), **typed_options(kind, rule, options))
-    return combined
 
 
 def _named(text: str, *, own_code: bool) -> Strategy:
@@ -146,8 +128,6 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         except Exception as error:  # another package can raise anything
             raise failure_of(entries[name], "the strategy", error, StrategyError) from error
         return _check(loaded, name, options)
-    if name in _STOP_RULES:
-        raise StrategyError(f"{name} is a rule for stopping early", hint=f"Write overwrite+{text}.")
     names = strategy_names()
     names_hint = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))

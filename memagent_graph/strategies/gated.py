@@ -9,7 +9,7 @@ from typing import ClassVar, NotRequired
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Change, StepContext, read_with_memory, route_when_enough
+from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
 from memagent_graph.strategies.overwrite import wire_line
@@ -77,8 +77,12 @@ class Gated(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the paper's loop, with an early exit."""
-        wire_line(graph, "update_or_keep", self._update_or_keep, leave=route_when_enough("read_chunk"))
+        wire_line(graph, "update_or_keep", self._update_or_keep, leave=_route_when_enough)
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
         reply = await read_with_memory(self.roles[0], state, step)
         return {"memory": reply.text, "enough": reply.value is Decision.STOP}
+
+
+def _route_when_enough(state: GatedState) -> str:
+    return "answer" if state.get("enough") else "read_chunk"

@@ -73,7 +73,7 @@ class Parallel(branching.BranchingStrategy):
         number = state.get("number") or 1
         findings = branching.in_order(state.get("findings", {}))
         steps = [finding["step"] for finding in findings.values()]
-        if number >= self.passes or steps == (state.get("previous_steps") or []) or bool(state.get("enough")):
+        if number >= self.passes or steps == (state.get("previous_steps") or []):
             return {"spans": None}
         memory = branching.join_findings(findings.values(), step.context)
         return {

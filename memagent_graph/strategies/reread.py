@@ -16,7 +16,7 @@ from memagent_graph.reading.state import LineState, ReaderContext
 from memagent_graph.reading.steps import (
     Change,
     StepContext,
-    answer_from,
+    answer,
     chosen_chunk,
     read_chunk,
     route_after_read_chunk,
@@ -88,7 +88,6 @@ class Reread(Strategy):
     name: ClassVar[str] = "reread"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, DECOMPOSE, INTEGRATE, ANSWER)
     state: ClassVar[type] = RereadState
-    choosing_node: ClassVar[str] = "next_chunk"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "rounds", alternative="use overwrite to read once")
@@ -99,7 +98,7 @@ class Reread(Strategy):
             "next_chunk": _next_chunk,
             "update_memory": _update_memory,
             "integrate": _integrate,
-            "answer": self._answer,
+            "answer": answer,
         }
         for name, step in {**steps, "decompose": self._decompose}.items():
             graph.add_node(name, step)
@@ -110,14 +109,9 @@ class Reread(Strategy):
         graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
         graph.add_edge("answer", END)
 
-    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> tuple[str, Sequence[str] | None]:
+    def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return what was kept of the previous reads, while the document is read again."""
-        memory = state.get("trunk_memory") if state.get("branch") else state.get("memory")
-        return memory or "", [tip] if (tip := state.get("tips", {}).get("")) else None
-
-    async def _answer(self, state: RereadState, step: StepContext) -> Change:
-        memory, parents = self.current_memory(state, step.context)
-        return await answer_from(memory, step, parents)
+        return (state.get("trunk_memory") if state.get("branch") else state.get("memory")) or ""
 
     async def _decompose(self, state: RereadState, step: StepContext) -> Change:
         subquestions, memory = state.get("subquestions") or [], state.get("memory") or ""

@@ -40,7 +40,6 @@ class Segments(branching.BranchingStrategy):
     name: ClassVar[str] = "segments"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, branching.MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
-    choosing_node: ClassVar[str] = "next_chunks"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "count")
@@ -60,10 +59,6 @@ class Segments(branching.BranchingStrategy):
     def continues_after(self) -> str:
         """Cut the document, once."""
         return "cut_segments"
-
-    def is_at_end(self, state: Mapping[str, Any]) -> bool:
-        """Return whether all segments were read to their end."""
-        return not _open_segments(state)
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
         return {"segments": await branching.cut_segments(step, self.count)}

@@ -26,8 +26,6 @@ EVERY = (
     "segments:count=3",
     "reread",
     "recall",
-    "overwrite+converged:every=3",
-    "segments:count=3+converged:every=9",
     EXAMPLE,
     SEGMENTS,
 )

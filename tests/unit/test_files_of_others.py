@@ -56,7 +56,7 @@ from memagent_graph.timeline.view import view_of_run
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
-from memagent_serve.serve_settings import file_settings
+from memagent_serve.serve_settings import read_settings_file
 from memagent_training.data.training_runs import read_runs
 from memagent_training.job.presets import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
@@ -319,7 +319,7 @@ def settings_of_serve(content: str) -> Callable[[Path], str]:
 
     def read(folder: Path) -> str:
         (folder / "serve.toml").write_text(content)
-        return str(file_settings(folder / "serve.toml", {"max_reads"}))
+        return str(read_settings_file(folder / "serve.toml", {"max_reads"}))
 
     return read
 
@@ -421,7 +421,7 @@ KINDS = (
     Kind("rl.yaml", text_of_others("rl.yaml", "model: [a"), lambda folder: read_preset(folder / "rl.yaml"),
          ("half", "foreign", "deep")),
     Kind("serve.toml", text_of_others("serve.toml", "max_reads = [1"),
-         lambda folder: file_settings(folder / "serve.toml", {"max_reads"}), ("half", "foreign", "deep")),
+         lambda folder: read_settings_file(folder / "serve.toml", {"max_reads"}), ("half", "foreign", "deep")),
     Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
          ("half", "foreign", "deep")),
     Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
@@ -618,7 +618,7 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(profile(f"{name}{end}"), "only where you name it yourself",
                          id=f"profile: code {name}{end}")
             for name in ("evil:Nice", "../evil.py:Nice")
-            for end in ("", ":x=1", "+converged")
+            for end in ("", ":x=1")
         ),
         pytest.param(template_elsewhere, "update.txt", id="profile: link"),
         *(

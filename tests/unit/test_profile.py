@@ -69,7 +69,7 @@ async def test_a_policy_that_reports_its_profile_reads_with_its_strategy(tmp_pat
     assert reader.strategy.name == context.strategy.name == "refine"
 
 
-@pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation", "retrieval+converged"])
+@pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation"])
 async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path, strategy) -> None:
     folder = profile_with(strategy, tmp_path / "own")
     with pytest.raises(ProfileError, match="does not read the whole document") as caught:

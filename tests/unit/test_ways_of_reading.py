@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from support.scripts import document_with, part, perfect_reader
@@ -15,7 +14,6 @@ from memagent_graph import (
     Limits,
     MemAgent,
     RunLog,
-    SamplingParams,
     ScriptedPolicy,
     StopReason,
     UpdateRules,
@@ -36,23 +34,6 @@ def kinds(result) -> list[str]:
     return [event.kind.value for event in result.events]
 
 
-class Recording(ScriptedPolicy):
-    """Notes how each prompt was sampled, and tells log-probs."""
-
-    def __init__(self, script, *, logprob: float | None = None) -> None:
-        super().__init__(script)
-        self.sampled: list[SamplingParams] = []
-        self.logprob = logprob
-
-    async def complete(self, prompt, sampling):
-        self.sampled.append(sampling)
-        completion = await super().complete(prompt, sampling)
-        if self.logprob is None:
-            return completion
-        words = completion.text.split()
-        return replace(completion, token_ids=list(range(len(words))), logprobs=[self.logprob] * len(words))
-
-
 # Names and options
 
 
@@ -68,10 +49,7 @@ class Recording(ScriptedPolicy):
         ("segments:count=0", "count is 0. segments:count must be at least 1"),
         ("reread:rounds=0", "rounds is 0. reread:rounds must be at least 1"),
         ("recall:lookups=0", "lookups is 0. recall:lookups must be at least 1"),
-        ("overwrite+finished", "there is no rule 'finished' for stopping early. There is: converged"),
-        ("overwrite+converged:confidence=2", "converged:confidence=2.0 cannot be used. Use above 0 and at most 1"),
-        ("overwrite+converged:drafts=1", "Use 2 or more"),
-        ("overwrite+converged:strategy=gated", "converged has no option 'strategy'"),
+        ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
     ],
 )
@@ -158,118 +136,6 @@ def test_a_gate_that_always_keeps_answers_from_nothing(make_reader) -> None:
     policy = ScriptedPolicy(lambda prompt: "KEEP" if "<section>" in prompt else perfect_reader(prompt))
     result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
     assert (result.answer, result.memory) == ("unknown", "")
-
-
-# converged
-
-
-def knows_or_abstains(prompt: str) -> str:
-    return "\\boxed{unknown}" if "<section>" not in prompt and "4711" not in prompt else perfect_reader(prompt)
-
-
-def test_a_read_stops_once_the_answer_has_settled(make_reader) -> None:
-    policy = Recording(knows_or_abstains, logprob=-0.001)
-    result = make_reader(policy, strategy="overwrite+converged", sampling=SamplingParams(temperature=1.0)).read(
-        TEXT, QUESTION
-    )
-    found = next(update.chunk_index for update in result.updates if "4711" in update.memory)
-    assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
-    # Three drafts that agree: "unknown" abstains, so the third is two chunks behind the one with the fact.
-    assert result.chunks_read == found + 3
-    probes = [step for step in result.trace.steps if step.role == "probe"]
-    assert len(probes) == result.chunks_read
-    assert result.usage.turns == 2 * result.chunks_read + 1
-    by_probe = [each for each in policy.sampled if each.temperature == 0.0]
-    assert len(by_probe) == len(probes) and all(each.logprobs for each in by_probe)
-
-
-@pytest.mark.parametrize(
-    ("logprob", "options"),
-    [(-0.5, ""), (-0.001, ":drafts=40")],
-    ids=["not confident", "never so many drafts"],
-)
-def test_a_read_does_not_stop_before_the_answer_has_settled(make_reader, logprob, options) -> None:
-    policy = Recording(perfect_reader, logprob=logprob)
-    result = make_reader(policy, strategy=f"overwrite+converged{options}").read(TEXT, QUESTION)
-    assert result.stop_reason is StopReason.ANSWERED
-
-
-def test_an_abstention_never_settles_anything(make_reader) -> None:
-    policy = Recording(lambda prompt: "nothing yet" if "<section>" in prompt else "It is not stated.", logprob=0.0)
-    result = make_reader(policy, strategy="overwrite+converged").read(TEXT, QUESTION)
-    assert result.stop_reason is StopReason.ANSWERED
-
-
-def test_an_answer_that_changes_is_read_on_for(make_reader) -> None:
-    numbers = iter(range(1000))
-    policy = Recording(
-        lambda prompt: "some memory" if "<section>" in prompt else f"\\boxed{{{next(numbers)}}}", logprob=0.0
-    )
-    result = make_reader(policy, strategy="overwrite+converged").read(TEXT, QUESTION)
-    assert result.stop_reason is StopReason.ANSWERED
-
-
-def test_probes_come_as_often_as_is_chosen(make_reader) -> None:
-    policy = Recording(perfect_reader, logprob=-0.5)
-    result = make_reader(policy, strategy="overwrite+converged:every=4").read(TEXT, QUESTION)
-    assert [step.slot for step in result.trace.steps if step.role == "probe"] == list(
-        range(4, result.chunks_read + 1, 4)
-    )
-
-
-def test_without_log_probs_it_says_what_to_do(make_reader, tmp_path) -> None:
-    reader = make_reader(strategy="overwrite+converged", checkpoints=tmp_path / "checkpoints.sqlite")
-    with pytest.raises(StrategyError, match=r"returns no log-probs.*Read without that rule"):
-        reader.read(TEXT, QUESTION)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        Completion("", FinishReason.REFUSED, "scripted"),
-        Completion("no", FinishReason.REFUSED, "scripted"),
-        Completion("", FinishReason.STOP, "scripted"),
-        Completion("\\boxed{4711}", FinishReason.STOP, "scripted", token_ids=[1, 2], logprobs=[0.0]),
-    ],
-    ids=["refused", "refused in words", "empty", "garbled log-probs"],
-)
-def test_a_probe_that_fails_is_not_enough_and_reading_continues(make_reader, said) -> None:
-    class Failing(Recording):
-        async def complete(self, prompt, sampling):
-            completion = await super().complete(prompt, sampling)
-            return said if sampling.logprobs and sampling.temperature == 0 else completion
-
-    reader = make_reader(
-        Failing(perfect_reader, logprob=0.0),
-        strategy="overwrite+converged:every=4",
-        sampling=SamplingParams(temperature=1.0),
-    )
-    result = reader.read(TEXT, QUESTION)
-    assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
-    assert any(step.role == "probe" for step in result.trace.steps)
-
-
-@pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=2", "refine", "reread"])
-def test_any_strategy_can_be_stopped(make_reader, strategy) -> None:
-    def reads(prompt: str) -> str:
-        if "<section>" in prompt:
-            seen = "".join(part(prompt, tag) for tag in ("section", "memory", "draft"))
-            return "harbor 4711" if "harbor" in seen else "none"
-        if prompt.rstrip().endswith("ANSWER or ASK:"):
-            return "ANSWER"
-        held = part(prompt, "memory") + part(prompt, "findings")
-        return "\\boxed{4711}" if "4711" in held else "\\boxed{unknown}"
-
-    policy = Recording(reads, logprob=0.0)
-    result = make_reader(policy, strategy=f"{strategy}+converged").read(LONGER, QUESTION)
-    assert (result.answer, result.stop_reason) == ("4711", StopReason.ENOUGH)
-    assert result.usage.document_tokens < load_tokenizer("embedded").count(LONGER)
-
-
-def test_a_strategy_without_the_nodes_cannot_be_stopped(make_reader) -> None:
-    strategy = load_strategy("memagent_graph.strategies.excerpts:MiddleTruncation+converged")
-    with pytest.raises(StrategyError, match="middle_truncation cannot stop early: it has no node"):
-        make_reader(strategy=strategy).read(TEXT, QUESTION)
 
 
 # parallel and segments
@@ -485,12 +351,10 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, stra
 
 @pytest.mark.parametrize("said", ["", "maybe"], ids=["empty", "no form"])
 @pytest.mark.parametrize("rule", list(UpdateRule))
-@pytest.mark.parametrize(
-    "strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall", "overwrite+converged"]
-)
+@pytest.mark.parametrize("strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall"])
 def test_no_reply_ends_a_read_under_any_rule(make_reader, tmp_path, strategy, rule, said) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
-    policy = Recording(lambda prompt: said, logprob=-0.1)
+    policy = ScriptedPolicy(lambda prompt: said)
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
@@ -517,15 +381,6 @@ def test_what_was_looked_up_at_the_end_belongs_to_no_chunk(make_reader, tmp_path
     reader.edit_memory("r", 0, "an edit")
     assert reader.history("r")[0].memory == "an edit"
     assert len(reader.history("r")) == 1
-
-
-@pytest.mark.parametrize(("chunks", "reason"), [(9, StopReason.ANSWERED), (12, StopReason.ENOUGH)])
-def test_an_answer_that_settles_at_the_end_is_no_early_stop(make_reader, chunks, reason) -> None:
-    tokenizer = load_tokenizer("embedded")
-    text = TEXT[: tokenizer.prefix_chars(TEXT, tokenizer.encode(TEXT), 100 * chunks)]
-    policy = Recording(lambda prompt: "harbor 4711" if "<section>" in prompt else "\\boxed{4711}", logprob=0.0)
-    result = make_reader(policy, strategy="segments:count=3+converged").read(text, QUESTION)
-    assert (result.chunks_read, result.stop_reason) == (9, reason)
 
 
 @pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=3", "reread"])
@@ -556,16 +411,6 @@ def test_a_retriever_that_fails_is_named(make_reader, order, told) -> None:
         make_reader(policy, strategy=Recall(retriever=Odd(order))).read(TEXT, QUESTION)
     twice = make_reader(policy, strategy=Recall(retriever=Odd([0, 0, 1])))
     assert twice.read(TEXT, QUESTION).stop_reason is StopReason.ANSWERED
-
-
-def test_a_rule_for_stopping_is_given_once_and_behind_a_strategy() -> None:
-    for name, told in (
-        ("converged:every=2", "is a rule for stopping early. Write overwrite+converged:every=2"),
-        ("overwrite+converged+converged", "two rules for stopping early"),
-        ("parallel:passes=2:passes=3", "an option twice"),
-    ):
-        with pytest.raises(StrategyError, match=re.escape(told)):
-            load_strategy(name)
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "reread", "gated:stop=yes", "map_reduce"])

@@ -166,24 +166,6 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
         assert told in done.stderr
 
 
-def test_a_read_stops_early_where_it_is_asked_to(book) -> None:
-    def respond(body, number):
-        fake = FakeServer()
-        reply = fake.completion(body, fake.respond(body, number))
-        for each in (reply["choices"][0].get("logprobs") or {}).get("content", ()):
-            each["logprob"] = -0.0001
-        return reply
-
-    with FakeServer(respond) as server:
-        options = ["--base-url", server.base_url, *SMALL, "--json"]
-        done = invoke("read", book, "-q", QUESTION, *options, "--stop", "converged:drafts=2:change=0")
-        wrong = invoke("read", book, "-q", QUESTION, *options, "--stop", "finished")
-    result = json.loads(done.stdout)
-    assert (result["stop_reason"], result["strategy"]) == ("enough", "overwrite+converged")
-    assert wrong.exit_code == 2
-    assert "There is: converged" in wrong.stderr
-
-
 def test_the_document_can_come_from_standard_input(book) -> None:
     with FakeServer() as server:
         done = invoke("read", "-", "-q", QUESTION, "--base-url", server.base_url, *SMALL, text=book.read_text())

@@ -120,11 +120,11 @@ def test_the_latest_run_is_one_of_this_machine(book, stranger) -> None:
         assert not list(log.runs(RunFilter(is_own=False))), "it was read here, in place of the imported one"
 
 
-@pytest.mark.parametrize("strategy", ["evil:Nice", "evil:Nice:x=1", "evil:Nice+converged", "./evil.py:Nice"])
+@pytest.mark.parametrize("strategy", ["evil:Nice", "evil:Nice:x=1", "./evil.py:Nice"])
 def test_a_strategy_that_only_the_log_names_runs_no_code(book, stranger, strategy) -> None:
     stopped_run(book, stranger)
     (book.parent / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Nice: pass\n")
     change_log("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", strategy)
     told = memagent("resume", "r", code=ExitCode.USAGE).stderr
-    assert "runs only where you name it yourself" in told and f"--strategy {strategy.partition('+')[0]}" in told
+    assert "runs only where you name it yourself" in told and f"--strategy {strategy}" in told
     assert not (book.parent / "ran").exists() and not stranger.headers

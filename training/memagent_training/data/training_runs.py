@@ -128,7 +128,7 @@ class TrainingRun:
     def is_sampled(self) -> list[bool]:
         """Whether each conversation was sampled: not at temperature 0, if the first one had another temperature.
 
-        A greedy conversation is, for example, a probe of the answer. Nothing can be learned from its result.
+        Nothing can be learned from the result of a greedy conversation.
         """
         temperatures = [conversation.sampling.get("temperature", 1.0) for conversation in self.conversations_K]
         return [bool(temperature) or not temperatures[0] for temperature in temperatures]
