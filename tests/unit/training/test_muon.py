@@ -217,5 +217,5 @@ def test_matrices_that_are_spread_over_ranks_are_refused(
 
 
 def test_a_rate_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="muon_learning_rate is -1"):
+    with pytest.raises(TrainingError, match="muon_learning_rate must be at least 0, got -1"):
         load_preset("dapo", output_dir=str(tmp_path), muon_learning_rate=-1.0)
