@@ -111,8 +111,7 @@ class Train:
 
 
 def _job(request: Train) -> TrainingJob:
-    from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.job.presets import read_preset  # noqa: PLC0415
+    from memagent_training.job.job_settings import parse_settings, read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
     from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward  # noqa: PLC0415

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -18,15 +18,17 @@ from memagent_evaluation.data_files import data_task_of
 from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.profile import Profile, load_profile
+from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import template_arguments
+from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import reading_strategy
-from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.data.reward_functions import RewardFunction
 from memagent_training.job import training_output as output
@@ -37,7 +39,6 @@ from memagent_training.job.job_settings import decisive, make_config, rate_depen
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
-from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
 
@@ -65,6 +66,7 @@ _LOOP_MANAGED_SETTINGS: Final = (
     "disable_tqdm",
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
+_WORDING: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
 _WAIT_SECONDS: Final = 86_400
 """The time that the other processes wait for the process that collects and measures."""
 
@@ -285,11 +287,11 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
+    roles = reading_strategy(job.strategy, _profile_of(job.reading, base)).roles
     term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
-    base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
+    base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
     _check_templates(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
@@ -314,6 +316,34 @@ def prepare(job: RLJob) -> PreparedLoop:
     config.check_warm_up(config.max_steps)
     _check_folder(prepared)
     return prepared
+
+
+def _profile_of(reading: WordingSettings, base: BaseModel) -> Profile | None:
+    """Return the profile that is changed: the one named, or the model's own, if it has one."""
+    return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
+
+
+def _reading_profile(
+    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()
+) -> Profile | None:
+    """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+
+    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
+
+    Raises:
+        ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
+    """
+    if replace(reading, strategy=None) == WordingSettings():
+        return None
+    former = _profile_of(reading, base)
+    profile = former or Profile(Budget(), load_prompts())
+    prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
+    prompts = prompts_for(roles, prompts) if former is None else prompts
+    window = min(profile.budget.context_window, base.window or Budget().context_window)
+    limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
+    budget = replace(profile.budget, **({"context_window": window} | limits))
+    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
 
 
 def _with_data_task(job: RLJob) -> RLJob:
