@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +35,7 @@ from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.job.options import Engine, LoopOptions
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
@@ -48,14 +48,6 @@ POLICIES: Final = "policies"
 """The folder of the readers' weights, by iteration."""
 BEST: Final = "best"
 """The policy with the best measurement so far."""
-
-
-class Engine(StrEnum):
-    """Where the policy reads."""
-
-    VLLM = "vllm"
-    LOCAL = "local"
-    """In the process that trains: for small policies, and for a rehearsal without a server."""
 
 
 _LOOP_MANAGED_SETTINGS: Final = (
@@ -91,67 +83,27 @@ class MeasureSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RLJob:
-    """The settings of a loop."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLJob(LoopOptions):
+    """The settings of a loop: what `memagent rl` is given as text, parsed, and the same options."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
     lengths: tuple[int, ...]
     """The curriculum's lengths, in the tasks' unit. Empty: all that the data file has."""
-    out: Path
-    """The folder of all the loop's files, and finally of the finished policy."""
-    data: Path | None = None
-    """A file of questions, or a folder that `datasets` saved; see `memagent_evaluation.data_files`."""
-    held_out: float = 0.1
-    """The share of a data file's questions, of each length, that is measured with and never trained on."""
-    drop_answered_without: Path | None = None
-    """The folder of an evaluation of the data file with the system "no_document": questions that it answered right are
-    left out, as in the paper."""
     model: str = "embedded"
     """The policy to start from: a folder, a hub id, or "embedded"."""
-    preset: str | Path = "dapo"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
-    iterations: int = 100
     collect: CollectSettings = field(default_factory=CollectSettings)
-    temperature: float = 1.0
-    """The sampling temperature of rollouts."""
     reward: str | RewardFunction = "exact_match"
     """A built-in's name or a function; see `collect`."""
-    steps_behind: int = 0
-    """1 collects an iteration while the previous one is trained on; the rollouts are then one version old."""
-    advance_at: float = 0.8
-    """The mean reward of the longest length so far at which the next one is added."""
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
-    small: bool = False
-    """The tasks' small-context variants."""
-    haystack: Path | None = None
-    seed: int = 0
-    engine: Engine = Engine.VLLM
-    base_url: str | None = None
-    """The URL of a vLLM server that you run, with the model's weights; by default the loop starts its own."""
-    served_name: str = "policy"
-    """The model's name on that server: the --served-model-name that it was started with."""
-    api_key: str | None = None
     server_options: tuple[str, ...] = ()
     """More command-line options of its own server."""
-    server_timeout: float = 600.0
-    """How many seconds its own server may take to start: large models load for minutes."""
-    sync_tolerance: float | None = None
-    """The largest difference between log-probs of server and trainer after a swap, in nats."""
-    server_gpus: str | None = None
-    """The GPUs of the server that the loop starts, with commas between; None shares this process's with it."""
-    chat_template_kwargs: str | None = None
-    """Arguments of the chat template, as a JSON object; whoever reads with the policy must give the same."""
-    lora_rank: int | None = None
-    serve_merged: bool = False
-    """Reload merged weights in place, for servers whose own kernels for adapters are slow, as on CPUs."""
-    resume: bool = False
-    """Continue the loop in `out`, or begin if there is none."""
 
     @property
     def serves_adapters(self) -> bool:
