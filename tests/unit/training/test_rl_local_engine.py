@@ -17,7 +17,7 @@ from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy import Message
 from memagent_training.job.collect import CollectSettings
-from memagent_training.job.options import Engine
+from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import MeasureSettings

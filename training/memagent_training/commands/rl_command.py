@@ -30,7 +30,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
-from memagent_training.job.options import LoopOptions
+from memagent_training.job.job_options import LoopOptions
 from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
-from memagent_training.job.options import TrainingOptions
+from memagent_training.job.job_options import TrainingOptions
 from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_options import TrainingOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.job.options import TrainingOptions
 from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers

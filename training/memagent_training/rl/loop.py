@@ -26,7 +26,7 @@ from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import lora_config
-from memagent_training.job.options import Engine
+from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
 from memagent_training.rl.collecting import Collector, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement

@@ -34,8 +34,8 @@ from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_options import Engine, LoopOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.job.options import Engine, LoopOptions
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
