@@ -406,7 +406,7 @@ def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
     found = ledger.get("alice", "r0")
     assert found is not None
     assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
-    assert ledger.list_of_owner("alice", newest=5, before=1.0) == [found]
+    assert ledger.list_of_owner("alice", newest=5)[1:] == [found]
     ledger.close()
 
 
