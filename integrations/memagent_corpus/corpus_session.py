@@ -16,9 +16,9 @@ from pathlib import Path
 
 import typer
 
-from memagent_corpus.corpus_command import Corpus
 from memagent_corpus.corpus_estimate import CorpusEstimate, estimate_corpus
 from memagent_corpus.corpus_inputs import CorpusInputs, open_inputs
+from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.corpus_run import (
@@ -58,7 +58,7 @@ class CorpusSession:
         options: the command's options.
     """
 
-    def __init__(self, options: Corpus) -> None:
+    def __init__(self, options: CorpusOptions) -> None:
         self._options = options
         self._console = Console(as_json=options.as_json, quiet=options.quiet)
 
