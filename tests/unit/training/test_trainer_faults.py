@@ -22,7 +22,7 @@ from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPe
 from memagent_training.algorithm.step_metrics import row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.job.presets import load_preset  # noqa: E402
+from memagent_training.job.job_settings import load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 

@@ -90,7 +90,7 @@ _CHOICES: dict[str, Sequence[str | None]] = {
 
 @dataclass
 class MultiConvDAPOConfig(GRPOConfig):
-    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.presets` loads published ones.
+    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.job_settings` loads published ones.
 
     Raises:
         TrainingError: an invalid value, or an option of TRL that has no effect here.

@@ -26,13 +26,14 @@ from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import lora_config
+from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
 from memagent_training.rl.collecting import Collector, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
 from memagent_training.rl.policy_serving import PolicyBackend
-from memagent_training.rl.rl_job import BEST, JOURNAL, Engine, PreparedLoop, RLJob, prepare
+from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
