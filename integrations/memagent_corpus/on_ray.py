@@ -42,6 +42,7 @@ from memagent_graph.storage.file_locks import lease
 
 _CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
+_MARKER: Final = "seen-by-every-machine"
 _MAX_RETRIES: Final = 10
 """How often Ray gives a document to another actor after the actor that read it died."""
 _CONNECT_SECONDS: Final = 5.0
@@ -78,44 +79,55 @@ class ActorPlan:
     """A shared folder in which each actor writes its own log file."""
     home: str = field(default_factory=platform.node)
     """The host name of the driver's machine."""
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The content of the markers, which shows that a folder with the same path is the same folder."""
 
     def shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
         files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
         return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
 
-    def make_folders(self) -> None:
-        """Make the shared folders, which other machines then see.
+    def write_markers(self) -> None:
+        """Write a marker file to each shared folder, so that other machines can recognize the folder.
 
         Raises:
-            CorpusError: a folder cannot be made.
+            CorpusError: a folder cannot be written.
         """
         for folder in self.shared_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (folder / _MARKER).write_text(self.nonce, encoding="ascii")
             except OSError as error:
                 raise CorpusError(f"{folder} cannot be written: {error}", hint="Check its permissions.") from error
 
-    def require_folders(self) -> None:
-        """Check on an actor's machine that the shared folders exist here.
+    def check_folders(self) -> None:
+        """Check on an actor's machine that it has access to all shared folders.
 
         Raises:
-            CorpusError: one does not.
+            CorpusError: a folder does not exist here, or is a different folder with the same path.
         """
         here = platform.node()
         for folder in self.shared_folders():
-            if not folder.is_dir():
-                raise CorpusError(
-                    f"the machine {here} has no access to the folder {folder} of {self.home}",
-                    hint="Use a folder on a file system that all machines of the cluster mount. Checkpoints can also "
-                    "be in PostgreSQL: --checkpoints postgresql://...",
-                )
+            with suppress(OSError):
+                if (folder / _MARKER).read_text("ascii") == self.nonce:
+                    continue
+            raise CorpusError(
+                f"the machine {here} has no access to the folder {folder} of {self.home}",
+                hint="Use a folder on a file system that all machines of the cluster mount. Checkpoints can also be in "
+                "PostgreSQL: --checkpoints postgresql://...",
+            )
         root = self.access.root
         if root and not scheme_of(root) and not Path(root).exists():
             raise CorpusError(
                 f"the machine {here} has no access to the documents' folder {root}",
                 hint="Put the documents on a file system that all machines mount, or in an object store.",
             )
+
+    def remove_markers(self) -> None:
+        """Remove the files of `write_markers`."""
+        for folder in self.shared_folders():
+            with suppress(OSError):
+                (folder / _MARKER).unlink()
 
     def local_checkpoints(self) -> str | None:
         """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
@@ -162,7 +174,7 @@ class DocumentActor:
         """
         if self._reader is None:
             plan = self._plan
-            plan.require_folders()
+            plan.check_folders()
             folder = _temporary_folder(self._stack)
             agent = MemAgent(
                 settings=plan.settings,
@@ -319,11 +331,13 @@ class RayEngine:
         async def take() -> DocumentTask | None:
             return waiting.pop() if waiting else await next_task()
 
-        self.plan.make_folders()
+        self.plan.write_markers()
         try:
             await self._read_on_actors(take, store_rows)
         except ray_module().exceptions.RayError as error:
             raise _cluster_error(error) from error
+        finally:
+            self.plan.remove_markers()
 
     async def _read_on_actors(self, next_task: NextTask, store_rows: StoreRows) -> None:
         """Read until there are no more documents. Actors that have not started by then are not waited for."""
