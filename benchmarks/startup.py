@@ -51,7 +51,7 @@ from memagent_graph.cli import main
 from memagent_graph.cli.console import Console
 def told(self, words):
     raise SystemExit(0)
-Console.policy = told
+Console.print_policy = told
 sys.argv = ["memagent", "read", sys.argv[1], "-q", "What is said?", "--model", "embedded"]
 main()
 """

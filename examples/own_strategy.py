@@ -5,7 +5,7 @@
 Its runs are logged, resumed, edited, shown, exported and trained on like those of the strategies that ship.
 """
 
-from memagent_graph import ANSWER, UPDATE, EventKind, LineState, Parsed, ParseFailure, Role, Strategy, Writes
+from memagent_graph import ANSWER, UPDATE, EventKind, LineState, ParsedReply, ParseFailure, Role, Strategy, Writes
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 
 
@@ -14,10 +14,10 @@ def yes_or_no(text, prompts):
     word = text.strip(" .").casefold()
     if word not in {"yes", "no"}:
         return ParseFailure(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
-    return Parsed(word, word == "yes")
+    return ParsedReply(word, word == "yes")
 
 
-GATE = Role("gate", Writes.DECISION, bound=4, parse=yes_or_no, template="""\
+GATE = Role("gate", Writes.DECISION, max_tokens=4, parse=yes_or_no, template="""\
 <section>\n{chunk}\n</section>\n
 The section above is the next part of a long document. Does it say anything on the problem that the memory lacks?\n
 <memory>\n{memory}\n</memory>\n

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from memagent_graph.results import Usage as Usage
     from memagent_graph.roles import ANSWER as ANSWER
     from memagent_graph.roles import UPDATE as UPDATE
-    from memagent_graph.roles import Parsed as Parsed
+    from memagent_graph.roles import ParsedReply as ParsedReply
     from memagent_graph.roles import ParseFailure as ParseFailure
     from memagent_graph.roles import Role as Role
     from memagent_graph.run_log import Conversation as Conversation
@@ -114,7 +114,7 @@ _HOMES = {
     "events": ("EventKind", "ReadEvent", "StopReason", "UpdateRule"),
     "response_format": ("ResponseFormat",),
     "results": ("ReadResult", "Usage"),
-    "roles": ("ANSWER", "UPDATE", "Parsed", "Role", "ParseFailure"),
+    "roles": ("ANSWER", "UPDATE", "ParsedReply", "Role", "ParseFailure"),
     "trace": ("MemoryUpdate", "Trace"),
     "run_log": ("Conversation", "Reward", "RunFilter", "RunLog"),
     "reading.steps": ("StepContext", "branch"),

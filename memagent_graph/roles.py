@@ -21,7 +21,7 @@ from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptT
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedReply:
     """A reply that has the required form."""
 
     text: str | None
@@ -32,19 +32,19 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """What is wrong with a reply; the update rule for its kind says what to do."""
+    """The fault of a reply; the update rule for its kind says what to do."""
 
     kind: EventKind
     detail: str
 
 
-Parser: TypeAlias = Callable[[str, Prompts], Parsed | ParseFailure]
+Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """Parses a reply. The reply is never empty, and has no reasoning."""
 
 
-def whole_text(text: str, _: Prompts) -> Parsed:
+def whole_text(text: str, _: Prompts) -> ParsedReply:
     """Return the reply as it is."""
-    return Parsed(text)
+    return ParsedReply(text)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Role:
     Args:
         name: unique in its strategy; logs, rewards and training use it.
         writes: what the reply writes, such as a memory or an answer.
-        fields: the fields that its template must have, besides {prompt}: {memory}, {chunk}, or others.
+        fields: the fields that the template must have besides {prompt}, such as {memory} or {chunk}.
         template: the default template, or a function from the answer format to the template. Left out for "update" and
             "answer", whose templates every reader has.
-        bound: the part of the budget that limits the reply, or a number of tokens.
+        max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
         parse: parses the reply. Answers are found by the reader's answer format.
         stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
@@ -68,7 +68,7 @@ class Role:
     writes: Writes = Writes.MEMORY
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
-    bound: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
+    max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
     parse: Parser = whole_text
     stand_in: str | None = None
     fills_window: bool = False
@@ -77,7 +77,7 @@ class Role:
     @property
     def signature(self) -> str:
         """The role's part of a strategy's fingerprint. Its wording is in the fingerprint of the prompts."""
-        return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.bound}"
+        return f"{self.name}:{self.writes.value}:{','.join(sorted(self.fields))}:{self.max_tokens}"
 
     def default_template(self, answer_format: AnswerFormat) -> str:
         """Return the template of the role for an answer format."""
@@ -85,12 +85,12 @@ class Role:
 
     def tokens(self, budget: Budget) -> int:
         """Return the maximum tokens of the reply."""
-        return self.bound if isinstance(self.bound, int) else int(getattr(budget, self.bound))
+        return self.max_tokens if isinstance(self.max_tokens, int) else int(getattr(budget, self.max_tokens))
 
 
 UPDATE = Role("update")
 """The paper's memory update."""
-ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), bound="answer_tokens")
+ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer_tokens")
 """The paper's answer, from memory alone."""
 
 
@@ -110,7 +110,7 @@ REPAIR = Role(
     Writes.ANSWER,
     frozenset({"memory", "schema", "reply", "error"}),
     lambda _: read_template("repair"),
-    bound="answer_tokens",
+    max_tokens="answer_tokens",
 )
 """Writes an answer again that does not have the requested form."""
 
@@ -119,7 +119,7 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
     """Check a strategy's roles.
 
     Raises:
-        StrategyError: there are none, or two with the same name.
+        StrategyError: there are no roles, or two roles with the same name.
     """
     names = [role.name for role in roles]
     if not names:
@@ -128,21 +128,21 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
             hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give each a name of its own.")
+        raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give every role a unique name.")
 
 
-def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool = False) -> Prompts:
+def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
     """Return prompts with a template for every role.
 
     Args:
         roles: the roles of a strategy.
         prompts: the prompts of the reader. Their template for a role has priority.
-        own_words_only: whether the policy understands only these prompts. An optional role without a template in them
-            and without a `stand_in` then gets no template; see `Prompts.templates`.
+        trained_prompts_only: whether the policy understands only the prompts that it was trained on. If so, an optional
+            role without a template in `prompts` and without a `stand_in` gets no template; see `Prompts.templates`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
-        StrategyError: a role has no template, or none that the policy understands.
+        StrategyError: a role has no template, or the policy understands none of its templates.
     """
     others: dict[str, PromptTemplate] = {}
     for role in roles:
@@ -151,16 +151,16 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
         if custom is not None:
             template = replace(custom, names=COMMON_FIELDS | role.fields)
             template.require(needed=needed, allowed=needed)
-        elif role.template and not own_words_only:
+        elif role.template and not trained_prompts_only:
             template = PromptTemplate(
                 role.default_template(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
             )
             template.require(needed=needed, allowed=needed)
         elif role.stand_in is not None:
             template = prompts.templates[role.stand_in]
-        elif own_words_only and role.optional:
+        elif trained_prompts_only and role.optional:
             continue
-        elif own_words_only:
+        elif trained_prompts_only:
             raise StrategyError(
                 f"the policy has no prompt for the role {role.name!r}",
                 hint="It understands only the prompts that it was trained on, and its profile has no "
@@ -168,7 +168,7 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, own_words_only: bool
             )
         else:
             raise StrategyError(
-                f"the role {role.name!r} has no template", hint="Give it a template, with {prompt} between tags."
+                f"the role {role.name!r} has no template", hint="Set `template` to a text with {prompt} between tags."
             )
         if role.name not in {"update", "answer"}:
             others[role.name] = template
@@ -179,7 +179,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
     """Check that every role's prompt and reply fit the window if all fields have their maximum length.
 
     Raises:
-        BudgetError: one does not fit; the message names the role, the excess and what to shrink.
+        BudgetError: a role does not fit; the message names the role, the excess and what to shrink.
     """
     budget.require(count(prompts.update.literal), count(prompts.answer.literal))
     for role in roles:

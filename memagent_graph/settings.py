@@ -1,4 +1,4 @@
-"""How documents are read, as one frozen object that every door builds: `ReadSettings`.
+"""The settings of a read, as one frozen object that every interface builds: `ReadSettings`.
 
 Command line, Python, tool, node, MCP, serve, corpus, evaluation and training fill in the same fields, so that the same
 choices give the same reading everywhere. Each field is declared once: the command line takes its option from it,
@@ -65,7 +65,7 @@ def setting(
 
     Args:
         default: its value if nothing is chosen.
-        help: what it is, for people; without it, it can only be set in Python.
+        help: the help text; without it, the field can only be set in Python.
         shown: the default in words, if the value does not say it.
         kind: the type of its text form, if the field also takes objects.
         minimum: the smallest value that is allowed.

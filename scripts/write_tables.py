@@ -102,7 +102,7 @@ _TYPES: Final = {
     "ids": "list<uint32>", "logprobs": "list<float>", "names": "list<string>", "spans": "list<struct>",
     "rewards": "list<struct>",
 }  # fmt: skip
-_BOUNDS: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
+_LENGTHS: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
 
 
 def field_docs(kind: type) -> dict[str, str]:
@@ -128,7 +128,7 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]
 
 
 def template_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Yield the roles of the strategies that ship: file, strategies, fields and the bound of the reply."""
+    """Yield the roles of the strategies that ship: file, strategies, fields and the maximum length of the reply."""
     users: dict[str, list[str]] = {}
     roles = {}
     for name in strategy_names():
@@ -138,8 +138,8 @@ def template_rows() -> Iterator[tuple[str, str, str, str]]:
             roles[role.name] = role
     for name, role in roles.items():
         names = ", ".join(f"`{{{field}}}`" for field in ("prompt", *sorted(role.fields)))
-        bound = _BOUNDS.get(str(role.bound), f"{role.bound} tokens")
-        yield f"`{name}.txt`", ", ".join(users[name]), names, bound
+        length = _LENGTHS.get(str(role.max_tokens), f"{role.max_tokens} tokens")
+        yield f"`{name}.txt`", ", ".join(users[name]), names, length
 
 
 def column_rows() -> Iterator[tuple[str, str, str]]:
@@ -158,7 +158,7 @@ def tables_page() -> str:
         "A profile's folder `templates` has a file for each role. A template must have these fields, and no others.",
         "",
     ]
-    lines += table(("file", "strategies", "fields", "bound of the reply"), template_rows())
+    lines += table(("file", "strategies", "fields", "maximum reply"), template_rows())
     lines += [
         "",
         "## Exports",

@@ -77,7 +77,9 @@ class _Estimate:
         self._answer = count(prompts.answer.literal) + budget.memory_tokens
         if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
             self._update += count(context.structure.outline)
-            self._answer += 0 if context.own_words_only else count(prompts.neutralise(context.structure.format.text))
+            self._answer += (
+                0 if context.trained_prompts_only else count(prompts.neutralise(context.structure.format.text))
+            )
         self._bytes = self._tokens = self._counted = self._unreadable = 0
 
     def result(self) -> CorpusEstimate:

@@ -80,14 +80,14 @@ class CorpusSession:
             self._inputs = self._open()
             settings = options.settings()
             self._settings = settings if options.log else settings.replace(logprobs=False)
-            self._console.policy(self._settings.policy_reason)
+            self._console.print_policy(self._settings.policy_reason)
             try:
                 if options.estimate:
                     self._print_estimate(asyncio.run(self._estimate()), prices)
                     return
                 summary = asyncio.run(self._read())
             except ValueError as error:
-                raise typer.Exit(self._console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+                raise typer.Exit(self._console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
                 typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
                 raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -110,7 +110,7 @@ class ReportDocuments(ReaderOptions):
                 report = asyncio.run(self._report(console))
             except (KeyboardInterrupt, asyncio.CancelledError):
                 console.err.print("the same command continues the report")
-                raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
+                raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
             self._show(report, console)
         if not report.totals["answered"]:
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
@@ -123,9 +123,9 @@ class ReportDocuments(ReaderOptions):
         questions = questions_of(self.ask or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
-        console.policy(settings.policy_reason)
+        console.print_policy(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
-        with console.working("loading the policy"):
+        with console.show_status("loading the policy"):
             loaded = open_reader(self, settings)
         async with loaded as reader:
             return await console.follow_documents(

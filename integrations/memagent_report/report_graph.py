@@ -262,7 +262,7 @@ class ReportWork:
         """Return why the policy cannot take these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
-        if not has_prompts_for(roles, context.prompts, own_words_only=context.own_words_only):
+        if not has_prompts_for(roles, context.prompts, trained_prompts_only=context.trained_prompts_only):
             return f"the policy has no prompt for {names}"
         if _chunk_tokens(strategy, context) < _MIN_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
@@ -298,7 +298,7 @@ async def _resume_or_read(
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
-    prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
+    prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     excess = excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
     return context.budget.chunk_tokens - max(0, excess)
 

@@ -26,7 +26,7 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, ParseFailure, Role, read_template
+from memagent_graph.roles import ParsedReply, ParseFailure, Role, read_template
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -58,16 +58,16 @@ _INVENTED_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
-def parse_questions(text: str, _: Prompts) -> Parsed | ParseFailure:
+def parse_questions(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     """Parse questions, one on each line; at most `_MAX_QUESTIONS` are kept."""
     lines = [_LIST_MARK.sub("", line).strip() for line in text.splitlines()]
     questions = list(dict.fromkeys(line for line in lines if line.endswith("?")))
     if not questions:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, and none of its lines is a question")
-    return Parsed(text, questions[:_MAX_QUESTIONS])
+    return ParsedReply(text, questions[:_MAX_QUESTIONS])
 
 
-def parse_outline(text: str, _: Prompts) -> Parsed | ParseFailure:
+def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     """Parse headings, one on each line, followed by question numbers; these count from 1 in the reply, from 0 here."""
     outline: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -77,10 +77,10 @@ def parse_outline(text: str, _: Prompts) -> Parsed | ParseFailure:
             outline.append((_one_line(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
-    return Parsed(text, outline[:_MAX_HEADINGS])
+    return ParsedReply(text, outline[:_MAX_HEADINGS])
 
 
-def parse_section(text: str, _: Prompts) -> Parsed | ParseFailure:
+def parse_section(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     """Parse sentences, one on each line, with the numbers of the quotes that each cites."""
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
@@ -92,15 +92,15 @@ def parse_section(text: str, _: Prompts) -> Parsed | ParseFailure:
             sentences.append((sentence, list(dict.fromkeys(numbers))))
     if not sentences:
         return ParseFailure(EventKind.MALFORMED, "the reply has no sentence")
-    return Parsed(text, sentences)
+    return ParsedReply(text, sentences)
 
 
-def parse_judgement(text: str, _: Prompts) -> Parsed | ParseFailure:
+def parse_judgement(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     """Parse CONTRADICT as True, and COMPATIBLE as False."""
     word = next(iter(text.split()), "").strip(".,:*").upper()
     if word not in {"CONTRADICT", "COMPATIBLE"}:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
-    return Parsed(text, word == "CONTRADICT")
+    return ParsedReply(text, word == "CONTRADICT")
 
 
 def _one_line(heading: str) -> str:
@@ -109,33 +109,33 @@ def _one_line(heading: str) -> str:
 
 def _role(
     name: str,
-    parse: Callable[[str, Prompts], Parsed | ParseFailure],
+    parse: Callable[[str, Prompts], ParsedReply | ParseFailure],
     *,
     fields: frozenset[str] = frozenset({"chunk"}),
-    bound: Literal["answer_tokens"] | int = "answer_tokens",
+    max_tokens: Literal["answer_tokens"] | int = "answer_tokens",
 ) -> Role:
-    return Role(name, Writes.DECISION, fields, read_template(name), bound=bound, parse=parse, optional=True)
+    return Role(name, Writes.DECISION, fields, read_template(name), max_tokens=max_tokens, parse=parse, optional=True)
 
 
 QUESTIONS: Final = _role("report_questions", parse_questions)
 OUTLINE: Final = _role("report_outline", parse_outline)
 SECTION: Final = _role("report_section", parse_section, fields=frozenset({"chunk", "heading"}))
-JUDGE: Final = _role("report_judge", parse_judgement, bound=16)
+JUDGE: Final = _role("report_judge", parse_judgement, max_tokens=16)
 
 
-def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, own_words_only: bool) -> bool:
+def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, trained_prompts_only: bool) -> bool:
     """Whether a policy has a prompt for each role.
 
-    With `own_words_only`, the policy understands only its own prompts, so those of the package do not count.
+    With `trained_prompts_only`, the policy understands only its own prompts, so the package's prompts do not count.
     """
-    return not own_words_only or all(role.name in prompts.templates for role in roles)
+    return not trained_prompts_only or all(role.name in prompts.templates for role in roles)
 
 
-def custom_templates(prompts: Prompts, *, own_words_only: bool) -> dict[str, str]:
+def custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    missing = {role.name: "" for role in roles if own_words_only and role.name not in templates}
+    missing = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
     return templates | missing
 
 

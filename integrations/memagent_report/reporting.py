@@ -94,7 +94,7 @@ async def areport(
         ],
         "extractive": extractive,
         "judge": judge,
-        "wording": custom_templates(context.prompts, own_words_only=context.own_words_only),
+        "wording": custom_templates(context.prompts, trained_prompts_only=context.trained_prompts_only),
         **reads,
     }
     digest = _digest(identity)

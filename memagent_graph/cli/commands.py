@@ -227,7 +227,7 @@ def _added_command(entry: EntryPoint) -> Any:
         from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
-            Console().failure(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
+            Console().report_error(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
         ) from error
 
     try:

@@ -1,4 +1,4 @@
-"""The command line's output: progress, results, failures. Standard output is only for results."""
+"""The command line's output: progress, results and errors. Standard output is only for results."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Console:
         if quiet and logging.lastResort:  # it prints what has no other handler
             logging.lastResort.setLevel(logging.ERROR)
         self.resume_command: str | None = None
-        """The command that continues the run, after its beginning; None if there is none."""
+        """The command that resumes the run; None until the run has begun."""
 
-    def policy(self, reason: str) -> None:
-        """Say which policy reads, and why, before anything else."""
+    def print_policy(self, reason: str) -> None:
+        """Print a line about the policy that reads, and why it was chosen, on standard error."""
         if self._says_policy:
             self.err.print(f"[dim]{escape(reason)}[/]")
 
-    def working(self, activity: str) -> AbstractContextManager[object]:
-        """Show on a terminal what is happening while it takes time."""
+    def show_status(self, activity: str) -> AbstractContextManager[object]:
+        """Return a context manager that shows an activity on a terminal while its body runs."""
         return nullcontext() if self._quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
@@ -58,7 +58,7 @@ class Console:
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
         """Show the progress of reads of several documents; `read` gets the function to call with each update."""
-        with ProgressDisplay("reading", quiet=self._quiet, console=self.err, is_share=True) as display:
+        with ProgressDisplay("reading", quiet=self._quiet, console=self.err, as_percentage=True) as display:
             progress = dict[str, dict[str, float]]()
 
             def show(document: str, question: str, update: MemoryUpdate) -> None:
@@ -71,7 +71,7 @@ class Console:
 
             return await read(show)
 
-    def results(self, outcomes: Sequence[ReadResult | Exception], *, updates: bool = False) -> None:
+    def print_results(self, outcomes: Sequence[ReadResult | Exception], *, updates: bool = False) -> None:
         """Print the outcome of one question, or of each of several; in JSON, several are a list, including failures.
 
         Raises:
@@ -87,15 +87,15 @@ class Console:
             if number:
                 self.out.print()
             if isinstance(outcome, ReadResult):
-                self.result(outcome)
+                self.print_result(outcome)
             elif isinstance(outcome, MemAgentError):
                 self._field("error", outcome.message)
-                self.failure(outcome, 0)
+                self.report_error(outcome, 0)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
                 raise outcome
 
-    def result(self, result: ReadResult) -> None:
+    def print_result(self, result: ReadResult) -> None:
         """Print question, answer and evidence on standard output, and facts about the read on standard error.
 
         Each begins a line with its label and a colon. Further lines of a text are indented by two spaces, so that an
@@ -142,8 +142,8 @@ class Console:
         for line in lines[1:]:
             self.out.print(f"  {line}", markup=False)
 
-    def failure(self, error: MemAgentError, code: int) -> int:
-        """Say what went wrong and what to do; returns `code`."""
+    def report_error(self, error: MemAgentError, code: int) -> int:
+        """Print what went wrong and what to do, and return `code`."""
         if self.as_json:
             print_json(_error_values(error))
         self.err.print(f"[red]error:[/] {escape(error.message)}")
@@ -156,8 +156,8 @@ class Console:
             self.err.print(f"nothing is lost: the run stopped{at}; continue with: {escape(command)}")
         return int(code)
 
-    def interrupted(self, code: int) -> int:
-        """Say that the read was interrupted; returns `code`."""
+    def report_interruption(self, code: int) -> int:
+        """Print that the read was interrupted, and return `code`."""
         how = f"; continue with: {escape(self.resume_command)}" if self.resume_command else ""
         self.err.print(f"[yellow]interrupted[/]{how}")
         return int(code)

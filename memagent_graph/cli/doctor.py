@@ -40,7 +40,7 @@ class Doctor(ReaderOptions):
         console = Console(as_json=self.as_json)
 
         async def run() -> list[Check]:
-            with console.working("loading the policy"):
+            with console.show_status("loading the policy"):
                 loaded = MemAgent(settings=self.settings(), run_log=False)
             async with loaded as reader:
                 findings = []

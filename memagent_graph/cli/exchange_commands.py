@@ -24,9 +24,9 @@ class Export(RunChoice):
         "memagent export runs.parquet --for-training",
         "memagent export lighthouse.parquet --question lighthouse --newest 10",
     )
-    destination: Annotated[Path, typer.Argument(help="The file.")]
+    destination: Annotated[Path, typer.Argument(help="The file to write.")]
     for_training: Annotated[
-        bool, typer.Option("--for-training", help="Refuse runs without token ids and log-probs.")
+        bool, typer.Option("--for-training", help="Fail if a run has no token ids or log-probs.")
     ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False
     log: Log = None
@@ -38,7 +38,7 @@ class Export(RunChoice):
         from memagent_graph.run_log.exchange import export_runs
 
         selection = self.filter()
-        with report_failures(as_json=self.as_json), Console().working("writing the runs"):
+        with report_failures(as_json=self.as_json), Console().show_status("writing the runs"):
             report = export_runs(
                 open_log(self.log),
                 self.destination,
@@ -50,7 +50,7 @@ class Export(RunChoice):
             print_json({"file": str(self.destination), **asdict(report)})
             return
         if not report.runs:
-            typer.echo("no run of the log matches; `memagent runs` lists them", err=True)
+            typer.echo("no matching runs; list all runs with `memagent runs`", err=True)
         typer.echo(
             f"{quantity(report.runs, 'run')} with {quantity(report.conversations, 'conversation')} and "
             f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
@@ -70,12 +70,12 @@ class Import:
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Files that `memagent export` wrote, or logs. What several logs have of one run is put together.",
+            help="Files written by `memagent export`, or run logs. Parts of the same run in several logs are merged.",
         ),
     ]
-    replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are in the log with other content.")] = (
-        False
-    )
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace runs in the log that have the same id but other content.")
+    ] = False
     log: Log = None
     as_json: AsJSON = False
 
@@ -86,9 +86,9 @@ class Import:
         from memagent_graph.run_log.exchange import import_runs, is_log, merge_logs
         from memagent_graph.storage.paths import default_run_log
 
-        with report_failures(as_json=self.as_json), Console().working("importing the runs"):
+        with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
-                raise RunLogError(f"there is no file {missing}", hint="Check the path.")
+                raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
             log, logs = RunLog(self.log or default_run_log()), [source for source in self.sources if is_log(source)]
             files = (source for source in self.sources if source not in logs)
             reports = [import_runs(log, source, replace=self.replace) for source in files]

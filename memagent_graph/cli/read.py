@@ -80,11 +80,11 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             name = self.run_id or new_run_id()
             # The document comes first: an unreadable one is reported at once, and a policy may take seconds to load.
             store = open_store(store_url).with_converter(self.converter)
-            with console.working("reading the file"):
+            with console.show_status("reading the file"):
                 reference = await store.add_async(source, replace_undecodable=self.replace_undecodable)
             settings = self.settings()
-            console.policy(settings.policy_reason)
-            with console.working("loading the policy"):
+            console.print_policy(settings.policy_reason)
+            with console.show_status("loading the policy"):
                 loaded = open_reader(self, settings, store=store, is_logged=not self.no_log)
             async with loaded as reader:
                 await self.prepare(reader, console)

@@ -66,7 +66,9 @@ class Resume(RunOptions):
             run_id, read = run_ids[0], read_id(run_ids[0])
             if others := {*open_questions(log, read)} - {*run_ids}:
                 count = quantity(len(others), "more question")
-                console.policy(f"{count} of the same read without an answer; for all: {self.resume_command(read)}")
+                console.print_policy(
+                    f"{count} of the same read without an answer; for all: {self.resume_command(read)}"
+                )
             logged = ReadSettings.from_log(log.get(run_id).settings, run_id)
             settings = logged.with_other(
                 policy=self.policy,
@@ -85,7 +87,7 @@ class Resume(RunOptions):
                 )
             path = self.document
             source = None if path is None else Document.from_path(require_file(path), encoding=self.encoding)
-            with console.working("loading the policy"):
+            with console.show_status("loading the policy"):
                 loaded = open_reader(self, settings)
             async with loaded as reader:
                 console.resume_command = self.resume_command(read if len(run_ids) > 1 else run_id)

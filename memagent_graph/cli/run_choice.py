@@ -26,7 +26,7 @@ def point_in_time(text: str) -> float:
     """Return seconds since 1970 for an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
-        typer.BadParameter: it is neither.
+        typer.BadParameter: the text is neither.
     """
     age = _AGE.fullmatch(text.strip().lower())
     if age:
@@ -34,36 +34,38 @@ def point_in_time(text: str) -> float:
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise typer.BadParameter(f"{text!r} is neither an ISO date, as in 2026-11-21, nor an age, as in 7d") from None
+        raise typer.BadParameter(
+            f"the time must be an ISO date such as 2026-11-21 or an age such as 7d, got {text!r}"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Options that choose runs; a run must fulfil all of them."""
+    """Options that choose runs; a run must match all of them."""
 
-    question: Annotated[str | None, typer.Option(help="Only runs with this text in their question.")] = None
-    document: Annotated[str | None, typer.Option(help="Only runs with this text in their document's name.")] = None
-    model: Annotated[str | None, typer.Option(help="Only runs with this text in the name of their policy.")] = None
+    question: Annotated[str | None, typer.Option(help="Only runs whose question contains this text.")] = None
+    document: Annotated[str | None, typer.Option(help="Only runs whose document name contains this text.")] = None
+    model: Annotated[str | None, typer.Option(help="Only runs whose policy name contains this text.")] = None
     stop_reason: Annotated[
-        str | None, typer.Option(help="Only runs with this end: answered, no_answer, max_chunks, ...")
+        str | None, typer.Option(help="Only runs with this stop reason: answered, no_answer, max_chunks, ...")
     ] = None
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Only runs that have not ended.")] = False
     with_reward: Annotated[
-        str | None, typer.Option("--reward", metavar="NAME", help="Only runs with a reward of this name.")
+        str | None, typer.Option("--reward", metavar="NAME", help="Only runs that have a reward with this name.")
     ] = None
     since: Annotated[
         float | None,
         typer.Option(
             parser=point_in_time,
             metavar="WHEN",
-            help="Only runs that began after this: an ISO date, or an age such as 7d.",
+            help="Only runs started after this time: an ISO date, or an age such as 7d.",
         ),
     ] = None
     until: Annotated[
-        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs that began before this.")
+        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs started before this time.")
     ] = None
     newest: Annotated[
-        int | None, typer.Option(min=1, help="At most this many runs, the newest.", show_default="all")
+        int | None, typer.Option(min=1, help="Only this many of the newest runs.", show_default="all")
     ] = None
 
     def filter(self, run_ids: Sequence[str] = (), *, newest: int | None = None) -> RunFilter:
@@ -71,12 +73,15 @@ class RunChoice:
 
         Args:
             run_ids: only these runs, if there are any.
-            newest: how many, if the user does not say.
+            newest: the maximum number of runs, if the user gives none.
         """
         from memagent_graph.run_log import RunFilter
 
         if self.unfinished and self.stop_reason:
-            raise typer.BadParameter("a run that has not ended has no stop reason", param_hint="'--unfinished'")
+            raise typer.BadParameter(
+                "an unfinished run has no stop reason; use either --unfinished or --stop-reason",
+                param_hint="'--unfinished'",
+            )
         return RunFilter(
             run_ids=run_ids or None,
             question=self.question,
@@ -92,17 +97,17 @@ class RunChoice:
 
 LATEST: Final = "latest"
 RunArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run: its id, the beginning of its id, or latest.")
+    str, typer.Argument(metavar="RUN", help="The id of a run, the beginning of its id, or `latest`.")
 ]
 
 
 def find_run(log: RunLog, name: str) -> str:
     """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
 
-    The latest is one of those that were read here: the time in an imported run is somebody else's word.
+    Imported runs are ignored for "latest", because their timestamps cannot be trusted.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: no run matches, or several runs do.
     """
     from memagent_graph.run_log import RunFilter
 
@@ -112,17 +117,19 @@ def find_run(log: RunLog, name: str) -> str:
         return name if name in run_ids else run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
-            f"{log.path} holds no runs yet", hint="Read something first: memagent read FILE -q QUESTION"
+            f"{log.path} holds no runs yet", hint="Read a document first: memagent read FILE -q QUESTION"
         )
     if not run_ids or len(run_ids) == _MAX_NAMES:  # the run with exactly this id may not be among them
         return log.get(name).run_id
-    raise RunNotFoundError(f"several runs begin with {name!r}", hint=f"Give more of its id: {', '.join(run_ids)}.")
+    raise RunNotFoundError(
+        f"several runs begin with {name!r}", hint=f"Use a longer part of the id: {', '.join(run_ids)}."
+    )
 
 
 def runs_to_resume(log: RunLog, name: str) -> list[str]:
-    """Return the run that a user names as for `find_run`, or those of a read of several questions that are not done.
+    """Return the run named as for `find_run`, or all unfinished runs of a read of several questions.
 
-    Such a read is the latest, or is named by the id that its runs share.
+    A read of several questions is named by the id that its runs share, or as "latest".
     """
     try:
         run_id = find_run(log, name)
@@ -134,13 +141,13 @@ def runs_to_resume(log: RunLog, name: str) -> list[str]:
 
 
 def read_id(run_id: str) -> str:
-    """Return the id that a run shares with the others of a read of several questions; empty for any other run."""
+    """Return the id that the runs of a read of several questions share; empty if a run is not from such a read."""
     read, _, number = run_id.rpartition("-")
     return read if _QUESTION.fullmatch(number) else ""
 
 
 def open_questions(log: RunLog, read: str) -> list[str]:
-    """Return the runs that share this id and are not done, in the order of their questions."""
+    """Return the unfinished runs that share this id, in the order of their questions."""
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 
@@ -151,9 +158,9 @@ def open_questions(log: RunLog, read: str) -> list[str]:
 
 
 _QUESTION: Final = re.compile(r"\d{1,7}")
-"""The end of a run's id in a read of several questions. That of an id that was made is longer."""
+"""The question number at the end of a run id; the suffix of a generated id is longer."""
 _MAX_NAMES: Final = 8
-"""The most runs with the same beginning that an error names."""
+"""The maximum number of runs with the same beginning that an error lists."""
 
 
 def open_log(path: Path | None) -> RunLog:
@@ -164,5 +171,8 @@ def open_log(path: Path | None) -> RunLog:
     path = path or default_run_log()
     with suppress(PermissionError):  # which the log explains
         if not path.exists():
-            raise RunLogError(f"there is no run log at {path}", hint="`memagent read` writes one; --log names another.")
+            raise RunLogError(
+                f"there is no run log at {path}",
+                hint="Run `memagent read` to create it, or pass another log with --log.",
+            )
     return RunLog(path)

@@ -75,12 +75,12 @@ class RunOptions:
 
     async def prepare(self, reader: MemAgent, console: Console) -> None:
         """Ask the policy for what is open, and say how it reads."""
-        with console.working("asking the policy"):
+        with console.show_status("asking the policy"):
             context = await reader.aprepare()
         part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
         tokens = context.budget.chunk_tokens
         few = "; so few cost a call each, with the whole prompt" if tokens < _FEW_TOKENS else ""
-        console.policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
+        console.print_policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
 
     def resume_command(self, run_id: str) -> str:
         """Return the command that continues a run, or those that share an id, in these files or the data folder's."""
@@ -116,10 +116,10 @@ class RunOptions:
             try:
                 outcomes = asyncio.run(until_ended(console))
             except ValueError as error:
-                raise typer.Exit(console.failure(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+                raise typer.Exit(console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
-                raise typer.Exit(console.interrupted(ExitCode.INTERRUPTED)) from None
-        console.results(outcomes, updates=self.updates)
+                raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
+        console.print_results(outcomes, updates=self.updates)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]:
             raise typer.Exit(exit_code(errors[0]))
         reasons = {outcome.stop_reason for outcome in outcomes if not isinstance(outcome, Exception)}

@@ -27,7 +27,7 @@ _MAX_CELL: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_WITH_TOKENS: Final = 150
 _WIDTH_WITH_DETAILS: Final = 80
-"""In a narrower terminal the columns that only training needs are left out: whole cells say more than cut ones."""
+"""A narrower terminal shows no columns that only training needs, because whole cells say more than cut cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class Runs(RunChoice):
         "memagent runs --since 7d --unfinished",
         "memagent runs --until 2w --delete",
     )
-    run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these.")] = None
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Only these runs.")] = None
     newest: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="At most this many runs, the newest.",
+            help="Only this many of the newest runs.",
             show_default=f"{_DEFAULT_ROWS}; all for --json and --delete",
         ),
     ] = None
-    delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and give the space back.")] = False
+    delete: Annotated[bool, typer.Option("--delete", help="Delete these runs and free their disk space.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False
     log: Log = None
     as_json: AsJSON = False
@@ -81,11 +81,11 @@ class GiveReward:
     )
     takes_negative_numbers: ClassVar = True
     run_id: RunArgument
-    value: Annotated[float, typer.Argument(help="How good it was.")]
-    name: Annotated[str, typer.Option(help="What was judged.")] = "reward"
-    source: Annotated[str, typer.Option(help="Who judged.")] = "person"
-    note: Annotated[str | None, typer.Option(help="Why.")] = None
-    conversation: Annotated[int | None, typer.Option(help="One of its conversations, by its id in the log.")] = None
+    value: Annotated[float, typer.Argument(help="The reward's value.")]
+    name: Annotated[str, typer.Option(help="The reward's name.")] = "reward"
+    source: Annotated[str, typer.Option(help="The person or program that gives the reward.")] = "person"
+    note: Annotated[str | None, typer.Option(help="The reason for the reward.")] = None
+    conversation: Annotated[int | None, typer.Option(help="Reward only the conversation with this id.")] = None
     log: Log = None
     as_json: AsJSON = False
 
@@ -113,7 +113,9 @@ class GiveReward:
 def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if records and not request.yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("deleting asks for confirmation, and there is no terminal", param_hint="'--yes'")
+            raise typer.BadParameter(
+                "there is no terminal to confirm on; use --yes to delete without confirmation", param_hint="'--yes'"
+            )
         names = f" ({in_one_line(records[0].run_id)})" if len(records) == 1 else ""
         typer.confirm(
             f"Delete {quantity(len(records), 'run')}{names} from {in_one_line(str(log.path))}?", abort=True, err=True
@@ -133,7 +135,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
-    """Whether a reader holds a run, where readers keep their checkpoints: by default, or next to the log."""
+    """Return whether a reader holds a run in the default checkpoint file or in the one next to the log."""
     from memagent_graph.storage.checkpoints import is_being_read
     from memagent_graph.storage.paths import default_checkpoints
 

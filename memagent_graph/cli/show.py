@@ -33,14 +33,14 @@ class Show:
     html: Annotated[
         Path | None,
         typer.Option(
-            help="Write a self-contained page to this file instead. It replaces a page that this command wrote; "
-            "another file, or a link, only with --force."
+            help="Write a self-contained page to this file instead. An earlier page is replaced; "
+            "other files and links only with --force."
         ),
     ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="With --html: replace whatever file or link has that name.")
-    ] = False
-    chunk: Annotated[int | None, typer.Option(min=1, help="One chunk in full, counted from 1.")] = None
+    force: Annotated[bool, typer.Option("--force", help="With --html: replace any file or link.")] = False
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Show only this chunk, in full. Chunks are counted from 1.")
+    ] = None
     log: Log = None
     store: Store = None
     as_json: AsJSON = False
@@ -51,7 +51,7 @@ class Show:
 
         with report_failures(as_json=self.as_json):
             log = open_log(self.log)
-            with Console().working("loading the run"):
+            with Console().show_status("loading the run"):
                 view = view_of(log, find_run(log, self.run_id), self.store)
             if self.as_json:
                 _print_view_as_json(view)
@@ -62,7 +62,7 @@ class Show:
 
 
 def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
-    """Return a run with its document, if that is still in the given store; without one, where such runs keep it."""
+    """Return a run with its document, if the document is still in the store: the given store, or else the run's."""
     from memagent_graph.documents import open_store, store_of
     from memagent_graph.timeline.view import view_of_run
 
@@ -78,9 +78,13 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
     try:
         write_page(page, path, force=force)
     except FileExistsError as error:
-        raise RunError(f"{path} {error}", hint="Name another file with --html, or replace it with --force.") from error
+        raise RunError(
+            f"{path} {error}", hint="Choose another file with --html, or replace this one with --force."
+        ) from error
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}", hint="Name another file with --html.") from error
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}", hint="Choose another file with --html."
+        ) from error
     typer.echo(f"wrote {path} ({len(page.encode()) / 1000:,.0f} kB); open it in a browser", err=True)
 
 
@@ -91,7 +95,9 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
     try:
         renderable = render_timeline(build_timeline(view), chunk=chunk)
     except ValueError as error:
-        raise RunError(str(error), hint="Chunks are counted from 1.", run_id=view.run_id) from error
+        raise RunError(
+            str(error), hint="Choose a chunk that was read; chunks are counted from 1.", run_id=view.run_id
+        ) from error
     console().print(renderable)
 
 

@@ -1,6 +1,7 @@
-"""What a document holds that is not in its text: counted when it is stored, an event of each read, or a reason to stop.
+"""Omissions: contents of a document that are not in its text, such as pages that are images.
 
-The reference has the list, so every door and every log shows the same events.
+They are counted when the document is stored. Each read reports them as events, or stops before it begins. The list is
+in the document's reference, so every interface (CLI, MCP, Python) and every log shows the same events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PAGE: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
-    """All omissions of one sort, in the form that graph state contains; the fields are those of `Omission`."""
+    """All omissions of one sort, in the form that graph state contains. Its fields mean the same as in `Omission`."""
 
     what: str
     count: int
@@ -31,7 +32,7 @@ class StoredOmission(TypedDict):
 
 
 def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
-    """Return omissions with those of one sort together; a bounded list of bounded texts."""
+    """Return omissions grouped by sort, as a bounded list of bounded texts."""
     sorts: dict[tuple[str, str], list[Omission]] = {}
     for omission in omissions:
         sorts.setdefault((omission.what, omission.remedy), []).append(omission)
@@ -44,7 +45,7 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
 
 
 def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
-    """Return what a stored document's text lacks, to be passed on with that text into another document."""
+    """Return the omissions of a stored document, to be passed on with its text into another document."""
     return [
         Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
         for stored in document.get("omissions", ())
@@ -52,36 +53,37 @@ def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
 
 
 def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
-    """Return the events of a reference's omissions."""
+    """Return the events for the omissions in a document's reference."""
     return tuple(
         ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(omission))
         for omission in document.get("omissions", ())
     )
 
 
-def require_whole(document: Mapping[str, Any], on_incomplete: str) -> None:
-    """Stop before a document is read that is not whole, if that is the rule.
+def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
+    """Raise if the document is incomplete and `on_incomplete` is "stop".
 
     Raises:
-        IncompleteDocumentError: the rule is "stop", and the document has omissions.
+        IncompleteDocumentError: `on_incomplete` is "stop", and the document has omissions.
     """
     omissions: Sequence[StoredOmission] = document.get("omissions", ())
     if on_incomplete == "stop" and omissions:
+        sentences = "; ".join(map(sentence_of, omissions))
         raise IncompleteDocumentError(
-            f"{document['name']} is not wholly text: {'; '.join(map(sentence_of, omissions))}",
-            hint="Read it nevertheless with --on-incomplete report.",
+            f"{document['name']} contains content that could not be converted to text: {sentences}",
+            hint="To read the document anyway, use --on-incomplete report.",
         )
 
 
 def sentence_of(omission: StoredOmission) -> str:
-    """Return an omission in words: what, how many, where, and what to do."""
+    """Return an omission as a sentence: what is missing, how often, where, and what to do."""
     places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _places(omissions: Sequence[Omission]) -> str:
-    """Return where they are: pages as ranges, other places as they are, some of them if there are many."""
+    """Return the places of omissions: pages as ranges, other places as they are; if there are many, only the first."""
     names = dict.fromkeys(
         omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
     )

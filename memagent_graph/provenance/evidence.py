@@ -126,7 +126,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
+class SupportSpan:
     """A part of a memory line, in characters, whose words are in the answer."""
 
     line_index: int
@@ -347,10 +347,10 @@ def _anchors(text: str) -> frozenset[str]:
     return pairs.union(word for _, word in WordedText(text).anchors())
 
 
-def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
-    """Return the words of memory that the answer repeats."""
+def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
+    """Return the parts of memory lines whose words the answer repeats."""
     answer_words = WordedText(answer)
-    parts: list[Support] = []
+    parts: list[SupportSpan] = []
     for line_index, line in enumerate(lines):
         text = WordedText(line)
         end = 0
@@ -358,7 +358,7 @@ def support(answer: str, lines: Sequence[str]) -> tuple[Support, ...]:
             start = max(end, text.spans[run.chunk_start][0])
             end = max(end, text.spans[run.chunk_start + run.length - 1][1])
             if start < end:
-                parts.append(Support(line_index, start, end))
+                parts.append(SupportSpan(line_index, start, end))
     return tuple(parts)
 
 
@@ -453,7 +453,7 @@ def _chain(reworded: _Reworded | None) -> tuple[int, ...]:
 def _next_lines(
     old: Sequence[_Line], texts: Sequence[str], update: int
 ) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """Return the next memory's lines, those of `old` without a successor, and those that continue in other words.
+    """Return the next memory's lines, the lines of `old` without a successor, and the reworded lines.
 
     An unchanged line has no other successor; otherwise lists of similar facts would inherit from each other.
     """

@@ -20,7 +20,7 @@ from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, add_cost, zero_counters
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.roles import Parsed, ParseFailure, Role
+from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
 from memagent_graph.words import invented_word
 
@@ -123,7 +123,7 @@ class Ask:
             completion = await self._complete()
             text = extract_reply(completion.text).strip()
             outcome = self._check(completion, text)
-            if isinstance(outcome, Parsed):
+            if isinstance(outcome, ParsedReply):
                 if outcome.text is None:
                     self._log(completion, Outcome.KEPT_PREVIOUS, self._logged_previous)
                     return self._previous, outcome.value
@@ -137,7 +137,7 @@ class Ask:
                 self._log(completion, Outcome.DISCARDED)
                 continue
             parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
-            if isinstance(parsed, Parsed) and parsed.text is not None:
+            if isinstance(parsed, ParsedReply) and parsed.text is not None:
                 self._note(outcome.kind, outcome.detail, rule)
                 memory = parsed.text
                 self._log(completion, Outcome.ACCEPTED, memory)
@@ -271,7 +271,7 @@ class Ask:
         count = self._context.tokenizer.count
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
-    def _check(self, completion: Completion, text: str) -> Parsed | ParseFailure:
+    def _check(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
         """Return what a reply says, or the first thing that is wrong with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:
@@ -295,7 +295,7 @@ class Ask:
             return ParseFailure(EventKind.OVERLONG, f"the {what} has {tokens} tokens, {excess} beyond its budget")
         return self._parse(text)
 
-    def _parse(self, text: str) -> Parsed | ParseFailure:
+    def _parse(self, text: str) -> ParsedReply | ParseFailure:
         return self._role.parse(text, self._context.prompts)
 
     def _truncate(self, text: str) -> str:

@@ -91,7 +91,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         limits=settings.limits or Limits(),
         concurrency=settings.branches,
         window=info.context_window,
-        own_words_only=profile is not None and profile.prompts.fingerprint == prompts.fingerprint,
+        trained_prompts_only=profile is not None and profile.prompts.fingerprint == prompts.fingerprint,
         boundary=settings.boundary or (profile.boundary if profile else "token"),
         shape=info.shape,
         on_incomplete=settings.on_incomplete,

@@ -25,7 +25,7 @@ from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import Parsed, Role, read_template
+from memagent_graph.roles import ParsedReply, Role, read_template
 
 _MAX_CURSORS = 512
 _LINE_TOKENS = 2
@@ -221,10 +221,10 @@ def _merge_name(names: Sequence[str]) -> str:
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
-def parse_finding(text: str, prompts: Prompts) -> Parsed:
+def parse_finding(text: str, prompts: Prompts) -> ParsedReply:
     """Parse a reply; one that says that there is nothing is an empty memory."""
     word = text.strip().strip(".\"'()").casefold()
-    return Parsed("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
+    return ParsedReply("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
 
 MERGE = Role(

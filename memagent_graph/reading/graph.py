@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Checkpointer, Durability
 
 from memagent_graph.concurrency.background import run_sync
-from memagent_graph.documents.omissions import require_whole
+from memagent_graph.documents.omissions import check_complete
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.inputs import check_question, is_reference, store_document
@@ -109,7 +109,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         is_ready = isinstance(input, dict) and is_reference(input.get("document"))
         value = input if is_ready else await self._with_reference(input)
         if is_ready:
-            require_whole(input["document"], self.reader_context.on_incomplete)
+            check_complete(input["document"], self.reader_context.on_incomplete)
         execution = self._execution(context, config)
         await execution.running.turn.begin()
         try:
@@ -136,7 +136,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         document = await store_document(
             value["document"], context.store, replace_undecodable=context.replace_undecodable
         )
-        require_whole(document, context.on_incomplete)
+        check_complete(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
     def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:
@@ -168,7 +168,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         BudgetError: a role's prompt does not fit the window.
     """
     graph, identity = wire_strategy(strategy)
-    prompts = prompts_for(strategy.roles, context.prompts, own_words_only=context.own_words_only)
+    prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget = context.budget
     if context.may_shrink and (excess := excess_tokens(strategy.roles, prompts, budget, context.tokenizer.count)) > 0:
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))

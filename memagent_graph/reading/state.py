@@ -203,8 +203,8 @@ class ReaderContext:
     boundary: Boundary = "token"
     strategy: StrategyId = field(default_factory=lambda: StrategyId("", ""))
     """The strategy's name and fingerprint; `build_graph` sets it."""
-    own_words_only: bool = False
-    """Whether the policy understands only these prompts."""
+    trained_prompts_only: bool = False
+    """Whether the policy understands only the prompts that it was trained on."""
     window: int | None = None
     """The model's context window in tokens; `budget.context_window` may be smaller."""
     concurrency: int = 16
@@ -212,7 +212,7 @@ class ReaderContext:
     shape: ModelShape | None = None
     """The model's size, if known, for estimates of floating-point operations."""
     on_incomplete: str = "report"
-    """What to do with a document that is not wholly text: report, or stop."""
+    """The rule for a document with content that could not be converted to text: report, or stop."""
     prompt_counts: PromptCounts | None = field(default=None, repr=False)
     """Detects prompts that a server has cut; None for policies in this process."""
     replace_undecodable: bool = False

@@ -44,7 +44,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     form = _response_format(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
-    if not context.own_words_only:
+    if not context.trained_prompts_only:
         prompts = _with_schema(prompts, context.prompts)
         _require_room(form, prompts, context)
         outline = _outline(form, context)

@@ -28,17 +28,18 @@ class Recording:
     settings: Mapping[str, Any]
     strategy: StrategyId
     checkpointed: bool = True
-    """Whether steps are saved. Then none may count before its conversation is in the file, otherwise a resumed run
-    would continue after a gap in its log. If not, a step is written while the next one waits for the policy."""
+    """Whether steps are checkpointed. If so, a step is committed only after its conversation is written. Otherwise, a
+    resumed run would continue after a gap in its log. Without checkpoints, a step is written while the next step waits
+    for the policy."""
     failure: str | None = None
-    """Why nothing more is written, if so."""
+    """The reason why the recording ended early; None if it did not."""
     reported: bool = False
-    """Whether the run's result has an event that says so."""
+    """Whether the run's result has an event for the failure."""
     _pending: list[Future[Any]] = field(default_factory=list)
     _settled_later: list[Future[Any]] = field(default_factory=list)
     _begun: bool = False
     _recorded: set[tuple[str, str]] = field(default_factory=set)
-    """The branches and roles of which something was recorded."""
+    """The branches and roles that have a conversation in the log."""
     _ended: bool = False
 
     def stop(self) -> None:
@@ -62,7 +63,7 @@ class Recording:
             self._submit(lambda: self.log.begin(*run, prompts=prompts, trace=trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Log a conversation. Only a call's first in its branch and role can replace one of an earlier execution."""
+        """Log a conversation. Only the first conversation of a branch and role replaces one of an earlier execution."""
         key = conversation.branch, conversation.role
         is_first = key not in self._recorded
         self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
@@ -82,17 +83,18 @@ class Recording:
         if due and not due[-1].done():
             self.log.hurry()
             last = asyncio.wrap_future(due[-1])  # futures are done in their order
-            last.add_done_callback(asyncio.Future.exception)  # also if this step is cancelled and nobody asks for it
+            # Retrieve the exception even if this step is cancelled, so that asyncio does not warn.
+            last.add_done_callback(asyncio.Future.exception)
             await asyncio.wait([last])
         for future in due:
-            if (error := future.exception()) is not None:  # also a value that JSON or SQLite cannot hold
+            if (error := future.exception()) is not None:  # such as a value that JSON or SQLite cannot store
                 self._fail(error)
 
     def _submit(self, entry: Callable[[], Future[Any]]) -> None:
         if self.failure is None:
             try:
                 self._pending.append(entry())
-            except Exception as error:  # noqa: BLE001  also what a redaction hook raises
+            except Exception as error:  # noqa: BLE001  a redaction hook can raise anything
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -101,5 +103,5 @@ class Recording:
 
 
 def new_step() -> str:
-    """Return the id of one execution of one step. It differs from those of any other process, also of a forked one."""
+    """Return an id for one execution of one step. It is unique across processes, including forked processes."""
     return secrets.token_hex(12)

@@ -19,10 +19,10 @@ _MAX_GROUP_VALUES: Final = 1 << 26
 
 
 def pyarrow(extra: str, needed_for: str) -> Any:
-    """Return the package with its part for Parquet.
+    """Return the module `pyarrow`, with `pyarrow.parquet` loaded.
 
     Raises:
-        MissingExtraError: it is not installed; `extra` installs it.
+        MissingExtraError: pyarrow is not installed; `extra` installs it.
     """
     extra_module("pyarrow.parquet", extra, needed_for)
     return extra_module("pyarrow", extra, needed_for)
@@ -31,7 +31,7 @@ def pyarrow(extra: str, needed_for: str) -> Any:
 def open_parquet(file: Any, extra: str, needed_for: str) -> Any:
     """Return a `pyarrow.parquet.ParquetFile` whose texts are dictionaries; `file` is a path or an open file.
 
-    Errors are those of `pyarrow`, and Arrow's own.
+    It raises `MissingExtraError` as `pyarrow` does, and Arrow's errors if the file cannot be read.
     """
     parquet = pyarrow(extra, needed_for).parquet
     metadata = parquet.read_metadata(file)
@@ -39,14 +39,12 @@ def open_parquet(file: Any, extra: str, needed_for: str) -> Any:
     return parquet.ParquetFile(file, metadata=metadata, read_dictionary=paths)
 
 
-def small_groups(file: Any) -> list[Any]:
-    """Return the descriptions of a file's row groups. Raises `ValueError` if one is too large to be read."""
-    groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
-    for group in groups:
+def check_row_group_sizes(file: Any) -> None:
+    """Raise `ValueError` if a row group of a file is too large to be read."""
+    for group in map(file.metadata.row_group, range(file.num_row_groups)):
         values = sum(group.column(number).num_values for number in range(group.num_columns))
         if group.total_byte_size > _MAX_GROUP_BYTES or values > _MAX_GROUP_VALUES:
             raise ValueError("it has a row group that is too large to read")
-    return groups
 
 
 def row_parts(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:

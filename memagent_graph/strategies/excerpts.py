@@ -104,7 +104,7 @@ class ExcerptWindow:
         """Return the role, with a shorter maximum reply if the text leaves less room in the window."""
         room = self.window - self.needs(text) + self.reply_tokens
         bound = min(self.reply_tokens, room)
-        return replace(self.role, bound=bound) if bound < self.role.tokens(self.context.budget) else self.role
+        return replace(self.role, max_tokens=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
         """Return the largest choice of spans with which the call fits in the window; `choose` takes a token count.
@@ -221,7 +221,7 @@ def prompt_overhead(context: ReaderContext) -> int:
 
     A document that must fit in the window has to be shorter by this number.
     """
-    prompts = prompts_for(Excerpt.roles, context.prompts, own_words_only=context.own_words_only)
+    prompts = prompts_for(Excerpt.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     template = prompts.templates[QUESTION.name if QUESTION.name in prompts.templates else UPDATE.name]
     return context.tokenizer.count(template.literal) + CHAT_TEMPLATE_TOKENS + BOUNDARY_TOKENS
 

@@ -11,7 +11,7 @@ from memagent_graph.prompts import Prompts
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role, read_template
 from memagent_graph.strategies.overwrite import wire_line
 
 
@@ -26,7 +26,7 @@ class Decision(StrEnum):
     """There is enough to answer from; the lines below it, if any, are the whole new memory."""
 
 
-def decision(text: str, prompts: Prompts) -> Parsed | ParseFailure:
+def decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a decision and the memory below it."""
     del prompts
     first, _, memory = text.partition("\n")
@@ -37,13 +37,13 @@ def decision(text: str, prompts: Prompts) -> Parsed | ParseFailure:
         return ParseFailure(EventKind.MALFORMED, "there is a new memory below KEEP")
     if word == Decision.REWRITE and not memory:
         return ParseFailure(EventKind.MALFORMED, "there is no new memory below REWRITE")
-    return Parsed(memory or None, Decision(word))
+    return ParsedReply(memory or None, Decision(word))
 
 
-def decision_without_stop(text: str, prompts: Prompts) -> Parsed | ParseFailure:
+def decision_without_stop(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a decision if stopping is not allowed."""
     parsed = decision(text, prompts)
-    if isinstance(parsed, Parsed) and parsed.value is Decision.STOP:
+    if isinstance(parsed, ParsedReply) and parsed.value is Decision.STOP:
         return ParseFailure(EventKind.MALFORMED, "the first line is 'STOP', which is not allowed here")
     return parsed
 

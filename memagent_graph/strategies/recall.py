@@ -16,7 +16,7 @@ from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
-from memagent_graph.roles import ANSWER, Parsed, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role, read_template
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
@@ -26,16 +26,16 @@ _MAX_CANDIDATES = 64
 """The most memories and passages to try, best first."""
 
 
-def memory_and_query(text: str, prompts: Prompts) -> Parsed | ParseFailure:
+def memory_and_query(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a memory, and the words to look up on its last line if that begins with RECALL:."""
     del prompts
     *lines, last = text.splitlines() or [""]
     if not last.startswith(_MARK):
-        return Parsed(text)
+        return ParsedReply(text)
     query, memory = last.removeprefix(_MARK).strip(), "\n".join(lines).strip()
     if not query:
         return ParseFailure(EventKind.MALFORMED, "there are no words to look up after RECALL:")
-    return Parsed(memory or None, query)
+    return ParsedReply(memory or None, query)
 
 
 RECALL_UPDATE = Role(

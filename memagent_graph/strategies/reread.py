@@ -22,24 +22,24 @@ from memagent_graph.reading.steps import (
     route_after_read_chunk,
 )
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Parsed, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role, read_template
 
 
-def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], Parsed | ParseFailure]:
+def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
     """Return a parser of ANSWER, or of ASK above a question; one of `questions` is refused."""
     normalised = {_plain(question) for question in questions}
 
-    def parse(text: str, prompts: Prompts) -> Parsed | ParseFailure:
+    def parse(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
         del prompts
         first, _, question = text.partition("\n")
         word, question = first.strip(), " ".join(question.split())
         if word == "ANSWER" and not question:
-            return Parsed(text)
+            return ParsedReply(text)
         if word != "ASK" or not question:
             return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:30]!r}, not ANSWER or ASK and a question")
         if _plain(question) in normalised:
             return ParseFailure(EventKind.REPEATED, f"{question[:60]!r} was asked before")
-        return Parsed(text, question)
+        return ParsedReply(text, question)
 
     return parse
 
@@ -49,7 +49,7 @@ DECOMPOSE = Role(
     Writes.DECISION,
     frozenset({"memory"}),
     read_template("decompose"),
-    bound="question_tokens",
+    max_tokens="question_tokens",
     parse=next_question(()),
 )
 INTEGRATE = Role(

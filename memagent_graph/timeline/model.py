@@ -14,8 +14,8 @@ from memagent_graph.provenance.evidence import (
     Evidence,
     LostLine,
     Provenance,
-    Support,
-    support,
+    SupportSpan,
+    find_support,
 )
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
@@ -35,9 +35,9 @@ class Step:
     kept: bool
     """Whether the policy decided not to change the memory."""
     sources: tuple[int, ...]
-    """The indices in `Timeline.steps` of those whose memories, joined, it started from."""
+    """The indices in `Timeline.steps` of the steps whose memories, joined, this step started from."""
     previous: str
-    """The memory that it started from."""
+    """The memory that the step started from."""
     diff: tuple[Change, ...]
     """From `previous` to the update's memory; empty if they are the same."""
     inserted_words: int
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a run. Tokens and seconds are those of all steps that count, including answers and decisions."""
+    """The totals of a run. Tokens and seconds are summed over all steps that count, including answers and decisions."""
 
     chunks: int
     """Chunks read; a chunk that was read twice counts twice."""
@@ -82,32 +82,32 @@ class Timeline:
 
     view: RunView
     steps: tuple[Step, ...]
-    """After their sources, and otherwise those of a branch together."""
-    places: tuple[int, ...]
-    """By the index of an update in the trace: the index of its step in `steps`."""
-    support: tuple[Support, ...]
+    """In topological order, with a branch's steps adjacent."""
+    step_index_by_update: tuple[int, ...]
+    """For each update in the trace, the index of its step in `steps`."""
+    support_spans: tuple[SupportSpan, ...]
     """The parts of the final memory's lines whose words the answer repeats."""
     totals: Totals
 
     @property
     def provenance(self) -> Provenance:
-        """Where the final memory's lines come from."""
+        """The origins of the final memory's lines."""
         return self.view.provenance
 
     @property
     def excerpt(self) -> tuple[Evidence, ...] | None:
-        """What supports the answer, if an excerpt was shown instead of chunks; otherwise None."""
+        """The quotes that support the answer, if an excerpt was shown instead of chunks; otherwise None."""
         return None if self.view.trace.excerpt is None else self.provenance.evidence
 
     @property
     def share(self) -> float:
-        """How much of the document was read, 0 to 1; 1 if the run ended with an answer."""
+        """The share of the document that was read, 0 to 1; 1 if the run ended with an answer."""
         progress = [step.update.progress for step in self.steps if step.update.progress is not None]
         return max(progress, default=1.0) if self.view.answer is None else 1.0
 
     @property
     def no_quote_reason(self) -> str:
-        """Why an answer from an excerpt has no quotes."""
+        """The reason why an answer from an excerpt has no quotes."""
         step = self.view.trace.excerpt
         if step is not None and all(self.view.span_text(span) is None for span in step.reads):
             return "the document's text is no longer stored"
@@ -125,7 +125,7 @@ class Timeline:
 
     def step(self, update: int) -> Step:
         """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
-        return self.steps[self.places[update]]
+        return self.steps[self.step_index_by_update[update]]
 
     def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
         """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
@@ -142,7 +142,7 @@ class Timeline:
         return [lost[index] for index in sorted(held[:count])]
 
     def lost_range(self, lost: LostLine) -> str:
-        """From where to where a lost line was in memory, in words."""
+        """Return the first and last step at which a lost line was in memory, in words."""
         first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
         if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
             return f"chunks {first.removeprefix('chunk ')} to {gone.removeprefix('chunk ')}"
@@ -157,7 +157,7 @@ class Timeline:
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
-        for part in self.support:
+        for part in self.support_spans:
             if part.line_index == line_index:
                 pieces += [(line[end : part.start], False), (line[part.start : part.end], True)]
                 end = part.end
@@ -178,16 +178,16 @@ def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
 
 
 def build_timeline(view: RunView) -> Timeline:
-    """Return a run's timeline: everything that the renderers draw.
+    """Return a run's timeline, which is everything that the renderers draw.
 
-    For 700 chunks and memories of 1000 tokens it takes about half a second, and a few seconds if every chunk
+    For 700 chunks and memories of 1000 tokens, it takes about half a second, and a few seconds if every chunk
     rewrites the whole memory.
     """
     trace = view.trace
     order = _order(trace)
-    places = [0] * len(order)
+    step_index_by_update = [0] * len(order)
     for position, number in enumerate(order):
-        places[number] = position
+        step_index_by_update[number] = position
     calls = _calls_by_update(trace)
     times: Counter[tuple[str, int | None]] = Counter()
     steps = []
@@ -212,7 +212,7 @@ def build_timeline(view: RunView) -> Timeline:
                     again=times[update.branch, update.chunk_index] > 1,
                 ),
                 kept=all(step.writes is Writes.DECISION for step in calls[number]),
-                sources=tuple(places[source] for source in sources),
+                sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
                 diff=change,
                 inserted_words=inserted,
@@ -224,8 +224,8 @@ def build_timeline(view: RunView) -> Timeline:
     return Timeline(
         view=view,
         steps=tuple(steps),
-        places=tuple(places),
-        support=support(view.answer or "", [line.line for line in view.provenance.lines]),
+        step_index_by_update=tuple(step_index_by_update),
+        support_spans=find_support(view.answer or "", [line.line for line in view.provenance.lines]),
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
@@ -268,7 +268,7 @@ def _calls_by_update(trace: Trace) -> list[list[Call]]:
 
 
 def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
-    """Return the name of an update; `branches` are those of the updates it comes from."""
+    """Return the name of an update; `branches` are the branches of the updates that it comes from."""
     names = list(dict.fromkeys(branch or "trunk" for branch in branches))
     suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:

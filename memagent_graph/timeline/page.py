@@ -142,8 +142,8 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "lines": [
             {
                 "parts": timeline.split_by_support(index),
-                "at": timeline.places[line.update],
-                "reworded": [timeline.places[update] for update in line.reworded_updates],
+                "at": timeline.step_index_by_update[line.update],
+                "reworded": [timeline.step_index_by_update[update] for update in line.reworded_updates],
                 "edited": line.edited,
                 "coverage": round(line.coverage, 3),
                 "quotes": [_quote(timeline, quote) for quote in timeline.quotes(index)],
@@ -154,7 +154,11 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
         "unquoted": timeline.no_quote_reason,
         "shown": view.trace.tokens_shown,
         "lost": [
-            {"text": line.line, "at": timeline.places[line.update], "gone": timeline.places[line.gone_update]}
+            {
+                "text": line.line,
+                "at": timeline.step_index_by_update[line.update],
+                "gone": timeline.step_index_by_update[line.gone_update],
+            }
             for line in timeline.longest_lost_lines(_MAX_LOST_LINES)
         ],
         "lostTotal": len(timeline.provenance.lost),
@@ -236,7 +240,7 @@ def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
     if len(text) > _MAX_QUOTE:
         text = f"{text[: _MAX_QUOTE // 2]} … {text[-_MAX_QUOTE // 2 :]}"
     return {
-        **({"at": timeline.places[quote.update]} if quote.update >= 0 else {}),
+        **({"at": timeline.step_index_by_update[quote.update]} if quote.update >= 0 else {}),
         "span": (quote.start_char, quote.end_char),
         "section": quote.place,
         "page": quote.page,

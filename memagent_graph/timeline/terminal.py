@@ -114,7 +114,7 @@ def _answer(timeline: Timeline) -> RenderableType:
         parts.append(Text("no answer", style="yellow"))
     parts += _events((*view.document_events, *view.answer_events))
     lengths: dict[int, int] = {}
-    for part in timeline.support:
+    for part in timeline.support_spans:
         lengths[part.line_index] = lengths.get(part.line_index, 0) + part.end - part.start
     if lengths:
         indices = sorted(lengths, key=lambda index: -lengths[index])[:_MAX_SUPPORTING_LINES]

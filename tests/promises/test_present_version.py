@@ -27,7 +27,7 @@ def test_a_log_of_an_earlier_version_is_refused(tmp_path) -> None:
 
 def test_an_export_of_an_earlier_version_is_refused(tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
-    with pytest.raises(RunLogError, match=r"runs\.parquet was exported by another version.*Export it again"):
+    with pytest.raises(RunLogError, match=r"runs\.parquet was exported by another version.*Export the runs again"):
         import_runs(log, WRITTEN / "runs.parquet")
     assert list(log.runs()) == []
 

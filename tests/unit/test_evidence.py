@@ -12,7 +12,7 @@ from support.traces import line as line_of
 from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.provenance.evidence import Provenance, memory_lines, provenance_of, support, supporting_lines
+from memagent_graph.provenance.evidence import Provenance, find_support, memory_lines, provenance_of, supporting_lines
 from memagent_graph.provenance.overlap import MAX_QUOTES, quotes
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -59,7 +59,7 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
 def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str]) -> None:
-    for each in support(answer, lines):
+    for each in find_support(answer, lines):
         assert 0 <= each.start < each.end <= len(lines[each.line_index])
 
 
@@ -213,7 +213,7 @@ def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
 
 def test_the_answers_words_are_found_in_memory() -> None:
     line = "The lighthouse was built by Ilse Thornbury in 1743"
-    found = support("Ilse Thornbury", ["nothing here", line])
+    found = find_support("Ilse Thornbury", ["nothing here", line])
     assert [(each.line_index, line[each.start : each.end]) for each in found] == [(1, "Ilse Thornbury")]
 
 

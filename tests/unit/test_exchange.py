@@ -437,7 +437,7 @@ def test_an_export_of_another_version_is_refused(tmp_path, log) -> None:
     table = pq.read_table(tmp_path / "runs.parquet")
     table = table.replace_schema_metadata({"memagent.format": "memagent-runs 00000000"})
     pq.write_table(table, tmp_path / "runs.parquet")
-    with pytest.raises(RunLogError, match=r"exported by another version of this package.*Export it again"):
+    with pytest.raises(RunLogError, match=r"exported by another version of this package.*Export the runs again"):
         import_runs(log, tmp_path / "runs.parquet")
 
 

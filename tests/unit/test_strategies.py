@@ -177,7 +177,7 @@ def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
     """A document cannot close a field of a role's own template."""
     asked: list[str] = []
     gate = Role(
-        "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", bound=4
+        "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", max_tokens=4
     )
 
     async def ask_gate(state, step):

@@ -66,7 +66,7 @@ class Demo:
         console = Console(as_json=self.as_json)
 
         async def run(settings: ReadSettings, folder: Path) -> None:
-            with console.working("loading the policy"):
+            with console.show_status("loading the policy"):
                 loaded = MemAgent(settings=settings, store=folder, run_log=False)
             async with loaded as reader:
                 context = await reader.aprepare()
@@ -104,7 +104,7 @@ class Demo:
                 strategy=self.strategy,
                 on_invented=self.on_invented,
             ).resolve()
-            console.policy(settings.policy_reason)
+            console.print_policy(settings.policy_reason)
             asyncio.run(run(settings, Path(folder)))
 
 

@@ -48,12 +48,12 @@ class EvalReport:
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
                 prices = prices_of(self.price_in, self.price_out)
-                with Console().working("drawing tables and plots"):
+                with Console().show_status("drawing tables and plots"):
                     results = write_outputs(folder, log, prices)
                 ended = "unfinished" if results.missing else "done"
                 print_results(results, folder, log, ended, prices, as_json=self.as_json)
                 return
-            with Console().working("comparing the evaluations"):
+            with Console().show_status("comparing the evaluations"):
                 first, second = load_results(folder), load_results(other)
             names = (str(folder), str(other))
             if self.as_json:

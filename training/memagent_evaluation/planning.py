@@ -175,7 +175,7 @@ def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, 
         "reader": {
             "tokenizer": context.tokenizer.fingerprint,
             "prompts": context.prompts.fingerprint,
-            "own_words_only": context.own_words_only,
+            "own_words_only": context.trained_prompts_only,
             "boundary": context.boundary,
             "rules": {name: getattr(value, "value", value) for name, value in asdict(context.rules).items()},
             **asdict(context.budget),

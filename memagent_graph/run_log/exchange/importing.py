@@ -1,4 +1,4 @@
-"""From an exported file, or from other logs, to a log."""
+"""Imports of runs into a log, from an exported file or from other logs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
 
     Args:
         log: the log.
-        source: a file that `export_runs` wrote.
-        replace: replace runs that the log has with the same id and other content.
+        source: a file written by `export_runs`.
+        replace: whether to replace runs in the log that have the same id but other content.
 
     Raises:
         RunLogError: the file does not exist, is not an export, is of another version or damaged; or the log has a run
-            with the same id and other content. The runs before it are in the log.
+            with the same id but other content. The runs before this one were imported.
         MissingExtraError: the extra `export` is not installed.
     """
     source = Path(source)
@@ -56,7 +56,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                 if run_id in run_ids:
                     raise RunLogError(
                         f"the rows of run {run_id!r} in {source} are not together",
-                        hint="Was it sorted or shuffled? Import the file that was exported.",
+                        hint="Import the original export. This file may have been sorted or shuffled.",
                     )
                 run_ids.add(run_id)
                 present = load_run(log, run_id)
@@ -66,19 +66,21 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                 if present is not None and not replace:
                     raise RunLogError(
                         f"{log.path} has run {run_id!r} with other content than {source}",
-                        hint="Use the file's with --replace, or import into another log. The runs before it were "
-                        "imported.",
+                        hint="Replace the run in the log with --replace, or import into another log. The runs before "
+                        "this one were imported.",
                     )
                 _add(log, run, replacing=present is not None)
                 conversations += len(list(run.conversations))
                 rewards += len(run.rewards)
     except OSError as error:
-        raise RunLogError(f"{source} cannot be read: {error.strerror or error}", hint="Check the path.") from error
+        raise RunLogError(
+            f"{source} cannot be read: {error.strerror or error}", hint="Check the path and its permissions."
+        ) from error
     return ImportReport(len(run_ids) - skipped, conversations, rewards, skipped)
 
 
 def is_log(path: Path) -> bool:
-    """Return whether a file is a log itself, not an export of one."""
+    """Return whether a file is a run log, not an export."""
     try:
         with open_regular(path) as file:
             return file.read(len(_SQLITE)) == _SQLITE
@@ -89,18 +91,18 @@ def is_log(path: Path) -> bool:
 def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     """Add the runs of other logs to a log, each in one transaction.
 
-    What several of them have of one run is put together; see `merged`. What the log has already is skipped, so it can
-    be done again: after a kill, or when one of the others has more, such as a reward.
+    Parts of the same run in several logs are merged; see `merge_parts`. Runs that the log has already are skipped, so
+    a merge can be repeated: after it was killed, or when another log has got more, such as a reward.
 
     Args:
         log: the log.
-        sources: the other logs' files; nothing writes to them now.
+        sources: the files of the other logs; nothing may write to them during the merge.
 
     Returns:
-        What was added. A run to which something was added counts as a run.
+        The counts of what was added. A run to which something was added counts as a run.
 
     Raises:
-        RunLogError: a file is not a log, or one of them cannot be read or written.
+        RunLogError: a file is not a log, or a log cannot be read or written.
     """
     began: dict[str, list[tuple[float, int]]] = {}
     runs = conversations = rewards = 0
@@ -108,7 +110,9 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
         logs = []
         for number, source in enumerate(map(Path, sources)):
             if not is_log(source):
-                raise RunLogError(f"{source} is not a log of runs", hint="Name the files that reads were logged in.")
+                raise RunLogError(
+                    f"{source} is not a log of runs", hint="Pass only run logs, which `memagent read` writes."
+                )
             logs.append(stack.enter_context(closing(RunLog(source))))
             for record in logs[-1].runs():
                 began.setdefault(record.run_id, []).append((record.began, number))

@@ -4,12 +4,12 @@
 
 docs/reference/tables.md lists the columns; `scripts/write_tables.py` writes it.
 
-A run without conversations has one row, in which `conversation` and all columns after it are null. The wording of
-prompts by fingerprint, of which there are few for any number of runs, is JSON in the file's key-value metadata
-(`memagent.templates`), next to `memagent.format`, which is a checksum of the columns too.
+A run without conversations has one row, in which `conversation` and all columns after it are null. The templates of
+prompts, by fingerprint, are JSON in the file's key-value metadata (`memagent.templates`), because many runs share few
+templates. `memagent.format` in the same metadata contains a checksum of the columns.
 
-Half surrogate pairs are not UTF-8. If `text` or `memory` contains one, which happens only in texts that a person or a
-program made, the column's name is in `escaped` and its text is written as in a JSON string.
+Lone surrogates cannot be encoded as UTF-8. If `text` or `memory` contains one, the column's name is in `escaped` and
+its text is written as in a JSON string. Only texts that a person or a program made contain lone surrogates.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, 
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts, small_groups
+from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow, row_parts
 
-_OF_CONVERSATION: Final = {
+_CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
 }
-_OF_RUN: Final = {
-    f"run_{name}" if name != "run_id" and name in _OF_CONVERSATION else name: (name, column)
+_RUN_COLUMNS: Final = {
+    f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
     for name, column in columns_of(RunRecord).items()
 }
-"""The attributes of `RunRecord` by their columns."""
+"""By the name of a column: the attribute of `RunRecord` that is in it, and its type."""
 _REWARDS: Final = Column("", "rewards")
 COLUMNS: Final = {
-    **{name: column for name, (_, column) in _OF_RUN.items()},
+    **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
     "run_events": columns_of(Conversation)["events"],
     "run_rewards": _REWARDS,
-    **{name: _OF_CONVERSATION[name] for name in ("conversation", *_OF_CONVERSATION)},
+    **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
     "rewards": _REWARDS,
     "escaped": Column("", "names"),
 }
@@ -59,15 +59,15 @@ _FORMAT: Final = "memagent-runs"
 _VERSION: Final = f"{_FORMAT} {zlib.crc32(repr([(name, COLUMNS[name].arrow) for name in COLUMNS]).encode()):08x}"
 _ROW_GROUP_ROWS: Final = 4096
 _ROW_GROUP_NUMBERS: Final = 1 << 21
-"""About how many ids and log-probs are in a row group: 8 MB before compression."""
+"""The approximate number of ids and log-probs in a row group: 8 MB before compression."""
 _ROW_GROUP_CHARACTERS: Final = 1 << 26
-"""About how many characters of texts are in a row group."""
-_LEVEL: Final = 6
+"""The approximate number of characters of texts in a row group."""
+_COMPRESSION_LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
 """Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
 _MAX_RUN_BYTES: Final = 4 * MAX_RUN_SIZE
 _OBJECT_BYTES: Final = 256
-"""About what an item of a list takes that is not a number."""
+"""The approximate memory of a list's item that is not a number."""
 
 
 class ParquetWriter:
@@ -84,7 +84,7 @@ class ParquetWriter:
             file,
             self._schema,
             compression="zstd",
-            compression_level=_LEVEL,
+            compression_level=_COMPRESSION_LEVEL,
             data_page_size=_PAGE_BYTES,
             use_dictionary=[name for name in COLUMNS if name not in NUMBERS],
             column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
@@ -107,7 +107,7 @@ class ParquetWriter:
             self._add(run_values)
 
     def close(self) -> None:
-        """Write the rest and the file's end; the file stays open."""
+        """Write the remaining rows and the footer; the file stays open."""
         metadata = {"format": _VERSION, "templates": json.dumps(self._templates)}
         try:
             self._end_group()
@@ -171,7 +171,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     """Yield the runs of a file, in order. Their conversations are lists.
 
     Raises:
-        RunLogError: it is not a Parquet file or not an export, is of another version, or is damaged.
+        RunLogError: the file is not a Parquet file, not an export, of another version, or damaged.
         MissingExtraError: pyarrow is not installed.
     """
     pa = pyarrow("export", "Parquet import")
@@ -179,7 +179,8 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunLogError(
-            f"{source} cannot be imported: {error}", hint="Name a log, or a file that `memagent export` wrote."
+            f"{source} cannot be imported: {error}",
+            hint="Pass a run log, or a file written by `memagent export`.",
         ) from error
 
 
@@ -188,14 +189,15 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     metadata = {name.decode(): value for name, value in (parquet.metadata.metadata or {}).items()}
     version = metadata.get(_METADATA + "format", b"").decode()
     if not version.startswith(_FORMAT):
-        raise RunLogError(f"{source} is not an export of runs", hint="`memagent export` writes such files.")
+        raise RunLogError(f"{source} is not an export of runs", hint="Pass a file written by `memagent export`.")
     if version != _VERSION:
         raise RunLogError(
-            f"{source} was exported by another version of this package", hint="Export it again with this one."
+            f"{source} was exported by another version of this package",
+            hint="Export the runs again with this version.",
         )
     if missing := COLUMNS.keys() - set(parquet.schema_arrow.names):
-        raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export it again.")
-    small_groups(parquet)
+        raise RunLogError(f"{source} lacks the columns {', '.join(sorted(missing))}", hint="Export the runs again.")
+    check_row_group_sizes(parquet)
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     size = 0
@@ -205,7 +207,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         if size > _MAX_RUN_BYTES:
             raise RunLogError(
                 f"a run in {source} has more than {_MAX_RUN_BYTES:,} bytes",
-                hint="Export its log again without this run.",
+                hint="Export the log again without this run.",
             )
         for row in part.to_pylist():
             if rows and rows[-1]["run_id"] != row["run_id"]:
@@ -221,7 +223,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
 
 def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path) -> LoggedRun:
     first = rows[0]
-    record = {name: column.restore(first[stored]) for stored, (name, column) in _OF_RUN.items()}
+    record = {name: column.restore(first[stored]) for stored, (name, column) in _RUN_COLUMNS.items()}
     events = msgspec.convert(json.loads(first["run_events"]), list[LoggedEvent])
     stored = (_conversation(row) for row in rows if row["conversation"] is not None)
     conversations = list(bound_records(stored, f"run {first['run_id']} in {source}"))
@@ -242,7 +244,7 @@ def _run(rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str,
 
 def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
     return {
-        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _OF_RUN.items()},
+        **{stored: column.export(getattr(run.record, name)) for stored, (name, column) in _RUN_COLUMNS.items()},
         "run_events": COLUMNS["run_events"].export(tuple(run.events)),
         "run_rewards": list(map(_reward_values, rewards)),
     }
@@ -251,7 +253,7 @@ def _run_values(run: LoggedRun, rewards: Sequence[Reward]) -> dict[str, Any]:
 def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
     values = {
         stored: column.export(getattr(conversation, "id" if stored == "conversation" else stored))
-        for stored, column in _OF_CONVERSATION.items()
+        for stored, column in _CONVERSATION_COLUMNS.items()
     }
     escaped = [name for name in _LONG_TEXTS if values[name] is not None and not _is_utf8(values[name])]
     values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
@@ -261,7 +263,7 @@ def _conversation_values(conversation: Conversation, rewards: Sequence[Reward]) 
 def _conversation(row: Mapping[str, Any]) -> Conversation:
     values = {
         "id" if stored == "conversation" else stored: column.restore(row[stored])
-        for stored, column in _OF_CONVERSATION.items()
+        for stored, column in _CONVERSATION_COLUMNS.items()
     }
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
     if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):

@@ -13,7 +13,7 @@ def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> No
     policy = ScriptedPolicy(lambda prompt: f"\\boxed{{blue{STEERING}[red]}}")
     with MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False) as reader:
         results = reader.read("The sea.", questions=[f"What?{STEERING}", "Where?"])
-    Console().results(results)
+    Console().print_results(results)
     out, err = capsys.readouterr()
     assert "blue" in out
     assert "[red]" in out
@@ -24,7 +24,7 @@ def test_answers_and_questions_cannot_steer_the_terminal(capsys, tmp_path) -> No
 def test_errors_and_hints_cannot_steer_the_terminal(capsys) -> None:
     console = Console()
     console.resume_command = f"memagent resume {STEERING}"
-    console.failure(PolicyError(f"the server said {STEERING}", hint=f"Try {STEERING}", run_id="r"), 4)
+    console.report_error(PolicyError(f"the server said {STEERING}", hint=f"Try {STEERING}", run_id="r"), 4)
     out, err = capsys.readouterr()
     assert "the server said" in err
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
@@ -37,14 +37,14 @@ def test_lines_and_tabs_stay_in_texts_and_go_from_lines() -> None:
 
 def test_work_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Console().working("loading the policy"):
+    with Console().show_status("loading the policy"):
         pass
     assert "loading the policy" in capsys.readouterr().err
-    with Console(quiet=True).working("loading the policy"):
+    with Console(quiet=True).show_status("loading the policy"):
         pass
     assert capsys.readouterr().err == ""
     monkeypatch.delenv("FORCE_COLOR")
-    with Console().working("loading the policy"):
+    with Console().show_status("loading the policy"):
         pass
     assert capsys.readouterr().err == ""
 

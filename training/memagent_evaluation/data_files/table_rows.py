@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from memagent_graph.documents.allowed_paths import file_below
 from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.storage.bounded_files import json_file, json_value, open_regular
-from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, small_groups
+from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -161,7 +161,9 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._opened() as file:
-            self._ends = list(accumulate(group.num_rows for group in small_groups(file)))
+            check_row_group_sizes(file)
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            self._ends = list(accumulate(group.num_rows for group in groups))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint=_FORMS)

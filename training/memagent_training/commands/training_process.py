@@ -97,7 +97,7 @@ def report_failures(
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(FAILURE_DELAY)
         code = (codes or {}).get(type(error).__name__, exit_code(error))
-        Console(as_json=as_json and is_main_process()).failure(_with_run(error), code)
+        Console(as_json=as_json and is_main_process()).report_error(_with_run(error), code)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():

@@ -389,7 +389,7 @@ def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
     """Refuse a policy without a template for a role, as its first read would when it is served."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
-        prompts_for(roles, profile.prompts, own_words_only=True)
+        prompts_for(roles, profile.prompts, trained_prompts_only=True)
 
 
 def _check_folder(prepared: PreparedLoop) -> None:
