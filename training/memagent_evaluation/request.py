@@ -16,7 +16,7 @@ from typing import Any
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.grading import judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, evaluate
-from memagent_evaluation.markdown_tables import length_label
+from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import (
     build_plan,
     check_plan,
@@ -217,7 +217,7 @@ class EvaluationProgress:
     def status(self) -> str:
         """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
         lengths = " ".join(
-            f"{length_label(length, unit)} {100 * fmean(scores):.0f}%"
+            f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
             for (unit, length), scores in sorted(self._scores.items())
         )
         seconds = max(time.monotonic() - self._began, 1e-9)

@@ -110,8 +110,8 @@ class ReaderSystem:
             question: the question.
             answer_tokens: the maximum tokens of a completion with an answer, the same for every system.
             run_id: the attempt's id, unique to sample and system.
-            min_answer_tokens: a system that shows the whole document may limit its answer to the rest of the window, but
-                not below this number. 0 leaves `answer_tokens` as it is.
+            min_answer_tokens: a system that shows the whole document may limit its answer to the rest of the window,
+                but not below this number. 0 leaves `answer_tokens` as it is.
             repeat: the index, from 0, among several samples of the same question; each sample has its own seed.
 
         Raises:
