@@ -79,7 +79,7 @@ async def test_a_run_logs_its_strategy_so_that_the_command_line_can_resume_it(ma
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
     with pytest.raises(EvaluationError, match=r"no system 'full-context'\. Did you mean full_context"):
         load_system("full-context", make_reader())
-    with pytest.raises(EvaluationError, match=r"'zzz'\. There are"):
+    with pytest.raises(EvaluationError, match=r"'zzz'\. Available systems"):
         load_system("zzz", make_reader())
 
 
