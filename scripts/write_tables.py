@@ -172,11 +172,11 @@ def tables_page() -> str:
 
 def training_page() -> str:
     """Return the page of a training's settings, metrics, rewards and rows."""
-    from memagent_training.job import config, presets, row_export  # noqa: PLC0415  it imports PyTorch
+    from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  it imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
-    kind, names = config.MultiConvDAPOConfig, presets.preset_names()
-    docs, values = field_docs(kind), {name: presets.read_preset(name) for name in names}
+    kind, names = config.MultiConvDAPOConfig, job_settings.preset_names()
+    docs, values = field_docs(kind), {name: job_settings.read_preset(name) for name in names}
     own = [name for name in kind.__annotations__ if name not in config.FIXED]
     own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))
     fields = kind.__dataclass_fields__

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_of, make_failed_row, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_of, row_id, row_of
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_of
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
@@ -41,7 +41,7 @@ from memagent_graph.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
-from memagent_graph.provenance.evidence import Evidence
+from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.outcome import result_of
@@ -238,22 +238,27 @@ class CorpusReader:
         if isinstance(outcome, Exception):
             _raise_if_fatal(outcome)
             return self._failure(document, digest, question, settings, outcome)
-        evidence = await asyncio.to_thread(_evidence, outcome)
-        try:
-            return row_of(outcome, document.name, question, document.metadata, evidence, self.columns)
+        try:  # in a thread: it looks for the evidence
+            return await asyncio.to_thread(row_of, outcome, document.name, question, document.metadata, self.columns)
         except ValueError as error:  # from the serializers of a user's model
             return self._failure(document, digest, question, settings, error)
 
     def _failure(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> CorpusRow:
-        identity = row_id(document.name, digest or "", question, settings)
-        roots = (self.access.root, str(self.agent.store.root))
-        return make_failed_row(identity, document.name, digest, question, error, roots, document.metadata)
-
-
-def _evidence(result: ReadResult) -> Sequence[Evidence]:
-    return result.evidence
+        """Return the row of a document or question that could not be read; paths in its message are relative."""
+        message = str(error)
+        if isinstance(error, MemAgentError) and error.hint:
+            message = f"{error.message.rstrip('.')}. {error.hint}"
+        return CorpusRow(
+            id=row_id(document.name, digest or "", question, settings),
+            document=document.name,
+            digest=digest,
+            question=question,
+            error=without_folders(message, (self.access.root, str(self.agent.store.root))) or type(error).__name__,
+            error_kind=type(error).__name__,
+            metadata=document.metadata,
+        )
 
 
 def settings_of(context: ReaderContext) -> dict[str, Any]:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from memagent_corpus.typed_columns import TypedColumn, convert_values
-from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.plain_text import without_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.storage.parquet_rows import pyarrow
@@ -124,7 +122,6 @@ def row_of(
     document: str,
     question: str,
     metadata: Mapping[str, Any],
-    evidence: Sequence[Evidence],
     columns: Sequence[TypedColumn] = (),
 ) -> CorpusRow:
     """Build the row of a finished read.
@@ -134,7 +131,6 @@ def row_of(
         document: the document's name.
         question: the question.
         metadata: input columns to copy.
-        evidence: the evidence of the result.
         columns: the typed columns of the table. The row has an event for each value that its column cannot store.
 
     Raises:
@@ -153,7 +149,7 @@ def row_of(
         answer=result.answer,
         value=value,
         memory=result.memory,
-        evidence=tuple(map(RowQuote.of, evidence)),
+        evidence=tuple(map(RowQuote.of, result.evidence)),
         usage=RowUsage(
             usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.turns, round(usage.seconds, 3)
         ),
@@ -177,25 +173,6 @@ def _schema_error(result: ReadResult) -> str | None:
         details = {event.kind: event.detail for event in result.events}
         return details.get(EventKind.INVALID_ANSWER) or "the answer does not fit the schema"
     return None
-
-
-def make_failed_row(
-    identity: str, document: str, digest: str | None, question: str, error: Exception,
-    roots: Iterable[str], metadata: Mapping[str, Any],
-) -> CorpusRow:  # fmt: skip
-    """Build the row of a document or question that could not be read; paths below `roots` become relative."""
-    message = (
-        f"{error.message.rstrip('.')}. {error.hint}" if isinstance(error, MemAgentError) and error.hint else str(error)
-    )
-    return CorpusRow(
-        id=identity,
-        document=document,
-        digest=digest,
-        question=question,
-        error=without_folders(message, roots) or type(error).__name__,
-        error_kind=type(error).__name__,
-        metadata=metadata,
-    )
 
 
 def digest_of(key: str) -> str:

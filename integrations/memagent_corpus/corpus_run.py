@@ -154,10 +154,7 @@ class LocalEngine:
 
     async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
         """Implement `CorpusEngine.read`."""
-        await read_concurrently(self.documents_in_flight, self._read_one, next_task, store_rows)
-
-    async def _read_one(self, task: DocumentTask) -> list[CorpusRow]:
-        return await task.read(self.reader)
+        await read_concurrently(self.documents_in_flight, lambda task: task.read(self.reader), next_task, store_rows)
 
 
 async def read_concurrently(

@@ -111,7 +111,7 @@ class Mcp(ReaderOptions):
 def _serve_stdio(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
-    from memagent_mcp.transports import reserve_standard_output, serve_stdio  # noqa: PLC0415
+    from memagent_mcp.server import reserve_standard_output, serve_stdio  # noqa: PLC0415
 
     output = reserve_standard_output()
 
@@ -130,7 +130,7 @@ def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
     from memagent_graph.addresses import as_name, listen  # noqa: PLC0415
-    from memagent_mcp.transports import serve_http, url_of  # noqa: PLC0415
+    from memagent_mcp.server import serve_http, url_of  # noqa: PLC0415
 
     async def serve() -> None:
         with listen(request.host, request.port) as listener:

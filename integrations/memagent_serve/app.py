@@ -64,7 +64,7 @@ class ServerResources:
         settings = self.settings
         needs_salts = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
         secret = installation_secret(settings.folder) if needs_salts else None
-        self.manager = ReadManager(self.reader, self.ledger, settings.bounds, self.metrics, secret=secret)
+        self.manager = ReadManager(self.reader, self.ledger, settings, self.metrics, secret=secret)
         self.uploads = Uploads(
             settings.folder / "files",
             self.ledger,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memagent_graph.documents.omissions import document_events
@@ -30,12 +30,7 @@ class ReplyHead:
 
     run_id: str
     model: str
-    created: int
-
-    @classmethod
-    def of(cls, run_id: str, model: str) -> ReplyHead:
-        """Return a new reply that begins now."""
-        return cls(run_id, model, int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(
         self, message: dict[str, Any], finish_reason: str, usage: dict[str, Any], details: dict[str, Any]

@@ -301,7 +301,7 @@ class ChatCompletions:
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = answer_text(result, long_request.options.stops)
         annotations = await asyncio.to_thread(annotations_of, result, text)
-        head = ReplyHead.of(result.run_id, self._reader.policy.name)
+        head = ReplyHead(result.run_id, self._reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = read_details(result, long_request.names)
         return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
@@ -322,7 +322,7 @@ class ChatCompletions:
 
     async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead.of(read.run_id, self._reader.policy.name)
+        head = ReplyHead(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
         async with long_request.reservation:
             yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})

@@ -112,11 +112,9 @@ class Ledger:
         """Return the reads of one request of a key, the newest first."""
         return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
-    def list_of_owner(self, owner: str, *, newest: int, before: float | None = None) -> list[Entry]:
-        """Return the newest reads of a key that began before a time."""
-        return self._entries(
-            "owner = ? AND began < ? ORDER BY began DESC LIMIT ?", (owner, before or float("inf"), newest)
-        )
+    def list_of_owner(self, owner: str, *, newest: int) -> list[Entry]:
+        """Return the newest reads of a key."""
+        return self._entries("owner = ? ORDER BY began DESC LIMIT ?", (owner, newest))
 
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
         """Return a key's reads with a text in the question, the document's name or the id, ignoring case, newest first.

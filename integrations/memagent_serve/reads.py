@@ -31,6 +31,7 @@ from memagent_serve.api_errors import ApiError, api_error, too_busy
 from memagent_serve.keys import Owner, salt_of
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
+from memagent_serve.serve_settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +39,6 @@ _MAX_READERS: Final = 64
 _USUAL_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
 """In seconds; the official clients ignore longer times."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """How many reads run at once, and the limits of one read."""
-
-    reads: int = 4
-    """Reads that run at once."""
-    waiting: int = 64
-    """Additional reads that wait for their turn."""
-    per_key: int = 16
-    """Reads of one key, including waiting ones."""
-    keep_seconds: float = 3600.0
-    """How long a finished read answers the same request again."""
-    cancel_on_close: bool = False
-    """Whether a read ends when the last client that follows it disconnects."""
-    limits: Limits = field(default_factory=Limits)
-    """Limits of each read, in addition to its key's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,25 +105,31 @@ class ReadManager:
     Args:
         reader: the reader; without checkpoints, nothing survives the process.
         ledger: the owners of reads.
-        bounds: the limits.
+        settings: the numbers of reads, and the limits of each.
         metrics: the counters.
         secret: makes the salts with which each key has its own part of the policy server's prefix cache; None for no
             salts.
     """
 
     def __init__(
-        self, reader: MemAgent, ledger: Ledger, bounds: Bounds, metrics: Metrics, *, secret: bytes | None = None
+        self,
+        reader: MemAgent,
+        ledger: Ledger,
+        settings: ServeSettings,
+        metrics: Metrics,
+        *,
+        secret: bytes | None = None,
     ) -> None:
         self._reader = reader
         self._ledger = ledger
         self._metrics = metrics
         self._secret = secret
-        self.bounds = bounds
-        self._slots = asyncio.Semaphore(bounds.reads)
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.max_reads)
         self._lock = asyncio.Lock()
         self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
-        self._settings: str | None = None
+        self._fingerprint: str | None = None
         self._mean_seconds = _USUAL_SECONDS
         self._refused: deque[float] = deque()
         """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
@@ -161,9 +150,9 @@ class ReadManager:
             ApiError: 429; too many reads are running.
             MemAgentError: the policy cannot be reached, or the ledger cannot be written.
         """
-        if self._settings is None:
-            self._settings = (await self._reader.agraph()).reader_context.settings
-        request = read_request.digest(self._settings, self._reader.policy.name)
+        if self._fingerprint is None:
+            self._fingerprint = (await self._reader.agraph()).reader_context.settings
+        request = read_request.digest(self._fingerprint, self._reader.policy.name)
         async with self._lock:
             running = [read for read in self._reads.values() if read.request == request]
             if running and not read_again:
@@ -250,7 +239,7 @@ class ReadManager:
                 yield read.result
         finally:
             read.followers -= 1
-            if self.bounds.cancel_on_close and not read.followers and not read.state.has_ended:
+            if self._settings.cancel_on_close and not read.followers and not read.state.has_ended:
                 await self.cancel(read)
 
     async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
@@ -271,7 +260,7 @@ class ReadManager:
 
     def _is_outdated(self, entry: Entry) -> bool:
         finished = entry.state is ReadState.FINISHED and entry.ended is not None
-        return finished and time.time() - (entry.ended or 0.0) > self.bounds.keep_seconds
+        return finished and time.time() - (entry.ended or 0.0) > self._settings.keep_seconds
 
     def require_capacity(self, owner: Owner, question: str | None = None) -> None:
         """Refuse a read of a key if there are too many, unless it may join one of the same question.
@@ -279,13 +268,13 @@ class ReadManager:
         Raises:
             ApiError: 429.
         """
-        bounds = self.bounds
+        settings = self._settings
         if question is not None and any(read.read_request.question == question for read in self.running(owner)):
             return
-        if len(self._reads) >= bounds.reads + bounds.waiting:
+        if len(self._reads) >= settings.max_reads + settings.max_waiting:
             raise self._refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
-        if len(self.running(owner)) >= bounds.per_key:
-            raise self._refusal(f"{bounds.per_key} reads of this key are running or waiting, and it may have no more")
+        if len(self.running(owner)) >= (most := settings.max_reads_per_key):
+            raise self._refusal(f"{most} reads of this key are running or waiting, and it may have no more")
 
     def _refusal(self, message: str) -> Exception:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
@@ -294,7 +283,7 @@ class ReadManager:
         self._refused.append(now)
         while self._refused[0] < now - self._retry_seconds:
             self._refused.popleft()
-        rounds = (len(self._reads) + len(self._refused)) / self.bounds.reads
+        rounds = (len(self._reads) + len(self._refused)) / self._settings.max_reads
         # Half of the time until the last of them is done, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
@@ -348,7 +337,7 @@ class ReadManager:
 
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
         reader, request = await self.reader_for(read.read_request), read.read_request
-        limits = self.bounds.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
+        limits = self._settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
                 return await result_of(reader.astream_resume(read.run_id, limits=limits), read.add)

@@ -120,7 +120,6 @@ class Serve(ReaderOptions):
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
-        from memagent_serve.reads import Bounds  # noqa: PLC0415
         from memagent_serve.serve_settings import ServeSettings, require_safe  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
@@ -131,14 +130,12 @@ class Serve(ReaderOptions):
             keys=keys,
             names=(*names, *as_name(self.host)),
             origins=tuple(self.allow_origin or ()),
-            bounds=Bounds(
-                reads=self.max_reads,
-                waiting=self.max_waiting,
-                per_key=self.max_reads_per_key,
-                keep_seconds=self.keep_minutes * 60,
-                cancel_on_close=self.cancel_on_close,
-                limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
-            ),
+            max_reads=self.max_reads,
+            max_waiting=self.max_waiting,
+            max_reads_per_key=self.max_reads_per_key,
+            keep_seconds=self.keep_minutes * 60,
+            cancel_on_close=self.cancel_on_close,
+            limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
             read_above=self.read_above,
             max_body=self.max_body * _MEGABYTE,
             request_memory=self.request_memory * _MEGABYTE,

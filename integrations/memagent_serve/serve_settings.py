@@ -9,8 +9,8 @@ from typing import Any
 
 from memagent_graph.addresses import as_name, is_local
 from memagent_graph.errors import MemAgentError
+from memagent_graph.reading.state import Limits
 from memagent_serve.keys import Keys, toml_values
-from memagent_serve.reads import Bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,18 @@ class ServeSettings:
     """Host names that clients may use, besides localhost."""
     origins: tuple[str, ...] = ()
     """Other hosts whose web pages may send requests; none by default."""
-    bounds: Bounds = field(default_factory=Bounds)
+    max_reads: int = 4
+    """Reads that run at once."""
+    max_waiting: int = 64
+    """Additional reads that wait for their turn."""
+    max_reads_per_key: int = 16
+    """Reads of one key, including waiting ones."""
+    keep_seconds: float = 3600.0
+    """How long a finished read answers the same request again."""
+    cancel_on_close: bool = False
+    """Whether a read ends when the last client that follows it disconnects."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of each read, in addition to its key's."""
     read_above: int | None = None
     """Prompts of more tokens than this are read; None: those that do not fit the policy's window."""
     max_body: int = 64 * 2**20

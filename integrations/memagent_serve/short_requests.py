@@ -178,7 +178,7 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
     params = options.sampling(base)
     sampling = SamplingParams(limit, params.temperature, params.top_p, seed=params.seed, stop=options.stops)
     completion = await policy.complete(_text_messages(request), sampling)
-    head = ReplyHead.of(secrets.token_hex(12), completion.model)
+    head = ReplyHead(secrets.token_hex(12), completion.model)
     text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage
     prompt, written = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)

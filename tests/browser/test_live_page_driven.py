@@ -15,7 +15,6 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import Served, served
 
 from memagent_serve.ledger import Entry
-from memagent_serve.reads import Bounds
 
 _REASON = "needs selenium: pip install selenium"
 By = pytest.importorskip("selenium.webdriver.common.by", reason=_REASON).By
@@ -63,7 +62,7 @@ def policy() -> Policy:
 def server(policy: Policy, tmp_path: Path) -> Iterator[Served]:
     with (
         FakeServer(policy, delay=0.15, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, bounds=Bounds(reads=20, per_key=64)) as found,
+        served(upstream.base_url, tmp_path, page=True, max_reads=20, max_reads_per_key=64) as found,
     ):
         yield found
 

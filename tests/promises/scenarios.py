@@ -640,7 +640,7 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     """The advantage and the loss weight of each conversation. What they are computed with is named here alone."""
     from memagent_training.algorithm.advantages import prepare_batch
     from memagent_training.data.replay import load_groups
-    from memagent_training.job.presets import load_preset
+    from memagent_training.job.job_settings import load_preset
     from memagent_training.rewards.reward_names import term_rewards
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.presets import load_preset
+from memagent_training.job.job_settings import load_preset
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
 from memagent_training.training_errors import TrainingError
 from support import training_world

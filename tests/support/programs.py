@@ -34,7 +34,6 @@ _IMPORTED = (
     "memagent_graph.cli.read",
     "memagent_graph.policies.openai_compatible",
     "langgraph.checkpoint.sqlite.aio",
-    "memagent_mcp.transports",
     "memagent_mcp.server",
     "memagent_evaluation.harness",
     "memagent_graph.policies.local",

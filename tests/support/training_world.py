@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.job.config import MultiConvDAPOConfig
-from memagent_training.job.presets import load_preset
+from memagent_training.job.job_settings import load_preset
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 
 VOCABULARY = 64

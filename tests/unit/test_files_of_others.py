@@ -58,7 +58,7 @@ from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
 from memagent_serve.serve_settings import read_settings_file
 from memagent_training.data.training_runs import read_runs
-from memagent_training.job.presets import read_preset
+from memagent_training.job.job_settings import read_preset
 from memagent_training.rewards.gold_answers import GoldAnswers
 
 SECRET = "a private text"

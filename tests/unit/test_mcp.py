@@ -36,10 +36,11 @@ from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, Sc
 from memagent_graph.addresses import is_local, listen
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_mcp import make_server, transports
+from memagent_mcp import make_server
+from memagent_mcp import server as server_module
 from memagent_mcp.client_roots import local_path
+from memagent_mcp.server import allow_names, url_of
 from memagent_mcp.tools import shield_work
-from memagent_mcp.transports import allow_names, url_of
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
 QUESTION = "What is the key of harbor?"
@@ -569,11 +570,11 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
 ) -> None:
     handler = logging.StreamHandler(log := io.StringIO())
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    monkeypatch.setattr(transports, "_MAX_SESSIONS", 1)
+    monkeypatch.setattr(server_module, "_MAX_SESSIONS", 1)
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
     async with MemAgent(ScriptedPolicy(perfect_reader), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
         with listen("127.0.0.1", 0) as listener:
-            serving = asyncio.create_task(transports.serve_http(make_server(reader), listener, ()))
+            serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
                 hello = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
                 session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
@@ -639,7 +640,7 @@ async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
 def test_standard_output_carries_the_protocol_alone() -> None:
     code = (
         "import os, subprocess\n"
-        "from memagent_mcp.transports import reserve_standard_output\n"
+        "from memagent_mcp.server import reserve_standard_output\n"
         "protocol = reserve_standard_output()\n"
         "print('from Python', flush=True)\n"
         "os.write(1, b'from native code')\n"

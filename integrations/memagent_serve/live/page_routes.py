@@ -178,20 +178,20 @@ class LivePage:
 
     async def _pause(self, request: Request) -> Response:
         await self._live.pause(*_owner_and_run_id(request))
-        return _no_content()
+        return Response(status_code=204)
 
     async def _stop(self, request: Request) -> Response:
         await self._live.pause(*_owner_and_run_id(request), ReadState.CANCELLED)
-        return _no_content()
+        return Response(status_code=204)
 
     async def _resume(self, request: Request) -> Response:
         await self._live.resume(*_owner_and_run_id(request))
-        return _no_content()
+        return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Edit)
         await self._live.edit(*_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
-        return _no_content()
+        return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
         answer = await self._live.answer(
@@ -202,7 +202,7 @@ class LivePage:
     async def _judge(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Thumb)
         await self._live.judge(*_owner_and_run_id(request), up=body.up, note=body.note)
-        return _no_content()
+        return Response(status_code=204)
 
     async def _show_sources(self, request: Request) -> Response:
         view = await self._live.view(*_owner_and_run_id(request))
@@ -272,10 +272,6 @@ async def _parse_body(serving: ServerResources, request: Request, kind: type[T])
 def _json_response(value: Any) -> Response:
     """Return a value as ASCII JSON, which can also carry half surrogate pairs."""
     return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
-
-
-def _no_content() -> Response:
-    return Response(status_code=204)
 
 
 def _parse_number(text: str | None, default: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from memagent_graph.documents import DocumentStore
 from memagent_graph.provenance.evidence import Evidence
-from memagent_graph.provenance.word_diff import Change, word_diff
+from memagent_graph.provenance.word_diff import word_diff
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -53,7 +53,9 @@ def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
         "branch": update.branch,
         "name": f"{name}, branch {update.branch}" if update.branch else name,
         "memory": update.memory,
-        "diff": diff_value(word_diff(before, update.memory)) if before != update.memory else [],
+        "diff": [(part.op.value, part.text) for part in word_diff(before, update.memory)]
+        if before != update.memory
+        else [],
         "progress": update.progress,
         "tokens": [update.chunk_tokens, update.prompt_tokens, update.completion_tokens],
         "seconds": round(update.seconds, 2),
@@ -62,11 +64,6 @@ def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
             for event in update.events
         ],
     }
-
-
-def diff_value(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """Return a difference as parts with their kind: equal, insert or delete."""
-    return [(change.op.value, change.text) for change in changes]
 
 
 def sources_value(timeline: Timeline) -> list[dict[str, Any]]:

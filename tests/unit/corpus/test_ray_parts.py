@@ -13,8 +13,7 @@ from support.corpus_world import CountingServer, run_corpus_command, text_of
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray.actor_plan import ActorPlan, DocumentActor, ray_module
-from memagent_corpus.on_ray.ray_engine import require_reachable
+from memagent_corpus.on_ray import ActorPlan, DocumentActor, ray_module, require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
 from memagent_graph.installation import install_command
@@ -40,16 +39,11 @@ def test_a_plan_does_not_show_its_key() -> None:
 def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_path: Path) -> None:
     plan = ActorPlan(checkpoints=str(tmp_path / "work" / "checkpoints.sqlite"), logs=str(tmp_path / "logs"))
     with pytest.raises(CorpusError, match=r"has no access to the folder .*work of .*checkpoints postgresql"):
-        plan.check_folders()
-    plan.write_markers()
-    plan.check_folders()
-    elsewhere = ActorPlan(checkpoints=plan.checkpoints)  # a folder of the same name, which another driver marked
-    with pytest.raises(CorpusError, match="has no access to the folder"):
-        elsewhere.check_folders()
-    plan.remove_markers()
-    assert not list(tmp_path.rglob("seen*"))
+        plan.require_folders()
+    plan.make_folders()
+    plan.require_folders()
     with pytest.raises(CorpusError, match=r"has no access to the documents' folder .*nowhere"):
-        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).check_folders()
+        ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).require_folders()
     assert ActorPlan(checkpoints="postgresql://a:b@c/d").shared_folders() == []
 
 
@@ -142,7 +136,7 @@ async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, mo
         settings = ReadSettings(model="fake", base_url=server.base_url, tokenizer="embedded")
         states = tmp_path / "c.sqlite"
         plan = ActorPlan(settings=settings, questions=("What is the key of harbor?",), checkpoints=str(states))
-        plan.write_markers()
+        plan.make_folders()
         actor = actor_of(plan)
         document = CorpusDocument(name="a", text=text_of(1, 60))
         with lease(tmp_path / "c.sqlite-reading", await _row_id(actor, document)):

@@ -22,7 +22,6 @@ from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 from memagent_graph.documents import DocumentStore
 from memagent_graph.run_log.records import editor_detail
 from memagent_serve.ledger import Entry, Ledger, ReadState
-from memagent_serve.reads import Bounds
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
 LONG = document_with(FACTS, words=900)
@@ -206,7 +205,7 @@ def test_a_stopped_read_is_cancelled_and_can_be_continued(browser: Browser) -> N
 def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_path: Path) -> None:
     with (
         FakeServer(policy, delay=0.03, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, bounds=Bounds(reads=1)) as server,
+        served(upstream.base_url, tmp_path, page=True, max_reads=1) as server,
     ):
         browser = Browser.of(server)
         _, waiting = browser.begin(QUESTION, "What is the key of castle?")

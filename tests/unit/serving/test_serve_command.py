@@ -48,8 +48,8 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert (request.max_reads, request.max_waiting, request.port) == (7, 9, 5555)
     assert request.server_name == ["a", "b"]
     settings = request.serve_settings()
-    assert settings.bounds.reads == 7
-    assert settings.bounds.cancel_on_close
+    assert settings.max_reads == 7
+    assert settings.cancel_on_close
     assert settings.names == ("a", "b", "127.0.0.1")
 
 

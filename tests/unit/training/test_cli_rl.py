@@ -130,7 +130,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
     plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
-    named_otherwise = {"tasks": "task", "server_options": "server_option", "lora_rank": "lora"}
+    named_otherwise = {"tasks": "task", "server_options": "server_option"}
     apart = {"collect", "measure", "reading", "retries"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
     assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
@@ -375,6 +375,6 @@ def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
 def test_help_names_every_option(loop, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     told = memagent("--help", least=False).stdout
-    for name in {each.name for each in dataclasses.fields(rl_command.RL)} - {"settings", "as_json"}:
+    for name in {each.name for each in dataclasses.fields(rl_command.RL)} - {"settings", "lora_rank", "as_json"}:
         assert f"--{name.replace('_', '-')}" in told, name
-    assert "--set" in told and "--json" in told
+    assert "--set" in told and "--lora" in told and "--json" in told

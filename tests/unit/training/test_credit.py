@@ -25,7 +25,7 @@ from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, t
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
-from memagent_training.job.presets import load_preset
+from memagent_training.job.job_settings import load_preset
 from memagent_training.rewards import (
     EvidenceF2,
     EvidenceF2Gain,

@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from trl import GRPOTrainer  # noqa: E402
 
 from memagent_training.algorithm.loss import TokenLoss  # noqa: E402
-from memagent_training.job.presets import load_preset, preset_names  # noqa: E402
+from memagent_training.job.job_settings import load_preset, preset_names  # noqa: E402
 
 B, T = 6, 11
 VARIANTS: list[dict[str, Any]] = [

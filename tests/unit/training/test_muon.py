@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback  # noqa:
 
 from memagent_training.algorithm.muon import Float32Muon, MuonWithAdamW, bfloat16_is_fast, orthogonalise  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
-from memagent_training.job.presets import load_preset  # noqa: E402
+from memagent_training.job.job_settings import load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 

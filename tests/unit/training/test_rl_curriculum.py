@@ -74,7 +74,7 @@ def test_no_question_is_asked_twice_and_none_that_is_measured_with(collections: 
 
 def test_the_last_collection_ends_where_held_out_questions_begin_and_there_is_none_after_it() -> None:
     assert next(curriculum().draw_questions(MAX_COLLECTIONS - 1, 0)).index + QUESTIONS_PER_COLLECTION == HELD_OUT_START
-    with pytest.raises(TrainingError, match=r"no collection 10,000.*another loop"):
+    with pytest.raises(TrainingError, match=r"collection 10,000 is out of range.*another loop"):
         next(curriculum().draw_questions(MAX_COLLECTIONS, 0))
 
 

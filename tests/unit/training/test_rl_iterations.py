@@ -26,7 +26,7 @@ from memagent_training.rl import collecting, loop
 from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.policy_serving import ServerServing
+from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
 from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.training_errors import ReplayError
@@ -46,7 +46,7 @@ class Sync:
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     prepared = prepare(small_job(tmp_path, lengths=(500, 1000), base_url="http://127.0.0.1:9/v1"))
-    serving = ServerServing(prepared)
+    serving = ServerBackend(prepared)
     serving._sync = Sync()  # type: ignore[assignment]
     serving.policy_folder(0).mkdir(parents=True)
     asyncio.run(serving.serve(0))
@@ -205,11 +205,11 @@ def test_closing_waits_for_what_is_collected_ahead(
             await asyncio.sleep(0.05)
             order.append("reads ended")
 
-    async def close(of: ServerServing) -> None:
+    async def close(of: ServerBackend) -> None:
         order.append("serving closed")
 
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
-    monkeypatch.setattr(ServerServing, "close", close)
+    monkeypatch.setattr(ServerBackend, "close", close)
     run_sync(source._start_collection(1, 0))
     assert begun.wait(10)
     source.close()

@@ -18,11 +18,12 @@ from memagent_graph import MemAgentError, RunLog
 from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.collect import CollectSettings
+from memagent_training.job.job_options import Engine
 from memagent_training.job.training_output import write_record
 from memagent_training.rl import RLJob
 from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.rl_job import Engine, MeasureSettings, prepare
+from memagent_training.rl.rl_job import MeasureSettings, prepare
 from memagent_training.training_errors import TrainingError
 
 

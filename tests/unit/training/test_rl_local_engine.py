@@ -17,9 +17,10 @@ from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy import Message
 from memagent_training.job.collect import CollectSettings
+from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.rl_job import Engine, MeasureSettings
+from memagent_training.rl.rl_job import MeasureSettings
 
 _NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
 IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))

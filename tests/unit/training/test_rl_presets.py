@@ -24,7 +24,7 @@ from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.job.collect import CollectSettings
-from memagent_training.job.presets import read_preset
+from memagent_training.job.job_settings import read_preset
 from memagent_training.rl import loop, policy_serving
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.rl_job import prepare

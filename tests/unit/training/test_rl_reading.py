@@ -27,7 +27,7 @@ from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.saved_policy import _complete, _store_as
 from memagent_training.job.training_output import write_record
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.policy_serving import ServerServing
+from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
@@ -55,7 +55,7 @@ async def test_a_loop_reads_without_the_rule_for_invented_words(tmp_path: Path) 
     prepared = prepare(small_job(tmp_path / "rl", model="embedded", base_url="http://127.0.0.1:9/v1"))
     own = load_profile(prepared.base.folder)
     assert own is not None and own.on_invented is UpdateRule.KEEP_PREVIOUS
-    context = await ServerServing(prepared).reader(1.0).aprepare()
+    context = await ServerBackend(prepared).reader(1.0).aprepare()
     assert context.rules.invented is UpdateRule.ACCEPT
 
 
@@ -66,7 +66,7 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
     (model / "memagent.json").write_text(json.dumps({**values, "temperature": 0.7, "top_p": 0.95}))
     reading = WordingSettings(chunk_tokens=200)
     prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
-    serving = ServerServing(prepared)
+    serving = ServerBackend(prepared)
     contexts = [await serving.reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [each.sampling.top_p for each in contexts] == [1.0, 0.95]
     assert serving.rollouts.settings.top_p == 1.0
@@ -136,7 +136,7 @@ async def test_the_loops_readers_read_so(tmp_path: Path, plain_model: Path) -> N
             served_name=server.model,
             reading=WordingSettings(profile="embedded", chunk_tokens=50),
         )
-        serving = ServerServing(prepare(job))
+        serving = ServerBackend(prepare(job))
         try:
             result = await serving.reader(0.0).aread(Document.from_text("One word more. " * 40), "What?")
         finally:
@@ -182,5 +182,5 @@ def test_a_policys_folder_can_have_a_narrower_number_format(tmp_path: Path) -> N
         assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == dtype
     shipped = load_file(EMBEDDED_FOLDER / "model.safetensors")
     assert all(torch.equal(value, shipped[name]) for name, value in weights.items())
-    with pytest.raises(MemAgentError, match=r"save_dtype is 'int8'.*bfloat16"):
+    with pytest.raises(MemAgentError, match=r"save_dtype must be one of .*bfloat16.*got 'int8'"):
         prepare(small_job(tmp_path / "rl", settings={"save_dtype": "int8"}))

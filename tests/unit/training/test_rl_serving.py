@@ -17,7 +17,7 @@ from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop import measure
-from memagent_training.rl.policy_serving import ServerServing
+from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
 from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServerError
@@ -65,8 +65,8 @@ class Sync:
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[ServerServing]:
-    made = ServerServing(prepare(small_job(tmp_path)))
+def serving(tmp_path: Path) -> Iterator[ServerBackend]:
+    made = ServerBackend(prepare(small_job(tmp_path)))
     made._own_server, made._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
         (made.policy_folder(number)).mkdir(parents=True)
@@ -74,7 +74,7 @@ def serving(tmp_path: Path) -> Iterator[ServerServing]:
     made.run_log.close()
 
 
-def parts(of: ServerServing) -> tuple[Server, Sync]:
+def parts(of: ServerBackend) -> tuple[Server, Sync]:
     server, sync = of._own_server, of._sync
     assert isinstance(server, Server)
     assert isinstance(sync, Sync)
@@ -82,7 +82,7 @@ def parts(of: ServerServing) -> tuple[Server, Sync]:
 
 
 @pytest.mark.parametrize("still_runs", [False, True], ids=["dead", "runs without an answer"])
-async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: ServerServing, still_runs: bool) -> None:
+async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: ServerBackend, still_runs: bool) -> None:
     """A process tree is gone only a moment after its server; and an engine may die without its server."""
     server, sync = parts(serving)
     await serving.serve(1)
@@ -100,7 +100,7 @@ async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: S
     assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
 
 
-async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerServing) -> None:
+async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerBackend) -> None:
     server, _ = parts(serving)
     await serving.serve(0)
 
@@ -115,7 +115,7 @@ async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerServing)
 
 @pytest.mark.parametrize("is_ours", [True, False])
 async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
-    serving: ServerServing, is_ours: bool
+    serving: ServerBackend, is_ours: bool
 ) -> None:
     server, _ = parts(serving)
     await serving.serve(0)
@@ -132,7 +132,7 @@ async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
 
 @pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (2, 2)])
 async def test_a_server_that_dies_of_its_start_is_started_once_more(
-    serving: ServerServing, monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
+    serving: ServerBackend, monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
 ) -> None:
     server, sync = parts(serving)
     start = server.restart
@@ -153,7 +153,7 @@ async def test_a_server_that_dies_of_its_start_is_started_once_more(
     assert server.starts == starts
 
 
-async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: ServerServing) -> None:
+async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: ServerBackend) -> None:
     """Those after it, too: a server that is revived for the older readers must not cost the trainer's newest."""
     await serving.serve(3)
     assert sorted(folder.name for folder in serving.policy_folder(0).parent.iterdir()) == ["2", "3", "4", "5"]

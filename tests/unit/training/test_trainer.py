@@ -22,7 +22,7 @@ from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward import recomputed  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.job.presets import load_preset, preset_names  # noqa: E402
+from memagent_training.job.job_settings import load_preset, preset_names  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
@@ -340,7 +340,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
     """A preset that leaves something to a default would change with the default."""
     import yaml
 
-    from memagent_training.job import presets
+    from memagent_training.job import job_settings
 
     names = {
         "baseline", "divide_by_std", "drop_zero_variance", "mask_truncated_completions",
@@ -350,7 +350,7 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
     }  # fmt: skip
     assert preset_names() == ["dapo", "gru-mem", "longrlvr", "memagent-paper", "rememr1"]
     for name in preset_names():
-        assert names <= yaml.safe_load((presets._FOLDER / f"{name}.yaml").read_text()).keys()
+        assert names <= yaml.safe_load((job_settings._FOLDER / f"{name}.yaml").read_text()).keys()
 
 
 def test_a_preset_of_ones_own(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_unknown_presets_and_settings_are_refused_with_what_is_near(tmp_path) ->
         make_config("dapo", parse_settings(["group_per_step=3"]), tmp_path)
     with pytest.raises(TrainingError, match="not possible"):
         make_config("dapo", {"lr_scheduler_type": "wavy"}, tmp_path)
-    with pytest.raises(TrainingError, match="no use here"):
+    with pytest.raises(TrainingError, match="is not supported"):
         make_config("dapo", parse_settings(["use_vllm=true"]), tmp_path)
     with pytest.raises(TrainingError, match="hf upload"):
         make_config("dapo", parse_settings(["push_to_hub=true"]), tmp_path)

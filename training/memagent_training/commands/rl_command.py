@@ -11,19 +11,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.cli.options import AsJSON, Haystack, Quiet, Small
+from memagent_graph.cli.options import AsJSON, Quiet
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
 from memagent_graph.settings import PolicySettings, WordingSettings
 from memagent_training.commands.training_process import (
-    PRESETS,
-    LoRARank,
     Settings,
     from_options,
     is_main_process,
@@ -32,6 +30,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
+from memagent_training.job.job_options import LoopOptions
 from memagent_training.training_errors import TrainingError
 
 if TYPE_CHECKING:
@@ -42,13 +41,12 @@ _CODES: Final = {
     "VLLMNotInstalledError": ExitCode.SETTINGS,
     "VLLMServerError": ExitCode.POLICY,
 }
-RLEngine: TypeAlias = Literal["vllm", "local"]
 _WARNING: Final = r"(transformers|trl|torch|accelerate|peft|datasets|huggingface_hub)\b"
 """Modules whose warnings do not concern users: they are about how trainer and libraries call each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RL(WordingSettings):
+class RL(LoopOptions, WordingSettings):
     """Improve a policy on questions that it reads itself: collect, train, serve the new weights, and again.
 
     On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph rl ..., with a file from
@@ -61,25 +59,6 @@ class RL(WordingSettings):
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
     )
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Questions of your own: a JSONL, CSV or Parquet file, or a dataset's folder, with question, document "
-            "(or documents) and answers; or MemAgent's, HotpotQA's, SQuAD's or LongBench's file as published."
-        ),
-    ] = None
-    held_out: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
-    ] = 0.1
-    drop_answered_without: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RESULTS",
-            help="Leave out questions that are answered right without the document: those that the system no_document "
-            "got right in `memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
-        ),
-    ] = None
     task: Annotated[
         list[str] | None,
         typer.Option(help="An evaluation task to take questions from. Repeatable.", show_default="that of --data"),
@@ -98,10 +77,7 @@ class RL(WordingSettings):
             show_default="embedded",
         ),
     ] = None
-    out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")
-    preset: Annotated[str, typer.Option(help=PRESETS)] = "dapo"
     settings: Settings = None
-    iterations: Annotated[int, typer.Option(min=1, help="Number of rounds of collecting and training.")] = 100
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per question.")] = 16
     groups: Annotated[
         int,
@@ -112,7 +88,6 @@ class RL(WordingSettings):
     ] = 16
     max_questions: Annotated[int, typer.Option(min=1, help="Maximum questions per iteration to fill --groups.")] = 64
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum concurrent reads.")] = 256
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of rollouts; above 0.")] = 1.0
     reward: Annotated[
         str,
         typer.Option(
@@ -120,12 +95,6 @@ class RL(WordingSettings):
             "evidence_f2 or longrlvr; or your own, as module:function or file.py:function."
         ),
     ] = "exact_match"
-    steps_behind: Annotated[
-        int, typer.Option(min=0, max=1, help="1 collects rollouts during training, with weights one iteration old.")
-    ] = 0
-    advance_at: Annotated[
-        float, typer.Option(help="Add the next length when the mean reward at the longest one so far reaches this.")
-    ] = 0.8
     measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
     measure_lengths: Annotated[
         str | None,
@@ -136,54 +105,12 @@ class RL(WordingSettings):
         str,
         typer.Option(help="Temperatures to measure at, comma-separated; the first decides which policy is best."),
     ] = "0.0"
-    small: Small = False
-    haystack: Haystack = None
-    seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
-    engine: Annotated[
-        RLEngine, typer.Option(help="Where the policy reads: vllm, or local, in this process, for small policies.")
-    ] = "vllm"
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            help="A vLLM server that runs already with the model's weights in float32, on this file system, started "
-            "with VLLM_SERVER_DEV_MODE=1 (for --lora: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora) and "
-            "--generation-config vllm.",
-            show_default="starts its own",
-        ),
-    ] = None
-    served_name: Annotated[str, typer.Option(help="The model's name on the server of --base-url.")] = "policy"
-    api_key: Annotated[str | None, typer.Option(help="API key for --base-url.", show_default="$OPENAI_API_KEY")] = None
     server_option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OPTION", help='Option of the loop\'s own server, as in "--max-model-len 4096". Repeatable.'
         ),
     ] = None
-    server_gpus: Annotated[
-        str | None,
-        typer.Option(
-            help="GPUs of the server that the loop starts, as in 6,7.",
-            show_default="shared with the trainer",
-        ),
-    ] = None
-    chat_template_kwargs: str | None = None
-    server_timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds for the server to start.")] = 600.0
-    sync_tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum difference between log-probs of server and trainer after new weights, in nats.",
-            show_default="0.001; 1 for its own server in bfloat16",
-        ),
-    ] = None
-    lora: LoRARank = None
-    serve_merged: Annotated[
-        bool,
-        typer.Option(
-            "--serve-merged",
-            help="With --lora: load the weights with merged adapters into the server. On CPUs it reads faster then.",
-        ),
-    ] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the loop in --out, or begin a new one.")] = False
     quiet: Quiet = False
     as_json: AsJSON = False
 
@@ -210,7 +137,7 @@ def _job(request: RL) -> RLJob:
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import choose_reward  # noqa: PLC0415
-    from memagent_training.rl.rl_job import Engine, MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
@@ -231,10 +158,8 @@ def _job(request: RL) -> RLJob:
         reward=choose_reward(request.reward),
         reading=from_options(WordingSettings, request, strategy=None),
         measure=measure,
-        engine=Engine(request.engine),
         api_key=key,
         server_options=_split_options(request.server_option or ()),
-        lora_rank=request.lora,
     )
 
 

@@ -14,8 +14,6 @@ from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
-    PRESETS,
-    LoRARank,
     Settings,
     from_options,
     is_main_process,
@@ -24,6 +22,7 @@ from memagent_training.commands.training_process import (
     require_extra,
     show_policy,
 )
+from memagent_training.job.job_options import TrainingOptions
 from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(TrainingOptions):
     """Improve the policy that made logged runs, by their rewards (Multi-Conv DAPO).
 
     On several devices: accelerate launch --config_file fsdp2.yaml -m memagent_graph train ..., with a file from
@@ -43,9 +42,6 @@ class Train:
         "memagent train runs.parquet --model embedded --preset dapo --set learning_rate=1e-5 --out trained-policy",
     )
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
-    model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy")
-    preset: Annotated[str, typer.Option(help=PRESETS)] = "memagent-paper"
     settings: Settings = None
     reward: Annotated[
         str,
@@ -63,29 +59,9 @@ class Train:
         Path | None,
         typer.Option(help="JSON object: the group of each run.", show_default="by question and document"),
     ] = None
-    partial_groups: Annotated[
-        bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
-    ] = False
     policy_versions: Annotated[
         str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
     ] = None
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="How many of those versions a run may be behind the last.")
-    ] = None
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
-    ] = None
-    tokenizer: Annotated[str | None, typer.Option(help="The fingerprint to train on, if the runs have several.")] = None
-    template: Annotated[
-        str | None, typer.Option(help="The prompts' fingerprint to train on, if the runs have several.")
-    ] = None
-    trust_tokenizer: Annotated[
-        bool, typer.Option("--trust-tokenizer", help="The runs are this model's although the tokenizer differs.")
-    ] = False
-    lora: LoRARank = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --out.")] = (
-        False
-    )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
     rows: Annotated[
         Path | None,
@@ -111,8 +87,7 @@ class Train:
 
 
 def _job(request: Train) -> TrainingJob:
-    from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
-    from memagent_training.job.presets import read_preset  # noqa: PLC0415
+    from memagent_training.job.job_settings import parse_settings, read_preset  # noqa: PLC0415
     from memagent_training.job.training_job import TrainingJob, read_groups  # noqa: PLC0415
     from memagent_training.rewards.gold_answers import GoldAnswers  # noqa: PLC0415
     from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward  # noqa: PLC0415
@@ -135,9 +110,7 @@ def _job(request: Train) -> TrainingJob:
         reward=choose_reward(request.reward, has_gold=gold is not None and not is_default),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
-        whole_groups=not request.partial_groups,
         policy_versions=None if versions is None else [version.strip() for version in versions.split(",")],
-        lora_rank=request.lora,
     )
 
 

@@ -25,16 +25,10 @@ FAILURE_DELAY: Final = 15.0
 """Seconds that a machine's other processes wait before they fail. Nearly always the first one has failed too, and
 reports it; the launcher then ends the others, but would also end the first one if the others were quicker."""
 
-PRESETS: Final = (
-    "memagent-paper, dapo, gru-mem (GRU-Mem, arXiv 2602.10560: gate and exit; constants ours), rememr1 (ReMemR1, arXiv "
-    "2509.23040: 0.8 outcome and 0.2 steps), longrlvr (LongRLVR, arXiv 2603.02146: evidence F2), or a YAML file of "
-    "settings."
-)
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting that replaces the preset's. Repeatable."),
 ]
-LoRARank = Annotated[int | None, typer.Option(min=1, help="Train adapters of this rank, not all weights.")]
 
 
 def from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:

@@ -53,7 +53,7 @@ FIXED: dict[str, tuple[object, str]] = {
     "top_entropy_quantile": (1.0, "a quantile per micro-batch would make the loss depend on their split"),
     "use_adaptive_entropy": (False, "entropy_coef is constant"),
     "off_policy_mask_threshold": (None, "importance_cap bounds what stale runs can do"),
-    "scale_rewards": ("group", "divide_by_std says it"),
+    "scale_rewards": ("group", "use divide_by_std instead"),
     "use_bias_correction_kl": (False, "KL is as the released recipe has it"),
     "multi_objective_aggregation": ("sum_then_normalize", "each run has one reward"),
     "remove_unused_columns": (False, "runs have no columns"),
@@ -90,7 +90,7 @@ _CHOICES: dict[str, Sequence[str | None]] = {
 
 @dataclass
 class MultiConvDAPOConfig(GRPOConfig):
-    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.presets` loads published ones.
+    """Settings of a `MultiConvDAPOTrainer`; `memagent_training.job.job_settings` loads published ones.
 
     Raises:
         TrainingError: an invalid value, or an option of TRL that has no effect here.
@@ -154,9 +154,9 @@ class MultiConvDAPOConfig(GRPOConfig):
     """Whether the logged log-probs are those of the sampled distribution, after temperature (vLLM: --logprobs-mode
     processed_logprobs). Otherwise they are before temperature, and can be used only if it is 1."""
     skip_certain: float = 0.0
-    """Conversations whose completion had a probability above 1 minus this at the sampler are not forwarded, but count
-    in the means. The gradient of such a row is at most about this share of an uncertain one's: with 0.001, a copied
-    memory costs nothing. 0 forwards every row that has a gradient."""
+    """Skip the forward pass of completions to which the sampler gave a probability above 1 - skip_certain; they still
+    count in the means. The gradient of such a completion is at most about this fraction of an uncertain one's: with
+    0.001, a copied memory costs nothing. 0 forwards every row that has a gradient."""
     max_skipped_steps: int = 3
     """Optimizer steps in a row that may be skipped because loss or gradient are not finite; with one more, training
     stops."""
@@ -183,17 +183,20 @@ class MultiConvDAPOConfig(GRPOConfig):
         for name, (value, instead) in FIXED.items():
             setting = getattr(self, name, value)
             if setting != value:
-                raise TrainingError(f"{name} is {setting!r}, which has no use here", hint=f"{instead}.")
+                raise TrainingError(f"{name}={setting!r} is not supported: {instead}")
         if self.temperature <= 0:
-            raise TrainingError(f"temperature is {self.temperature}", hint="Pass the runs' sampling temperature.")
+            raise TrainingError(
+                f"temperature must be above 0, got {self.temperature}",
+                hint="Pass the temperature at which the runs were sampled.",
+            )
         for name, minimum in _MINIMUMS.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                raise TrainingError(f"{name} is {value}", hint=f"Give {minimum} or more.")
+                raise TrainingError(f"{name} must be at least {minimum}, got {value}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise TrainingError(
-                    f"{name} is {getattr(self, name)!r}", hint=f"Choose one of {', '.join(map(str, choices))}."
+                    f"{name} must be one of {', '.join(map(str, choices))}, got {getattr(self, name)!r}"
                 )
         if (self.importance_cap is not None or self.old_logprobs == OldLogProbs.LOGGED) and not self.logged_is_sampled:
             raise TrainingError(

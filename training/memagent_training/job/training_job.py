@@ -27,6 +27,7 @@ from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_options import TrainingOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
@@ -35,17 +36,12 @@ from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.training_errors import TrainingError
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """The request for a training."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob(TrainingOptions):
+    """The request for a training: what `memagent train` is given as text or as a file, and the same options."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
-    model: str
-    """The policy that wrote the runs: a folder, a hub id, or "embedded"."""
-    out: Path
-    """The folder for checkpoints and the finished policy."""
-    preset: str | Path = "memagent-paper"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
     reward: str | RewardFunction = "reward"
@@ -54,21 +50,8 @@ class TrainingJob:
     """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
     groups: Groups | None = None
     """The group of each run; if left out, runs of one question on one document, read the same way."""
-    whole_groups: bool = True
-    max_tokens: int | None = None
-    """The longest conversation to train on; the model's window at most."""
     policy_versions: Sequence[str] | None = None
     """Weights that may have written the runs, oldest first."""
-    max_staleness: int | None = None
-    tokenizer: str | None = None
-    """The fingerprint to train on, if the runs have several."""
-    template: str | None = None
-    trust_tokenizer: bool = False
-    """Accept the runs as the model's although their reader counted tokens with another tokenizer."""
-    lora_rank: int | None = None
-    """Train adapters of this rank instead of all weights."""
-    resume: bool = False
-    """Continue from the newest complete checkpoint in `out`, or begin if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +124,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         term_rewards=term_rewards(terms, has_gold=job.gold is not None),
         gold_of=None if job.gold is None else job.gold.of,
         groups=job.groups,
-        whole_groups=job.whole_groups,
+        whole_groups=not job.partial_groups,
         max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
         max_staleness=job.max_staleness,

@@ -23,7 +23,7 @@ from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
 from memagent_training.rl.online_trainer import EndOfLoop
-from memagent_training.rl.policy_serving import Serving
+from memagent_training.rl.policy_serving import PolicyBackend
 from memagent_training.rl.rl_job import PreparedLoop
 from memagent_training.training_errors import ReplayError, TrainingError
 
@@ -47,7 +47,7 @@ class Collector:
     A collection is in the journal before it is trained on, so that none is used twice.
     """
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal) -> None:
+    def __init__(self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal) -> None:
         self._prepared = prepared
         self._serving = serving
         self._journal = journal
@@ -200,7 +200,7 @@ def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
         for rollout in group.rollouts_G
         for conversation in rollout.conversations_K
     }
-    return min(map(Serving.iteration_of, versions), default=version)
+    return min(map(PolicyBackend.iteration_of, versions), default=version)
 
 
 def _mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:

@@ -72,7 +72,7 @@ class Curriculum:
         """
         if not 0 <= collection < MAX_COLLECTIONS:
             raise TrainingError(
-                f"there is no collection {collection:,}: questions for training end with {MAX_COLLECTIONS - 1:,}",
+                f"collection {collection:,} is out of range: the last one is {MAX_COLLECTIONS - 1:,}",
                 hint="Start another loop with the finished policy and another seed.",
             )
         lengths = self.lengths[: stage + 1]

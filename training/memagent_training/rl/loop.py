@@ -26,13 +26,14 @@ from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_of
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import lora_config
+from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
 from memagent_training.rl.collecting import Collector, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
-from memagent_training.rl.policy_serving import Serving
-from memagent_training.rl.rl_job import BEST, JOURNAL, Engine, PreparedLoop, RLJob, prepare
+from memagent_training.rl.policy_serving import PolicyBackend
+from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
 
@@ -71,7 +72,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     status = status or LoopStatus(job.iterations, quiet=True)
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _IterationSource(prepared, Serving.of(prepared), LoopJournal(job.out / JOURNAL), status)
+    source = _IterationSource(prepared, PolicyBackend.create(prepared), LoopJournal(job.out / JOURNAL), status)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -163,7 +164,9 @@ class _BestPolicy:
 class _IterationSource:
     """The trainer's source of groups: everything in an iteration except the training itself."""
 
-    def __init__(self, prepared: PreparedLoop, serving: Serving, journal: LoopJournal, status: LoopStatus) -> None:
+    def __init__(
+        self, prepared: PreparedLoop, serving: PolicyBackend, journal: LoopJournal, status: LoopStatus
+    ) -> None:
         self.serving = serving
         self.journal = journal
         self._prepared = prepared

@@ -18,7 +18,8 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
-from memagent_training.rl.rl_job import POLICIES, RUN_LOG, Engine, PreparedLoop
+from memagent_training.job.job_options import Engine
+from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
 from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
@@ -38,8 +39,8 @@ _MAX_RESTARTS: Final = 3
 """How often work is started again after the server died."""
 
 
-class Serving(ABC):
-    """The policy's newest version, and readers that use it."""
+class PolicyBackend(ABC):
+    """Serves the newest version of the policy, and makes readers that use it."""
 
     def __init__(self, prepared: PreparedLoop, policy: Policy) -> None:
         job = prepared.job
@@ -51,9 +52,9 @@ class Serving(ABC):
         """Reads for training, at its temperature, and logs."""
 
     @staticmethod
-    def of(prepared: PreparedLoop) -> Serving:
-        """Return the serving of the loop's engine."""
-        return LocalServing(prepared) if prepared.job.engine is Engine.LOCAL else ServerServing(prepared)
+    def create(prepared: PreparedLoop) -> PolicyBackend:
+        """Return the backend for the loop's engine."""
+        return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)
 
     @abstractmethod
     async def close(self) -> None:
@@ -84,12 +85,12 @@ class Serving(ABC):
 
     @staticmethod
     def version(iteration: int) -> str:
-        """Return the name of those weights in conversations."""
+        """Return the name that conversations give to an iteration's initial weights."""
         return f"{_VERSION}{iteration}"
 
     @staticmethod
     def iteration_of(version: str) -> int:
-        """Return the iteration that began with the weights of that name."""
+        """Return the iteration whose initial weights have this name."""
         return int(version.removeprefix(_VERSION))
 
     def _rollout_reader(self) -> MemAgent:
@@ -100,13 +101,13 @@ class Serving(ABC):
 
         Args:
             temperature: the sampling temperature.
-            as_deployed: keep the `top_p` of the policy's profile and its rule for invented words. Otherwise every
-                memory is kept as the policy wrote it, as in training.
+            as_deployed: use `top_p` and `on_invented` of the policy's profile. Otherwise every memory is kept as the
+                policy wrote it, as in training.
             options: further settings; without them nothing is logged.
         """
         job = self._prepared.job
         if not as_deployed:
-            # Rewards are for what the policy wrote itself, and the loss is about its whole distribution.
+            # Rewards are for the policy's own text, and the loss assumes its full, untruncated distribution.
             options |= {"on_invented": UpdateRule.ACCEPT, "top_p": 1.0}
         return MemAgent(
             self._policy,
@@ -119,12 +120,12 @@ class Serving(ABC):
         )
 
     def _delete_before(self, iteration: int) -> None:
-        for folder in self._folder.iterdir():  # a newer one may exist, or may just be written
+        for folder in self._folder.iterdir():  # a newer one may exist, or be half written
             if folder.name.isdigit() and int(folder.name) < iteration - 1:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-class LocalServing(Serving):
+class LocalBackend(PolicyBackend):
     """The policy in this process: for small ones, and rehearsals without a server."""
 
     _policy: LocalPolicy
@@ -139,9 +140,9 @@ class LocalServing(Serving):
         self.run_log.close()
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
-        """Load an iteration's weights in place of the former ones."""
+        """Load an iteration's weights in place of the previous ones."""
         folder, version = self.policy_folder(iteration), self.version(iteration)
-        former = self._policy
+        previous = self._policy
         self._policy = await asyncio.to_thread(
             LocalPolicy,
             folder,
@@ -151,7 +152,7 @@ class LocalServing(Serving):
             chat_template_kwargs=self._template,
         )
         self.rollouts = self._rollout_reader()
-        await former.aclose()
+        await previous.aclose()
         self._delete_before(iteration)
         return Engine.LOCAL.value
 
@@ -161,7 +162,7 @@ class LocalServing(Serving):
         return await work()
 
 
-class ServerServing(Serving):
+class ServerBackend(PolicyBackend):
     """The policy's newest version on a server.
 
     Args:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -18,26 +17,28 @@ from memagent_evaluation.data_files import data_task_of
 from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.profile import Profile, load_profile
+from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import template_arguments
+from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import reading_strategy
-from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.data.reward_functions import RewardFunction
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
+from memagent_training.job.job_options import Engine, LoopOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
 from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
-from memagent_training.rl.reading_settings import profile_of, reading_profile
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
 
@@ -49,14 +50,6 @@ BEST: Final = "best"
 """The policy with the best measurement so far."""
 
 
-class Engine(StrEnum):
-    """Where the policy reads."""
-
-    VLLM = "vllm"
-    LOCAL = "local"
-    """In the process that trains: for small policies, and for a rehearsal without a server."""
-
-
 _LOOP_MANAGED_SETTINGS: Final = (
     "max_steps",
     "num_train_epochs",
@@ -65,6 +58,7 @@ _LOOP_MANAGED_SETTINGS: Final = (
     "disable_tqdm",
 )
 """Training settings that the loop sets itself, for example a checkpoint after each iteration."""
+_WORDING: Final = ("layout", "answer_format", "update_template", "answer_template", "empty_memory")
 _WAIT_SECONDS: Final = 86_400
 """The time that the other processes wait for the process that collects and measures."""
 
@@ -89,67 +83,27 @@ class MeasureSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RLJob:
-    """The settings of a loop."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLJob(LoopOptions):
+    """The settings of a loop: what `memagent rl` is given as text, parsed, and the same options."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
     lengths: tuple[int, ...]
     """The curriculum's lengths, in the tasks' unit. Empty: all that the data file has."""
-    out: Path
-    """The folder of all the loop's files, and finally of the finished policy."""
-    data: Path | None = None
-    """A file of questions, or a folder that `datasets` saved; see `memagent_evaluation.data_files`."""
-    held_out: float = 0.1
-    """The share of a data file's questions, of each length, that is measured with and never trained on."""
-    drop_answered_without: Path | None = None
-    """The folder of an evaluation of the data file with the system "no_document": questions that it answered right are
-    left out, as in the paper."""
     model: str = "embedded"
     """The policy to start from: a folder, a hub id, or "embedded"."""
-    preset: str | Path = "dapo"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
-    iterations: int = 100
     collect: CollectSettings = field(default_factory=CollectSettings)
-    temperature: float = 1.0
-    """The sampling temperature of rollouts."""
     reward: str | RewardFunction = "exact_match"
     """A built-in's name or a function; see `collect`."""
-    steps_behind: int = 0
-    """1 collects an iteration while the previous one is trained on; the rollouts are then one version old."""
-    advance_at: float = 0.8
-    """The mean reward of the longest length so far at which the next one is added."""
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
-    small: bool = False
-    """The tasks' small-context variants."""
-    haystack: Path | None = None
-    seed: int = 0
-    engine: Engine = Engine.VLLM
-    base_url: str | None = None
-    """The URL of a vLLM server that you run, with the model's weights; by default the loop starts its own."""
-    served_name: str = "policy"
-    """The model's name on that server: the --served-model-name that it was started with."""
-    api_key: str | None = None
     server_options: tuple[str, ...] = ()
     """More command-line options of its own server."""
-    server_timeout: float = 600.0
-    """How many seconds its own server may take to start: large models load for minutes."""
-    sync_tolerance: float | None = None
-    """The largest difference between log-probs of server and trainer after a swap, in nats."""
-    server_gpus: str | None = None
-    """The GPUs of the server that the loop starts, with commas between; None shares this process's with it."""
-    chat_template_kwargs: str | None = None
-    """Arguments of the chat template, as a JSON object; whoever reads with the policy must give the same."""
-    lora_rank: int | None = None
-    serve_merged: bool = False
-    """Reload merged weights in place, for servers whose own kernels for adapters are slow, as on CPUs."""
-    resume: bool = False
-    """Continue the loop in `out`, or begin if there is none."""
 
     @property
     def serves_adapters(self) -> bool:
@@ -285,11 +239,11 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, profile_of(job.reading, base)).roles
+    roles = reading_strategy(job.strategy, _profile_of(job.reading, base)).roles
     term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
-    base = replace(base, profile=reading_profile(job.reading, base, tokenizer, roles))
+    base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
     _check_templates(base, roles)
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
@@ -314,6 +268,34 @@ def prepare(job: RLJob) -> PreparedLoop:
     config.check_warm_up(config.max_steps)
     _check_folder(prepared)
     return prepared
+
+
+def _profile_of(reading: WordingSettings, base: BaseModel) -> Profile | None:
+    """Return the profile that is changed: the one named, or the model's own, if it has one."""
+    return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
+
+
+def _reading_profile(
+    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()
+) -> Profile | None:
+    """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
+
+    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
+
+    Raises:
+        ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
+    """
+    if replace(reading, strategy=None) == WordingSettings():
+        return None
+    former = _profile_of(reading, base)
+    profile = former or Profile(Budget(), load_prompts())
+    prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
+    prompts = prompts_for(roles, prompts) if former is None else prompts
+    window = min(profile.budget.context_window, base.window or Budget().context_window)
+    limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
+    budget = replace(profile.budget, **({"context_window": window} | limits))
+    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
 
 
 def _with_data_task(job: RLJob) -> RLJob:

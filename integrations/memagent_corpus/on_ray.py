@@ -1,0 +1,380 @@
+"""The engine of `memagent corpus --ray`: the actors of a cluster read the documents, and this process stores the rows.
+
+    RayEngine       gives documents to the actors; `connect` connects to a cluster
+    ActorPlan       the settings that this process sends to every actor
+    DocumentActor   reads documents, with a reader that it makes from the plan
+
+Each actor reads many documents concurrently in one event loop. If an actor dies, Ray starts it again, perhaps on
+another machine, and gives it the same documents, which it continues from their checkpoints. Only this process writes to
+the ledger, so each row is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from memagent_corpus import CorpusReader
+from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
+from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
+from memagent_corpus.source_access import SourceAccess, scheme_of
+from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
+from memagent_graph.extra_modules import extra_module
+from memagent_graph.reader import MemAgent
+from memagent_graph.response_format import ResponseFormat
+from memagent_graph.settings import ReadSettings
+from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.storage.file_locks import lease
+
+_CPUS: Final = 0.5
+"""CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
+_MAX_RETRIES: Final = 10
+"""How often Ray gives a document to another actor after the actor that read it died."""
+_CONNECT_SECONDS: Final = 5.0
+
+
+def ray_module(name: str = "ray") -> Any:
+    """Import a module of Ray.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    return extra_module(name, "ray", "reading on a Ray cluster")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorPlan:
+    """How the actors of a cluster read documents.
+
+    The plan contains the API key and the database URL, and all users of the cluster can read it.
+    """
+
+    settings: ReadSettings = field(default_factory=ReadSettings)
+    questions: tuple[str, ...] = ()
+    """Questions about every document. A document's own questions come first."""
+    access: SourceAccess = field(default_factory=SourceAccess)
+    """Opens documents. If its root is a folder, it must be shared by all machines."""
+    response_format: ResponseFormat | None = None
+    checkpoints: str | None = field(default=None, repr=False)
+    """A PostgreSQL URL, or a SQLite file in a shared folder. Each machine then has its own SQLite file. If it is None,
+    interrupted documents are read again from the beginning."""
+    texts: str | None = None
+    """A shared folder in which the documents' texts are kept. If it is None, texts are removed after the read."""
+    logs: str | None = None
+    """A shared folder in which each actor writes its own log file."""
+    home: str = field(default_factory=platform.node)
+    """The host name of the driver's machine."""
+
+    def shared_folders(self) -> list[Path]:
+        """Return the folders that all machines must share with the driver."""
+        files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
+        return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
+
+    def make_folders(self) -> None:
+        """Make the shared folders, which other machines then see.
+
+        Raises:
+            CorpusError: a folder cannot be made.
+        """
+        for folder in self.shared_folders():
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise CorpusError(f"{folder} cannot be written: {error}", hint="Check its permissions.") from error
+
+    def require_folders(self) -> None:
+        """Check on an actor's machine that the shared folders exist here.
+
+        Raises:
+            CorpusError: one does not.
+        """
+        here = platform.node()
+        for folder in self.shared_folders():
+            if not folder.is_dir():
+                raise CorpusError(
+                    f"the machine {here} has no access to the folder {folder} of {self.home}",
+                    hint="Use a folder on a file system that all machines of the cluster mount. Checkpoints can also "
+                    "be in PostgreSQL: --checkpoints postgresql://...",
+                )
+        root = self.access.root
+        if root and not scheme_of(root) and not Path(root).exists():
+            raise CorpusError(
+                f"the machine {here} has no access to the documents' folder {root}",
+                hint="Put the documents on a file system that all machines mount, or in an object store.",
+            )
+
+    def local_checkpoints(self) -> str | None:
+        """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
+        if self.checkpoints is None or is_server(self.checkpoints) or platform.node() == self.home:
+            return self.checkpoints
+        return f"{self.checkpoints}-{hashlib.sha256(platform.node().encode()).hexdigest()[:12]}"
+
+    def pickled(self) -> bytes:
+        """Pickle the plan for the actors.
+
+        The user's answer model is pickled by value, because other machines may not be able to import its module.
+        """
+        pickler = ray_module("ray.cloudpickle")
+        model = self.response_format.model if self.response_format else None
+        module = sys.modules.get(model.__module__) if model is not None else None
+        if module is None:
+            return bytes(pickler.dumps(self))
+        pickler.register_pickle_by_value(module)
+        try:
+            return bytes(pickler.dumps(self))
+        finally:
+            pickler.unregister_pickle_by_value(module)
+
+
+class DocumentActor:
+    """Reads documents for `RayEngine`. Its reader and its temporary folder are created at its first document.
+
+    Args:
+        plan: a pickled `ActorPlan`.
+    """
+
+    def __init__(self, plan: bytes) -> None:
+        self._stack = ExitStack()
+        self._plan: ActorPlan = pickle.loads(plan)  # noqa: S301  from our own driver
+        self._reader: CorpusReader | None = None
+
+    @property
+    def reader(self) -> CorpusReader:
+        """The reader, for the event loop in which it is first used.
+
+        Raises:
+            CorpusError: this machine has no access to a shared folder.
+            MemAgentError: the settings cannot be used on this machine.
+        """
+        if self._reader is None:
+            plan = self._plan
+            plan.require_folders()
+            folder = _temporary_folder(self._stack)
+            agent = MemAgent(
+                settings=plan.settings,
+                store=Path(plan.texts) if plan.texts else folder / "documents",
+                checkpoints=plan.local_checkpoints(),
+                run_log=Path(plan.logs) / f"{platform.node()}-{folder.name}.sqlite" if plan.logs else False,
+            )
+            self._reader = CorpusReader(
+                agent,
+                plan.questions,
+                plan.access,
+                keep_texts=plan.texts is not None,
+                response_format=plan.response_format,
+            )
+        return self._reader
+
+    async def start(self) -> None:
+        """Return when the actor runs."""
+
+    async def read(self, task: DocumentTask) -> list[bytes] | MemAgentError:
+        """Read a document.
+
+        Returns:
+            Its rows, encoded as in the ledger, or an error that every other document would cause too.
+        """
+        try:
+            return [encode_row(row) for row in await task.read(self.reader)]
+        except MemAgentError as error:
+            return error
+
+    async def close(self) -> None:
+        """Close the reader and remove the temporary folder."""
+        if self._reader is not None:
+            await self._reader.aclose()
+        self._stack.close()
+
+
+def _temporary_folder(stack: ExitStack) -> Path:
+    """Create and lock a folder for this process. Folders of killed processes have no lock and are removed."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    parent = Path(tempfile.gettempdir()) / f"memagent-ray-{user}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.is_symlink() or (hasattr(os, "getuid") and parent.stat().st_uid != user):
+        raise CorpusError(f"the folder {parent} belongs to another user", hint="Set TMPDIR to a folder of your own.")
+    for other in parent.iterdir():
+        if other.suffix == ".folder":
+            with suppress(RunHeldError, CheckpointError), lease(parent / "locks", other.stem):
+                shutil.rmtree(other, ignore_errors=True)
+    name = secrets.token_hex(8)
+    stack.enter_context(lease(parent / "locks", name))
+    folder = parent / f"{name}.folder"
+    folder.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def connect(address: str, **options: Any) -> Iterator[Any]:
+    """Connect to a cluster and yield the module `ray`. Disconnect at the end, which stops the actors.
+
+    An existing connection of this process is used, and is not closed.
+
+    Args:
+        address: "auto" for the cluster on this machine or the one in RAY_ADDRESS, "local" for a new cluster that stops
+            at the end, or HOST:PORT of a head node.
+        options: additional arguments of `ray.init`.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        CorpusError: the cluster cannot be reached, or refuses the connection.
+    """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise its log mixes with this process's output
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # otherwise late calls after the end start a new cluster
+    ray = ray_module()
+    if ray.is_initialized():
+        yield ray
+        return
+    require_reachable(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == "local":
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address, **{**quiet, **options})
+    except Exception as error:  # Ray and gRPC have their own exceptions
+        raise unreachable_error(address, str(error)) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def require_reachable(address: str) -> None:
+    """Check that a server listens at the address. Ray would retry for a minute.
+
+    Raises:
+        CorpusError: the server cannot be reached, or the address is not valid.
+    """
+    if address in {"local", "auto"}:
+        return
+    if address.startswith("ray://"):
+        raise CorpusError(
+            f"{address} is the address of Ray Client, which is not supported",
+            hint="Run the command on a node of the cluster, or submit it: "
+            "ray job submit --address http://HOST:8265 -- memagent corpus ... --ray auto",
+        )
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdigit()):
+        raise CorpusError(
+            f"{address!r} is not the address of a Ray cluster", hint="Use auto, local, or HOST:PORT of the head node."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise unreachable_error(address, str(error)) from error
+
+
+def unreachable_error(address: str, reason: str) -> CorpusError:
+    """Return the error for a cluster that cannot be used."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it does not answer"]
+    first = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
+    if address == "auto" and os.environ.get("RAY_ADDRESS"):
+        hint = "Check that the cluster in RAY_ADDRESS runs (`ray status`), or use another one, or --ray local."
+    else:
+        hint = "Check that the cluster runs (`ray status`). Start one with `ray start --head`, or use --ray local."
+    return CorpusError(f"the Ray cluster {address} cannot be used: {first[:300]}", hint=hint)
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Reads documents on the cluster that this process is connected to (see `connect`).
+
+    Args:
+        plan: how documents are read.
+        actors: maximum number of actors. They start as the cluster has free CPUs.
+        documents_in_flight: documents that each actor reads at the same time.
+    """
+
+    plan: ActorPlan
+    actors: int = 1
+    documents_in_flight: int = 64
+
+    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Implement `CorpusEngine.read`.
+
+        Raises:
+            CorpusError: a machine has no access to a shared folder, or the cluster failed.
+            MemAgentError: an error that every document would cause.
+        """
+        first = await next_task()
+        if first is None:  # no actor is needed
+            return
+        waiting = [first]
+
+        async def take() -> DocumentTask | None:
+            return waiting.pop() if waiting else await next_task()
+
+        self.plan.make_folders()
+        try:
+            await self._read_on_actors(take, store_rows)
+        except ray_module().exceptions.RayError as error:
+            raise _cluster_error(error) from error
+
+    async def _read_on_actors(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Read until there are no more documents. Actors that have not started by then are not waited for."""
+        ray = ray_module()
+        remote = ray.remote(
+            num_cpus=_CPUS,
+            scheduling_strategy="SPREAD",  # over the machines
+            max_restarts=-1,
+            max_task_retries=_MAX_RETRIES,
+            max_concurrency=self.documents_in_flight + 1,
+        )(DocumentActor)
+        plan = self.plan.pickled()
+        actors = [remote.remote(plan) for _ in range(self.actors)]
+        started: set[int] = set()
+
+        async def work(number: int) -> None:
+            actor = actors[number]
+            await actor.start.remote()
+            started.add(number)
+            await read_concurrently(self.documents_in_flight, lambda task: _read(actor, task), next_task, store_rows)
+
+        workers = {asyncio.create_task(work(number)): number for number in range(self.actors)}
+        unfinished = set(workers)
+        try:
+            while unfinished:
+                done, unfinished = await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+                for worker in done:
+                    worker.result()
+                unfinished = {worker for worker in unfinished if workers[worker] in started}
+            with suppress(ray.exceptions.RayError):  # a lost machine has nothing to close
+                await asyncio.gather(*(actors[number].close.remote() for number in started))
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for actor in actors:
+                ray.kill(actor)
+
+
+async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
+    """Read a document on an actor. After a loss, Ray calls another one, so there may always be checkpoints."""
+    rows = await actor.read.remote(replace(task, begun=True))
+    if isinstance(rows, MemAgentError):
+        raise rows
+    return [decode_row(row) for row in rows]
+
+
+def _cluster_error(error: BaseException) -> CorpusError:
+    """Return the error for a cluster that failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    hint = "Check the cluster (`ray status`), then run the same command again. Finished rows are not lost."
+    if "ModuleNotFoundError" in str(error) or "No module named" in str(error):
+        hint = 'Install the same version of "memagent-graph[ray]" on every machine of the cluster.'
+    return CorpusError(f"the Ray cluster failed ({type(error).__name__}): {lines[-1][:300]}", hint=hint)
