@@ -112,9 +112,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         super().__init__()
         for name, value in (("result_tokens", result_tokens), ("history_tokens", history_tokens)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, or None for no bound, not {value}")
+                raise ValueError(f"{name} must be positive or None, got {value}")
         if keep_messages < 1:
-            raise ValueError(f"keep_messages must be at least 1, not {keep_messages}")
+            raise ValueError(f"keep_messages must be at least 1, got {keep_messages}")
         self._agent = agent
         self._reads = GraphReads(agent)
         self._result_tokens = result_tokens
@@ -176,7 +176,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _read_message(
         self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
-        """One message and, if it was read, its document, under its run id."""
+        """Return a message and, if it was read, its document, under its run id."""
         assert self._result_tokens is not None  # noqa: S101  _needs_reading looked
         text = _over_long_text(message, self._result_tokens)
         if text is None:
@@ -239,9 +239,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         documents = runtime.state.get(_READINGS) or {}
         if run_id not in documents:
             remedy = (
-                f"Those that can be asked: {', '.join(documents)}."
+                f"Available run ids: {', '.join(documents)}."
                 if documents
-                else "None was too long to show so far."
+                else "So far, no tool result was too long to show."
             )
             raise ToolException(f"No tool result of this conversation was read under the run id {run_id!r}. {remedy}")
         caller = CallingGraph.current(runtime.tool_call_id)
@@ -275,7 +275,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await handler(request.override(messages=await self._shorten_history(self._history, request)))
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Whether the history certainly fits. The first call also checks the limit."""
+        """Return whether the history certainly fits; the first call also checks the limit."""
         if self._agent.prepared is None and not self._has_tried_to_prepare:
             self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
@@ -314,7 +314,7 @@ def _messages(state: Any) -> list[AnyMessage]:
 
 
 def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
-    """Return what the model sees instead of a tool's result of `tokens` tokens that was read."""
+    """Return the text that the model sees in place of a tool result of `tokens` tokens that was read."""
     return (
         f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
         f"{result.question}]\n\n{result.findings()}\n\n[{result.extent} The whole result is kept. To learn something "
@@ -323,7 +323,7 @@ def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
 
 
 def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
-    """Return what the model sees instead of a tool's result that could not be read.
+    """Return the text that the model sees in place of a tool result that could not be read.
 
     Args:
         tool: the tool's name.
@@ -339,7 +339,7 @@ def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: s
             f'run_id="{run_id}" and questions.'
         )
     else:
-        remedy = "It could not be stored either: call the tool again, for less at once if it can be asked for less."
+        remedy = "It could not be stored either: call the tool again, requesting less data if it supports that."
     head = text.encode(errors="replace")[: max(0, tokens - _FRAME_BYTES)].decode(errors="ignore")
     return (
         f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_MAX_ERROR_LENGTH]} "

@@ -1,4 +1,4 @@
-"""A message history that is too long, as shown in a prompt: a memory of its older part, then the recent messages."""
+"""Shortens a message history that is too long for a prompt to a memory of its older part, and the recent messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FRAME_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A history in two parts: the older one is read, the messages from `position` on stay unchanged."""
+    """A place to cut a history: the messages before `position` are read, those from it on stay unchanged."""
 
     position: int
     key: str
@@ -57,7 +57,7 @@ class RollingHistory:
 
     Args:
         agent: the reader.
-        tokens: the bound for a history, counted by the reader's tokenizer.
+        tokens: the longest history, in tokens of the reader's tokenizer.
         keep_messages: how many recent messages stay unchanged, if they fit.
     """
 
@@ -72,7 +72,7 @@ class RollingHistory:
         return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
 
     async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
-        """Return the messages unchanged if they fit; otherwise a memory of the older ones, and the recent ones.
+        """Return the messages unchanged if they fit; otherwise a memory of the older messages, and the recent messages.
 
         The user's latest request always stays, shortened if it alone would fill the limit.
 
@@ -125,7 +125,7 @@ class RollingHistory:
         return 0, ""
 
     def _choose_cut(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
-        """Return the last cut that keeps enough messages, or, if those are too long, the first later one that fits."""
+        """Return the last cut that keeps enough messages, or, if those are too long, the first later cut that fits."""
         preferred = max(index for index, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
         return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
@@ -143,7 +143,7 @@ class RollingHistory:
         return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
 
     def require_room(self, budget: Budget) -> None:
-        """Raise `BudgetError` if the bound leaves too little room next to a memory of that budget."""
+        """Raise `BudgetError` if the limit leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
         needed = 2 * (memory_tokens + _FRAME_TOKENS)
         if self._tokens < needed:
@@ -186,7 +186,7 @@ def _chain(before: str, digest: str) -> str:
 def memory_message(text: str, messages_read: int) -> HumanMessage:
     """Return a memory as a message that introduces it and replaces the messages that it was made from."""
     return HumanMessage(
-        f"[The earlier part of this conversation, {messages_read} messages, is given by this memory of it:]\n\n{text}"
+        f"[The first {messages_read} messages of this conversation are replaced by this summary:]\n\n{text}"
         "\n\n[The conversation continues from there.]",
         additional_kwargs={SOURCE: "memagent"},
     )
@@ -207,7 +207,7 @@ async def read_on(
         agent: the reader.
         memory: the memory before.
         messages: the messages.
-        question: what they are read for.
+        question: the question that the messages are read for.
         config: the config of the surrounding graph; its handlers see the read.
         report: called with the read's run id, its question and each update.
 

@@ -52,7 +52,7 @@ def convert(source: SourceFile) -> Parts:
             heading = f"<h2>{escape(name)}</h2>" if is_sheet else ""
             label = f"sheet {name}" if is_sheet else f"slide {number}"
             yield from markdown_blocks(heading + document.block(part), label, end=GAP)
-    yield from list_omissions(document.lost)
+    yield from list_omissions(document.omission_counts)
 
 
 class _OpenDocument:
@@ -62,7 +62,7 @@ class _OpenDocument:
         self._archive = archive
         self.root = archive.read_required_xml("content.xml")
         self._other = archive.read_xml("styles.xml")
-        self.lost: Counter[str] = Counter()
+        self.omission_counts: Counter[str] = Counter()
         self._positions: dict[str, str] = {}
         """By style of text: sup or sub."""
         self._lists: dict[str, dict[int, Element]] = {}
@@ -192,14 +192,14 @@ class _OpenDocument:
                 root = self._archive.read_xml(f"{member}/content.xml")
                 if root is not None and local_name(root) == "math":
                     return format_formula(root)
-                self.lost["embedded objects"] += 1
+                self.omission_counts["embedded objects"] += 1
                 return ""
             case "text-box" | "table" | "list":
                 return "".join(map(self.block, element if local_name(element) == "text-box" else [element]))
             case "desc":
                 return f"![{escape(''.join(element.itertext()))}]"
             case "frame" if find_child(element, "image") is not None and find_child(element, "desc") is None:
-                self.lost[PICTURES] += find_child(element, "object") is None
+                self.omission_counts[PICTURES] += find_child(element, "object") is None
             case name if name in _SKIPPED_TAGS:
                 return ""
         return self._inline(element)

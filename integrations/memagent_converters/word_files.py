@@ -53,7 +53,7 @@ def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
     document = _WordDocument(XmlArchive(source.name, source.file))
     yield from markdown_blocks(document.html())
-    yield from list_omissions(document.lost)
+    yield from list_omissions(document.omission_counts)
     archive = document.archive
     for name in sorted(archive.names):
         if name.startswith("word/embeddings/"):
@@ -61,24 +61,24 @@ def convert(source: SourceFile) -> Parts:
 
 
 class _WordDocument:
-    """Converts a Word file to HTML, and counts what is lost."""
+    """Converts a Word file to HTML, and counts the parts that it leaves out."""
 
     def __init__(self, archive: XmlArchive) -> None:
         self.archive = archive
-        self.lost: Counter[str] = Counter()
+        self.omission_counts: Counter[str] = Counter()
         self._relations = archive.relations(_MAIN)
         self._styles = _Styles(archive.read_xml("word/styles.xml"))
         self._numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
-        self._boxes: list[str] = []
-        """Text boxes of the paragraph that is converted."""
+        self._text_boxes: list[str] = []
+        """The text boxes of the current paragraph, as HTML."""
         self._field: list[Element] = []
-        """The fields that are open: their `ffData`."""
+        """The `ffData` of the open fields."""
 
     def html(self) -> str:
         """Return the whole document."""
         root = self.archive.read_required_xml(_MAIN)
         body = find_child(root, "body")
-        header, footer = self._page_headings("header"), self._page_headings("footer")
+        header, footer = self._headers_or_footers("header"), self._headers_or_footers("footer")
         text = "".join(self._blocks(body)) if body is not None else ""
         notes = "".join(
             self._notes(f"word/{name}.xml", mark)
@@ -86,7 +86,7 @@ class _WordDocument:
         )
         return f"{header}{text}{notes}{footer}"
 
-    def _page_headings(self, kind: str) -> str:
+    def _headers_or_footers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
         for type_, target in self._relations.values():
@@ -113,19 +113,19 @@ class _WordDocument:
                 case "tbl":
                     yield self._table(element)
                 case "altChunk":
-                    self.lost["imported parts"] += 1
+                    self.omission_counts["imported parts"] += 1
                 case name if name not in _SKIPPED_TAGS:
                     yield from self._blocks(element)
 
     def _paragraph(self, element: Element) -> str:
-        outer, self._boxes = self._boxes, []
+        outer, self._text_boxes = self._text_boxes, []
         runs = "".join(
             "".join(f"<{tag}>" for tag in tags)
             + "".join(text for _, text in same)
             + "".join(f"</{tag}>" for tag in tags[::-1])
             for tags, same in groupby(self._runs(element), key=lambda run: run[0])
         )
-        boxes, self._boxes = "".join(self._boxes), outer
+        boxes, self._text_boxes = "".join(self._text_boxes), outer
         properties = find_child(element, "pPr")
         style = _child_value(properties, "pStyle")
         label, level = self._numbers.label(properties, style)
@@ -206,7 +206,7 @@ class _WordDocument:
         if mark is None and code and not code.startswith("F0"):
             mark = chr(int(code, 16))
         if mark is None:
-            self.lost["symbols whose characters are not known"] += 1
+            self.omission_counts["symbols whose characters are not known"] += 1
         return mark or ""
 
     def _form_field(self, element: Element) -> str:
@@ -235,21 +235,21 @@ class _WordDocument:
                 case "decorative" if get_attribute(node, "val") not in _OFF:
                     pictures -= 1
                 case "txbxContent":
-                    self._boxes += self._blocks(node)
+                    self._text_boxes += self._blocks(node)
                 case "textpath":
                     descriptions.append(escape(get_attribute(node, "string")))
                 case "chart":
-                    self.lost["charts"] += 1
+                    self.omission_counts["charts"] += 1
                 case "relIds":
-                    self.lost["diagrams"] += 1
+                    self.omission_counts["diagrams"] += 1
         if pictures > 0 and not descriptions:
-            self.lost[PICTURES] += pictures
+            self.omission_counts[PICTURES] += pictures
         return " ".join(descriptions)
 
     def _table(self, table: Element) -> str:
         rows: list[list[list[Any]]] = []
         above: dict[int, list[Any]] = {}
-        """By column: the last cell that began there."""
+        """The last cell that began in each column."""
         for row in _iter_members(table, "tr"):
             properties = find_child(row, "trPr")
             if find_child(properties, "del") is not None:
@@ -279,7 +279,7 @@ def _iter_drawing(parent: Element) -> Iterator[Element]:
 
 
 def _iter_members(parent: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table or the cells of a row, also those that are inserted or in a content control."""
+    """Yield the rows of a table or the cells of a row, including inserted ones and those in content controls."""
     for element in parent:
         if local_name(element) == name:
             yield element
@@ -293,13 +293,13 @@ def _child_value(element: Element | None, name: str, default: str = "") -> str:
 
 
 class _Styles:
-    """Paragraph styles: which are headings, and which number their paragraphs."""
+    """Paragraph styles, some of which make headings or number their paragraphs."""
 
     def __init__(self, root: Element | None) -> None:
         self._styles = {get_attribute(node, "styleId"): node for node in (root if root is not None else ())}
 
     def chain(self, style: str) -> Iterator[Element]:
-        """Yield a style and those that it is based on."""
+        """Yield a style, then the styles that it is based on."""
         visited: set[str] = set()
         while style in self._styles and style not in visited:
             visited.add(style)
@@ -328,9 +328,9 @@ class _ListNumbers:
     def __init__(self, root: Element | None, styles: _Styles) -> None:
         self._styles = styles
         self._lists: dict[str, tuple[str, dict[int, Element], dict[int, int]]] = {}
-        """By list id: its definition, its levels, and their start numbers."""
+        """The definition, the levels and their start numbers, by list id."""
         self._counts: dict[str, dict[int, int]] = {}
-        """By definition: the last number of each level."""
+        """The last number of each level, by definition."""
         self._restarted: set[str] = set()
         levels: dict[str, dict[int, Element]] = {}
         for node in root if root is not None else ():

@@ -486,7 +486,7 @@ class TestHistories:
 
         model = ScriptedChatModel(script=script)
         await run(self.agent(make_reader(), model), ASK)
-        assert any("memory of it" in str(prompt) for prompt in model.prompts)
+        assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
     async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(
         self, make_reader: MakeReader, run: Any
@@ -560,7 +560,7 @@ class TestTogetherWithOthers:
         for turn in range(12):
             messages = await run(agent, {"messages": [HumanMessage(f"turn {turn}: " + "word " * 20)]})
         assert any("summary of the conversation" in message.text for message in messages)
-        assert any("memory of it" in str(prompt) for prompt in model.prompts)
+        assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
     async def test_in_a_deep_agent(self, make_reader: MakeReader, run: Any) -> None:
         from deepagents import create_deep_agent

@@ -29,7 +29,7 @@ class EvalOptions(ReaderOptions, SamplingSettings):
     context: typer.Context
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TASKS", help="What to measure: tasks, suites; your own: path/to/file.py:Name."),
+        typer.Argument(metavar="TASKS", help="Tasks and suites to run; name your own task as path/to/file.py:Name."),
     ] = None
     list_names: Annotated[bool, typer.Option("--list", help="List the tasks, suites and systems.")] = False
     lengths: Annotated[
@@ -45,19 +45,24 @@ class EvalOptions(ReaderOptions, SamplingSettings):
             "--n",
             "-n",
             min=1,
-            help="Questions of each task at each length; of a data file that has fewer, without --lengths, all.",
+            help="Questions per task and length. Without --lengths, data files with fewer use all of theirs.",
         ),
     ] = 128
     repeats: Annotated[
-        int, typer.Option(min=1, help="Samples of each answer, at a --temperature above 0; the report has pass@k.")
+        int,
+        typer.Option(
+            min=1, help="Answers to sample per question, with a --temperature above 0; the report has pass@k."
+        ),
     ] = 1
     systems: Annotated[
         str,
-        typer.Option(help="What is measured: systems, strategies, file.py:Name; others are compared with the first."),
+        typer.Option(help="Systems to run: names, strategies, file.py:Name. The others are compared with the first."),
     ] = "memagent"
     answer_tokens: Annotated[
         int | None,
-        typer.Option(help="Bound of the answer; more where a task needs more.", show_default="the policy's, or 1024"),
+        typer.Option(
+            help="Maximum answer tokens; raised for tasks that need more.", show_default="the policy's, or 1024"
+        ),
     ] = None
     small: Small = False
     haystack: Haystack = None
@@ -65,38 +70,46 @@ class EvalOptions(ReaderOptions, SamplingSettings):
         int,
         typer.Option(min=1, help="Questions that share a document; RULER's needle tasks and those of our own can."),
     ] = 1
-    data: Annotated[Path | None, typer.Option(help="Data files of the tasks that need some: a file or folder.")] = None
-    seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling where it is not greedy.")] = 0
+    data: Annotated[Path | None, typer.Option(help="File or folder with the data of tasks that need data files.")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(help="Seed of the tasks, and of sampling if it is not greedy.")] = 0
     logprobs: Annotated[
         bool,
         typer.Option(
             "--logprobs",
-            help="Ask for token ids and log-probs and log them, so that the runs can be trained on; without it the log "
-            "has their texts alone.",
+            help="Log token ids and log-probs, so that the runs can be used for training; otherwise only text "
+            "is logged.",
         ),
     ] = False
     judge_model: Annotated[
-        str | None, typer.Option(help="A model that grades the answers in the end, as one more score.")
+        str | None, typer.Option(help="Model that grades the answers at the end, as an additional score.")
     ] = None
     judge_base_url: Annotated[
-        str | None, typer.Option(help="Its server's API, OpenAI-compatible.", show_default="the policy's")
+        str | None, typer.Option(help="Base URL of the judge's OpenAI-compatible API.", show_default="the policy's")
     ] = None
     judge_api_key: Annotated[
         str | None,
         typer.Option(
-            help="Its server's key.", envvar="MEMAGENT_JUDGE_API_KEY", show_default="the policy's on its server"
+            help="API key of the judge's server.",
+            envvar="MEMAGENT_JUDGE_API_KEY",
+            show_default="the policy's on its server",
         ),
     ] = None
     price_in: PriceIn = None
     price_out: PriceOut = None
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions, and requests, in flight.")] = 128
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Maximum number of questions, and of requests, in flight.")
+    ] = 128
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many questions; can be resumed.")
     ] = None
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
     out: Annotated[Path, typer.Option(help="Folder for results, report, plots and run log.")] = Path("memagent-eval")
-    resume: Annotated[bool, typer.Option("--resume", help="Continue with what is in the folder, or add to it.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the folder, or add to it.")] = (
+        False
+    )
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume: repeat questions that failed.")
     ] = False
@@ -109,7 +122,7 @@ class EvalOptions(ReaderOptions, SamplingSettings):
     keep_documents: Annotated[
         bool,
         typer.Option(
-            "--keep-documents", help="Keep the texts in the folder, so that `memagent show` has the chunks, too."
+            "--keep-documents", help="Keep the documents in the folder, so that `memagent show` can show the chunks."
         ),
     ] = False
     as_json: AsJSON = False

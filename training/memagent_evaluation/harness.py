@@ -265,7 +265,7 @@ class _EvaluationCall:
                     sample.question,
                     answer_tokens=completion_tokens(sample.task, evaluation.answer_tokens),
                     run_id=run_id,
-                    least_answer_tokens=sample.task.answer_tokens,
+                    min_answer_tokens=sample.task.answer_tokens,
                     repeat=question.repeat,
                 )
             except Exception as failure:  # noqa: BLE001  whatever it is, the question has a row

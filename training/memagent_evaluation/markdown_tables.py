@@ -26,17 +26,17 @@ def score_titles(rows: Iterable[ResultRow]) -> dict[str, str]:
     return SCORES | ({"judged": "judge"} if any(row.judge for row in rows) else {})
 
 
-def length_label(length: int, unit: str = LengthUnit.TOKENS) -> str:
-    """Return a length in its usual form: 8K tokens are 8 x 1024, 1M is 1024 K; others, and all passages, in full."""
+def format_length(length: int, unit: str = LengthUnit.TOKENS) -> str:
+    """Return a length as text: 8K, 1.5M (1K is 1024 tokens, 1M is 1024K); other lengths, and passages, in full."""
     for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
         if unit == LengthUnit.TOKENS and length >= size and length % (size // 2) == 0:
             return f"{length / size:g}{suffix}"
     return f"{length:,}"
 
 
-def label_length(row: ResultRow) -> str:
+def format_length_with_unit(row: ResultRow) -> str:
     """Return a row's length with its unit."""
-    return f"{length_label(row.length, row.unit)} {row.unit}"
+    return f"{format_length(row.length, row.unit)} {row.unit}"
 
 
 def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:

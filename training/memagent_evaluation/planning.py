@@ -20,7 +20,7 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
     LengthUnit.PASSAGES: (50, 200, 800),
 }
-"""Three lengths, each four times the previous one; 50 passages of RULER-HQA have about 7K tokens."""
+"""Three lengths, each four times the previous length; 50 passages of RULER-HQA have about 7K tokens."""
 _TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
 """About how much text is planned to check a task at a length before the first question; it takes at most a second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
@@ -31,7 +31,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """Parse lengths as people write them: "1k,8k,3.5M". As in RULER, 1k is 1024 and 1M is 1024k.
 
     Raises:
-        EvaluationError: one is not a number, or less than 1.
+        EvaluationError: a length is not a number, or less than 1.
     """
     lengths = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -48,10 +48,10 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
-    """Return the tasks of these names, by their own names.
+    """Return the tasks with these names, keyed by task name.
 
     Raises:
-        EvaluationError: there is no such task, its data is missing, or two have the same name.
+        EvaluationError: a task does not exist, its data is missing, or two tasks have the same name.
     """
     tasks: dict[str, Task] = {}
     for name in dict.fromkeys(names):
@@ -64,7 +64,7 @@ def load_tasks(names: Sequence[str], settings: TaskSettings) -> dict[str, Task]:
 
 @runtime_checkable
 class OwnLengths(Protocol):
-    """A task whose data determines its lengths, and how many samples each has."""
+    """A task whose data determines its lengths and the number of samples of each length."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -85,13 +85,13 @@ class OwnQuestions(Protocol):
         ...
 
 
-def plan_of(
+def build_plan(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
 ) -> EvaluationPlan:
     """Return the plan for `count` questions of each task at each length, `repeats` times.
 
-    If no lengths are given, tasks with their own lengths are asked at all of these, with as many questions as they
-    have, up to `count`; the others at some usual ones (`DEFAULT_LENGTHS`).
+    If no lengths are given, tasks with their own lengths run at all their lengths, with as many questions as they have,
+    up to `count`; the other tasks run at `DEFAULT_LENGTHS`.
     """
     if lengths is not None:
         return EvaluationPlan.grid(systems, tuple(tasks), lengths, count, repeats)
@@ -105,12 +105,11 @@ def plan_of(
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """Return how many tokens a completion with an answer may have: the reader's budget for it, or the task's, if
-    larger.
+    """Return the maximum tokens of a completion with an answer: the larger of the reader's and the task's number.
 
     RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
-    has begun. A chat model writes something before the box, and would be measured by its brevity. So an answer has the
-    same maximum as in `read`.
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So the maximum is
+    never below that of `read`.
 
     Args:
         task: the task of the answer.
@@ -124,12 +123,12 @@ def check_plan(
 ) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    For a task that provides its questions (`OwnQuestions`), such as those of data files, all of them are checked.
-    Samples are made as far as that is quick: all for short documents, whose length may be too small for some of them;
-    the last and some others for long ones. If one cannot be made later, it is reported at the evaluation's end.
+    For a task that provides its questions (`OwnQuestions`), such as those of data files, all questions are checked.
+    Of short documents, which may be too short for some samples, all samples are made; of long documents, the last
+    sample and some others. A sample that cannot be made later is reported at the evaluation's end.
 
     Raises:
-        EvaluationError: a length is too small for a task, it has fewer samples, or its own code fails.
+        EvaluationError: a length is too small for a task, the task has fewer samples, or its own code fails.
         BudgetError: a task's question or answer does not fit the window.
     """
     templates = (
@@ -152,16 +151,16 @@ def check_plan(
 
 
 def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
-    """Return the samples of a cell that are made as a check: the last one, and others evenly before it."""
+    """Return the indices of the samples to make as a check: the last of the cell, and others evenly before it."""
     number = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
     return [cell.count - 1 - step * cell.count // number for step in range(number)]
 
 
-def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:
-    """Return the settings that determine a row, JSON-ready: an evaluation can be resumed only with the same.
+def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:
+    """Return the settings that determine a row, JSON-ready; an evaluation can be resumed only with equal settings.
 
-    Names of tasks and systems, lengths and counts are not part of it; nor is the server's address, or how it is used.
-    The data files of each task, and each system's identity, are in the plan, as more of both may be added.
+    They leave out the names of tasks and systems, lengths, counts, and the server's address and load. The plan has each
+    task's data files and each system's identity, because a resumed evaluation may add tasks and systems.
     """
     sampling = context.sampling
     return {
@@ -192,10 +191,10 @@ def decisive_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, 
 
 
 def data_identities(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
-    """For each of these tasks that reads data files, its name and its files.
+    """Return the name and the data files of each task that reads data files.
 
     Raises:
-        EvaluationError: they do not exist.
+        EvaluationError: the data files do not exist.
     """
     files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
     return tuple((name, "; ".join(map(_describe, paths))) for name, paths in files.items() if paths)

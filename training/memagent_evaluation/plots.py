@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Final
 from zlib import crc32
 
-from memagent_evaluation.markdown_tables import group_items, length_label
+from memagent_evaluation.markdown_tables import format_length, group_items
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
 from memagent_graph.extra_modules import extra_module
@@ -143,7 +143,7 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
         colour = "white" if share < 55 else "black"
         axes.text(column, tenth, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour)
     axes.grid(visible=False)
-    axes.set_xticks(range(len(lengths)), [length_label(length, unit) for length in lengths])
+    axes.set_xticks(range(len(lengths)), [format_length(length, unit) for length in lengths])
     axes.set_yticks(tenths, [f"{10 * tenth}–{10 * tenth + 10} %" for tenth in tenths])
     axes.set_xlabel(f"document length, {unit}")
     axes.set_ylabel("depth of the fact")
@@ -162,7 +162,7 @@ def _line_style(number: int) -> dict[str, Any]:
 def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [length_label(length, unit) for length in lengths], rotation=40, ha="right")
+    axes.set_xticks(lengths, [format_length(length, unit) for length in lengths], rotation=40, ha="right")
     axes.minorticks_off()
     axes.set_xlabel(f"document length, {unit}")
     if len(lengths) == 1:

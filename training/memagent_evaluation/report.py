@@ -18,10 +18,10 @@ from typing import Any, Final
 from memagent_evaluation.failures import Loss
 from memagent_evaluation.markdown_tables import (
     SCORES,
+    format_length,
+    format_length_with_unit,
     group_items,
     interval,
-    label_length,
-    length_label,
     markdown,
     score_titles,
 )
@@ -248,7 +248,7 @@ def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
         counts = Counter(row.outcome for row in group)
         scores = ["–" if (score := _average(group, name)) is None else interval(score) for name in titles]
         numbers = (f"{counts[outcome]}" for outcome in outcomes)
-        table.append([length_label(length, unit), system, f"{len(group)}", *scores, *numbers])
+        table.append([format_length(length, unit), system, f"{len(group)}", *scores, *numbers])
     return markdown(table)
 
 
@@ -256,7 +256,7 @@ def _repeats_table(rows: Sequence[ResultRow]) -> str:
     """Return pass@k of each system, task and length; empty if no answer has several samples."""
     lines = [
         (cell, score, len(group), values)
-        for cell, group in group_items(rows, lambda row: (row.task, label_length(row), row.system))
+        for cell, group in group_items(rows, lambda row: (row.task, format_length_with_unit(row), row.system))
         for score in _REPEATED_SCORES
         if (values := pass_at(group, score))
     ]
@@ -275,7 +275,7 @@ def _cost_parts(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
     heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{percent}" for percent in _PERCENTILES)]
     table = [["length", "system", *heads, "FLOPs", "one call with all, FLOPs"]]
     table[0] += [] if prices is None else ["price", "price of all"]
-    for (length, system), group in group_items(answered, lambda row: (label_length(row), row.system)):
+    for (length, system), group in group_items(answered, lambda row: (format_length_with_unit(row), row.system)):
         costs = _costs(group, prices)
         means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _MEANS.items()]
         slow = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
@@ -320,7 +320,7 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
     if wrong:
         kinds = [kind for kind in Loss if any(kind.value in row.where_lost for row in wrong)]
         table = [["system", "task", "length", "wrong answers", *(kind.value.replace("_", " ") for kind in kinds)]]
-        for cell, group in group_items(wrong, lambda row: (row.system, row.task, label_length(row))):
+        for cell, group in group_items(wrong, lambda row: (row.system, row.task, format_length_with_unit(row))):
             counts = Counter(loss for row in group for loss in row.where_lost)
             table.append([*cell, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
         parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]

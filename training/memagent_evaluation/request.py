@@ -16,14 +16,14 @@ from typing import Any
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.grading import judge_rows
 from memagent_evaluation.harness import Evaluation, EvaluationEnd, evaluate
-from memagent_evaluation.markdown_tables import length_label
+from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import (
+    build_plan,
     check_plan,
     data_identities,
-    decisive_settings,
     load_tasks,
     parse_lengths,
-    plan_of,
+    resume_settings,
 )
 from memagent_evaluation.result_journal import (
     CHECKPOINTS,
@@ -126,10 +126,10 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
     )
     names = expand_suites(options.tasks or ())
     tasks = load_tasks(names, task_settings)
-    plan = plan_of(systems, tasks, lengths, options.count, options.repeats)
+    plan = build_plan(systems, tasks, lengths, options.count, options.repeats)
     check_plan(plan, tasks, context, seed=options.seed)
     plan = replace(plan, data=data_identities(names, task_settings), identities=tuple(identities))
-    return plan, tasks, decisive_settings(context, task_settings)
+    return plan, tasks, resume_settings(context, task_settings)
 
 
 async def _judge(settings: ReadSettings, journal: ResultJournal) -> None:
@@ -217,7 +217,7 @@ class EvaluationProgress:
     def status(self) -> str:
         """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
         lengths = " ".join(
-            f"{length_label(length, unit)} {100 * fmean(scores):.0f}%"
+            f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
             for (unit, length), scores in sorted(self._scores.items())
         )
         seconds = max(time.monotonic() - self._began, 1e-9)

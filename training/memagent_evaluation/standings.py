@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_evaluation.markdown_tables import group_items, interval, label_length, markdown
+from memagent_evaluation.markdown_tables import format_length_with_unit, group_items, interval, markdown
 from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_p_values
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import Estimate, estimate
@@ -72,7 +72,7 @@ def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate:
 
 def standings(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
-    cells = group_items(results.rows, lambda row: (row.task, label_length(row)))
+    cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))

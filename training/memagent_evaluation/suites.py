@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_evaluation.markdown_tables import group_items, interval, length_label, markdown
+from memagent_evaluation.markdown_tables import format_length, group_items, interval, markdown
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.standings import accuracy
@@ -73,7 +73,7 @@ def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
     for title, scores in group_items(suite_scores(rows), lambda score: score.aggregate):
         lengths = sorted({score.length for score in scores})
         mean_titles = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
-        table = [["system", *(length_label(length) for length in lengths), *mean_titles]]
+        table = [["system", *(format_length(length) for length in lengths), *mean_titles]]
         for system, group in group_items(scores, lambda score: score.system):
             at = {score.length: score.score for score in group}
             cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]

@@ -1,12 +1,12 @@
-"""What is measured: a system answers one question on one stored document, and reports what that cost.
+"""Systems to evaluate: each answers one question on one stored document, and reports what the answer cost.
 
     memagent            the reader, in its own way of reading
     full_context        one call with the whole document
-    no_document         one call with the question alone: what the policy knows without reading
+    no_document         one call with the question alone: shows what the policy knows without reading
     overwrite, refine, retrieval:chunks=4, "file.py:Name", ...: any strategy that `load_strategy` knows
 
-All but the first are that reader with another strategy, but the same policy, tokenizer, prompts, sampling, rules, run
-log and checkpoints.
+All systems but the first are the reader with another strategy; policy, tokenizer, prompts, sampling, rules, run log and
+checkpoints stay the same.
 
 >>> system = load_system("retrieval", reader)  # doctest: +SKIP
 >>> attempt = await system.attempt(document, question, answer_tokens=128, run_id=new_run_id())  # doctest: +SKIP
@@ -65,7 +65,7 @@ class _AttemptSettings:
     """The settings of one attempt's reader."""
 
     answer_tokens: int
-    least_answer_tokens: int
+    min_answer_tokens: int
     repeat: int
 
 
@@ -75,7 +75,7 @@ class ReaderSystem:
     Args:
         name: its name.
         reader: the reader. The caller closes its policy, log and checkpoints.
-        strategy: the way of reading; the reader's own if left out.
+        strategy: the strategy; by default the reader's own.
     """
 
     def __init__(self, name: str, reader: MemAgent, strategy: Strategy | None = None) -> None:
@@ -100,7 +100,7 @@ class ReaderSystem:
         *,
         answer_tokens: int,
         run_id: str,
-        least_answer_tokens: int = 0,
+        min_answer_tokens: int = 0,
         repeat: int = 0,
     ) -> Attempt:
         """Read the document, or continue at the checkpoints of an earlier attempt with this id; several at once.
@@ -108,17 +108,17 @@ class ReaderSystem:
         Args:
             document: a document in the reader's store.
             question: the question.
-            answer_tokens: how many tokens a completion with an answer may have; the same for every system.
+            answer_tokens: the maximum tokens of a completion with an answer, the same for every system.
             run_id: the attempt's id, unique to sample and system.
-            least_answer_tokens: the task's number: a system that shows the whole document may limit its answer to the
-                rest of the window, down to this. 0 leaves `answer_tokens` as it is.
-            repeat: which of several samples of the same question this is, from 0; each has its own seed.
+            min_answer_tokens: a system that shows the whole document may limit its answer to the rest of the window,
+                but not below this number. 0 leaves `answer_tokens` as it is.
+            repeat: the index, from 0, among several samples of the same question; each sample has its own seed.
 
         Raises:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
                 question.
         """
-        reader = await self._reader_for(_AttemptSettings(answer_tokens, least_answer_tokens, repeat))
+        reader = await self._reader_for(_AttemptSettings(answer_tokens, min_answer_tokens, repeat))
         began = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
@@ -143,15 +143,15 @@ class ReaderSystem:
         return self._readers[settings]
 
     def _strategy_for(self, settings: _AttemptSettings) -> Strategy | str:
-        """Return the way of reading, by its name if it has one, so that `memagent resume` makes the same reader."""
+        """Return the strategy, by its name if it has a name, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
-        if isinstance(self.strategy, FullContext) and settings.least_answer_tokens:
-            return f"{self.name}:least_answer_tokens={settings.least_answer_tokens}"
+        if isinstance(self.strategy, FullContext) and settings.min_answer_tokens:
+            return f"{self.name}:least_answer_tokens={settings.min_answer_tokens}"
         return self.name
 
     async def _resume(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:
-        """Return the result of an earlier attempt, continued; None if there was none."""
+        """Return the result of an earlier attempt, continued; None if there was no earlier attempt."""
         if not reader.keeps_checkpoints:
             return None
         try:
@@ -218,12 +218,12 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
 
     Args:
         name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of your own.
-        reader: what it reads with.
+        reader: the reader.
 
     Raises:
-        EvaluationError: there is none.
+        EvaluationError: there is no system of that name.
         StrategyError: a strategy of that name cannot be loaded, or is not a strategy.
-        MissingExtraError: it needs the extra "eval".
+        MissingExtraError: the system needs the extra "eval".
     """
     if name == READER:
         return ReaderSystem(name, reader)
@@ -232,5 +232,5 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
     names = system_names()
-    choices = f'There are: {", ".join(names)}. A strategy of your own is named as "file.py:Name".'
+    choices = f'Available systems: {", ".join(names)}. Name your own strategy as "file.py:Name".'
     raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, choices))

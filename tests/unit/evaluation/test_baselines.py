@@ -481,7 +481,7 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
         sample = task.sample(2000, index)
         document = reader.store.add(Document.of("".join(sample.text())))
         attempt = await system.attempt(
-            document, sample.question, answer_tokens=bound, least_answer_tokens=task.answer_tokens, run_id=f"{index}"
+            document, sample.question, answer_tokens=bound, min_answer_tokens=task.answer_tokens, run_id=f"{index}"
         )
         assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
         shown, given = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
@@ -497,6 +497,6 @@ async def test_an_answer_has_its_whole_bound_where_the_window_has_room(make_read
     reader = make_reader(policy)
     document = reader.store.add(Document.of(SHORT))
     await load_system("full_context", reader).attempt(
-        document, QUESTION, answer_tokens=60, least_answer_tokens=30, run_id="r"
+        document, QUESTION, answer_tokens=60, min_answer_tokens=30, run_id="r"
     )
     assert policy.bounds == [60]

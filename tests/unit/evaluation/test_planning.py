@@ -12,10 +12,10 @@ from support.evaluation import Keys
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.planning import (
     DEFAULT_LENGTHS,
+    build_plan,
     check_plan,
     completion_tokens,
     parse_lengths,
-    plan_of,
 )
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.samples import LengthUnit
@@ -60,14 +60,14 @@ def test_what_is_no_length_is_refused(text) -> None:
 
 def test_named_lengths_are_the_same_for_all_tasks() -> None:
     tasks = {"keys": Keys(), "file": FromFile({100: 3})}
-    assert plan_of(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
+    assert build_plan(("memagent",), tasks, (10, 20), 5) == EvaluationPlan.grid(
         ("memagent",), ("keys", "file"), (10, 20), 5
     )
 
 
 def test_without_lengths_a_data_file_has_all_of_its_own_with_what_it_has_of_each() -> None:
     tasks = {"keys": Keys(), "passages": Passages(), "file": FromFile({100: 3, 4000: 700})}
-    plan = plan_of(("memagent",), tasks, None, 5)
+    plan = build_plan(("memagent",), tasks, None, 5)
     assert [cell for cell in plan.cells if cell.task == "file"] == [PlanCell("file", 100, 3), PlanCell("file", 4000, 5)]
     for name, unit in (("keys", LengthUnit.TOKENS), ("passages", LengthUnit.PASSAGES)):
         cells = [cell for cell in plan.cells if cell.task == name]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.markdown_tables import length_label
+from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.report import render_comparison, render_report, summary
 from memagent_evaluation.standings import compare_evaluations
 from memagent_evaluation.statistics import wilson
@@ -105,7 +105,7 @@ def test_the_command_and_the_plots_are_shown() -> None:
      (131072, "128K"), (25_600, "25K"), (3_500_000, "3,500,000")],
 )  # fmt: skip
 def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
-    assert length_label(length) == label
+    assert format_length(length) == label
 
 
 def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:

@@ -79,7 +79,7 @@ async def test_a_run_logs_its_strategy_so_that_the_command_line_can_resume_it(ma
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
     with pytest.raises(EvaluationError, match=r"no system 'full-context'\. Did you mean full_context"):
         load_system("full-context", make_reader())
-    with pytest.raises(EvaluationError, match=r"'zzz'\. There are"):
+    with pytest.raises(EvaluationError, match=r"'zzz'\. Available systems"):
         load_system("zzz", make_reader())
 
 
@@ -213,5 +213,5 @@ async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_i
 async def test_a_full_context_run_is_resumed_with_the_bound_it_was_asked_with(make_reader, document, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     system = load_system("full_context", make_reader(DescribedPolicy(perfect_reader), run_log=log))
-    await system.attempt(document, QUESTION, answer_tokens=60, run_id="r", least_answer_tokens=30)
+    await system.attempt(document, QUESTION, answer_tokens=60, run_id="r", min_answer_tokens=30)
     assert load_strategy(log.get("r").settings["strategy"]) == FullContext(least_answer_tokens=30)

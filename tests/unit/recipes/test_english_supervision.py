@@ -78,7 +78,7 @@ def test_sequences_have_every_conversation_once(lessons, tokenizer, trees, rows)
     targets = [
         batch.targets_C[batch.conversations_C == number].tolist()
         for batch in batches(trees, LENGTH, rows)
-        for number in range(len(batch.names_K))
+        for number in range(len(batch.category_ids_K))
     ]
     assert targets == replies
     tokens = sum(len(prompt) + len(reply) for prompt, reply in conversations(lessons, tokenizer))
@@ -87,7 +87,7 @@ def test_sequences_have_every_conversation_once(lessons, tokenizer, trees, rows)
 
 def test_a_tree_that_is_too_long_loses_its_last_conversations(trees) -> None:
     sizes = trees.segments_S4[:, 1] + trees.segments_S4[:, 2]
-    assert len(next(batches(trees, int(sizes[:3].sum()), 1)).names_K) == 2
+    assert len(next(batches(trees, int(sizes[:3].sum()), 1)).category_ids_K) == 2
     assert not list(batches(trees, int(sizes[0]), 1))
 
 
@@ -144,7 +144,7 @@ def train(base, trees, tmp_path):
     def run(out: str, *more: str):
         words = ["--base", base, "--lessons", tmp_path / "lessons.npz", "--check", tmp_path / "lessons.npz"]
         words += ["--out", tmp_path / out, "--length", LENGTH, "--rows", "1", "--accumulated", "1", *more]
-        supervision.train(supervision.arguments_of(list(map(str, words))))
+        supervision.train(supervision.parse_arguments(list(map(str, words))))
         return torch.load(tmp_path / f"{out}.pt", weights_only=True)
 
     return run

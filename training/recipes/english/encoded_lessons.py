@@ -2,8 +2,8 @@
 
     python -m recipes.english.encoded_lessons --base FOLDER --readings 24000 --seed 0 --out lessons.npz
 
-A reading's conversations are trees: the tokens that they begin with are stored, and later computed, once. Reading
-number i depends on the seed and on i alone.
+A reading's conversations form trees: the tokens with which they begin are stored, and later computed, only once.
+Reading number i depends on the seed and on i alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy
 
 from memagent_evaluation.english_facts import MoreFacts
-from recipes.english.encoded_trees import NAMES, EncodedTrees
+from recipes.english.encoded_trees import CATEGORIES, EncodedTrees
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
 from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 50
 
 
 def make_lessons(*, held_out: bool) -> LessonMaker:
-    """Return the maker of a split's readings, all of whose prose and questions are clear of the exclusion file."""
+    """Return the maker of a split's readings; all prose and questions are checked against the exclusion file."""
     exclusion = Exclusion.load()
     sections = all_sections(exclusion, held_out=held_out)
     questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
@@ -42,7 +42,7 @@ def make_lessons(*, held_out: bool) -> LessonMaker:
 
 
 def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees:
-    """Return the conversations of some readings: of each, those of a role are a tree."""
+    """Return the conversations of some readings; those of a reading that have the same role form a tree."""
     ids: list[int] = []
     segments: list[tuple[int, int, int, int]] = []
     number = 0
@@ -56,8 +56,8 @@ def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees
             segments.append((number, shared, 0, 0))
             for lesson, prompt, reply in rows:
                 ids += prompt[shared:] + reply
-                name = NAMES.index(f"{lesson.role} {'writes' if lesson.writes else 'keeps'}")
-                segments.append((number, len(prompt) - shared, len(reply), name))
+                category = CATEGORIES.index(f"{lesson.role} {'writes' if lesson.writes else 'keeps'}")
+                segments.append((number, len(prompt) - shared, len(reply), category))
             number += 1
     return EncodedTrees(numpy.array(ids, numpy.uint32), numpy.array(segments, numpy.int32))
 
@@ -86,7 +86,7 @@ def _encode_some(base: Path, held_out: bool, seed: int, numbers: range) -> Encod
 
 
 def join_trees(parts: Iterator[EncodedTrees]) -> EncodedTrees:
-    """Return several files' trees as one."""
+    """Return the trees of several parts, renumbered, as one object."""
     all_parts = list(parts)
     first = 0
     for part in all_parts:
@@ -101,11 +101,15 @@ def join_trees(parts: Iterator[EncodedTrees]) -> EncodedTrees:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base", type=Path, required=True, help="the base in transformers' format; its tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="a file .npz")
+    parser.add_argument(
+        "--base", type=Path, required=True, help="folder of the base in transformers' format, with its tokenizer"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the .npz file to write")
     parser.add_argument("--readings", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--held-out", action="store_true", help="for the check: prose, people and wordings kept apart")
+    parser.add_argument(
+        "--held-out", action="store_true", help="use the prose, people and wordings that are kept for the check"
+    )
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     numbers = [

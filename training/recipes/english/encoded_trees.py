@@ -1,6 +1,6 @@
-"""Conversations as token ids: trees of those that begin with the same tokens, and sequences filled with trees.
+"""Conversations as token ids: conversations with a common beginning form a tree, and trees fill sequences.
 
-Letters: N all tokens, S segments or the tokens of a sequence, B sequences, C scored tokens, K conversations.
+Suffixes: N all tokens, S segments or the tokens of a sequence, B sequences, C scored tokens, K conversations.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-NAMES: Final = tuple(
+CATEGORIES: Final = tuple(
     f"{role} {reply}" for role in ("gated_update", "update", "answer") for reply in ("keeps", "writes")
 )
-"""The rows of the table of a check: a role, and whether its reply adds something."""
+"""The categories that a check counts separately: a role, and whether the reply adds something."""
 DECISION_TOKENS, DECISION_WEIGHT = 2, 3.0
 
 
@@ -28,8 +28,8 @@ class EncodedTrees:
 
     Attributes:
         ids_N: the token ids of all segments.
-        segments_S4: of each segment its tree's number, the tokens of its prompt and of its reply, and the index of its
-            name. A tree's first segment is what its conversations begin with, and has no reply.
+        segments_S4: one row per segment: tree index, prompt length, reply length, category index. A tree's first
+            segment is the beginning that its conversations share, and has no reply.
     """
 
     ids_N: NDArray[numpy.uint32]
@@ -54,13 +54,13 @@ class LessonBatch:
     positions_BS: Tensor
     trees_BS: Tensor
     branches_BS: Tensor
-    before_C: Tensor
-    """The place in the flattened sequences of the token before each scored one."""
+    predictor_positions_C: Tensor
+    """The position in the flattened sequences of the token before each scored token."""
     targets_C: Tensor
     weights_C: Tensor
     conversations_C: Tensor
-    names_K: tuple[int, ...]
-    """Of each conversation, the index of its name."""
+    category_ids_K: tuple[int, ...]
+    """The index in `CATEGORIES` of each conversation."""
     tokens: int
 
     def to(self, device: str) -> LessonBatch:
@@ -70,13 +70,13 @@ class LessonBatch:
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }
-        return LessonBatch(**tensors, names_K=self.names_K, tokens=self.tokens)
+        return LessonBatch(**tensors, category_ids_K=self.category_ids_K, tokens=self.tokens)
 
 
 def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[LessonBatch]:
-    """Yield all trees in their order, in batches of `rows` sequences of `length` tokens; a single one is not padded.
+    """Yield all trees in order, in batches of `rows` sequences of `length` tokens; a single sequence is not padded.
 
-    The last conversations of a tree that is longer than a sequence are left out, and so is one of which none fits.
+    Conversations that do not fit are dropped; a tree is dropped if none fit.
     """
     packer = _Packer(length)
     sequences: list[_Packer] = []
@@ -99,18 +99,18 @@ def batches(trees: EncodedTrees, length: int, rows: int) -> Iterator[LessonBatch
 
 
 class _Packer:
-    """A sequence, as trees are added to it; what stays empty is a tree of its own."""
+    """A sequence to which trees are added; its padding has a tree index of its own."""
 
     def __init__(self, length: int) -> None:
         self.size = 0
         self.ids, self.positions, self.branches = (numpy.zeros(length, numpy.int64) for _ in range(3))
         self.trees = numpy.full(length, -1)
         self.scored: list[tuple[int, int]] = []
-        """Where each conversation's reply begins and ends."""
-        self.names: list[int] = []
+        """The start and end of each conversation's reply."""
+        self.category_ids: list[int] = []
 
     def add(self, ids: NDArray[numpy.uint32], segments: NDArray[numpy.int32]) -> bool:
-        """Add a tree, or as much as fits into an empty sequence; return False if it does not fit beside others."""
+        """Add a tree, or the part that fits into an empty sequence; return False if it does not fit beside others."""
         sizes = segments[:, 1] + segments[:, 2]
         fitting = int((numpy.cumsum(sizes) <= len(self.ids) - self.size).sum())
         if fitting < len(segments) and self.size:
@@ -118,7 +118,7 @@ class _Packer:
         if fitting < 2:
             return True
         trunk, start = int(sizes[0]), 0
-        for branch, (tree, prompt, _reply, name) in enumerate(segments[:fitting].tolist()):
+        for branch, (tree, prompt, _reply, category) in enumerate(segments[:fitting].tolist()):
             size = int(sizes[branch])
             here = slice(self.size, self.size + size)
             first = trunk if branch else 0
@@ -128,7 +128,7 @@ class _Packer:
             self.branches[here] = branch
             if branch:
                 self.scored.append((self.size + prompt, self.size + size))
-                self.names.append(name)
+                self.category_ids.append(category)
             self.size, start = self.size + size, start + size
         return True
 
@@ -151,10 +151,10 @@ def _batch(sequences: Sequence[_Packer]) -> LessonBatch:
         positions_BS=torch.from_numpy(positions_BS),
         trees_BS=torch.from_numpy(trees_BS),
         branches_BS=torch.from_numpy(branches_BS),
-        before_C=torch.from_numpy(scored - 1),
+        predictor_positions_C=torch.from_numpy(scored - 1),
         targets_C=torch.from_numpy(ids_BS.reshape(-1)[scored]),
         weights_C=torch.from_numpy(numpy.where(steps < DECISION_TOKENS, DECISION_WEIGHT, 1.0)).float(),
         conversations_C=torch.from_numpy(numpy.repeat(numpy.arange(len(spans)), [end - start for start, end in spans])),
-        names_K=tuple(name for sequence in sequences for name in sequence.names),
+        category_ids_K=tuple(category for sequence in sequences for category in sequence.category_ids),
         tokens=sum(sequence.size for sequence in sequences),
     )

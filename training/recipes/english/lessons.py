@@ -1,7 +1,7 @@
-"""Conversations to learn: what a good reader replies to a section, and answers from its notes.
+"""Conversations to learn: a good reader's replies to a section, and its answers from notes.
 
-A section is real prose, in most with facts planted between its sentences. Each question about it comes with the notes
-that a reader may have at that point. Notes are sentences of the document, unchanged, one after the other; no notes are
+A section is real prose; most sections have facts planted between sentences. Each question comes with notes that a
+reader may have at that point. Notes are sentences of the document, unchanged, one after the other; no notes are
 "none". Most sections of a document say nothing about a question, so keeping is about half of what is learnt.
 """
 
@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts
 from memagent_graph.policies.adding import ADAPTER_FOLDER
@@ -30,9 +30,9 @@ _ASIDES: Final = (
 )  # fmt: skip
 _ROLES: Final = {"gated_update": 0.75, "update": 0.25}
 _NOTES_CHARACTERS: Final = 900
-"""The longest notes to learn; of longer ones only what answers is kept."""
+"""The length of the longest notes; of longer notes only the last sentence is kept."""
 _MISTAKES: Final = (0.55, 0.2, 0.15, 0.1)
-"""How likely it is that notes have no, one, two, three sentences that do not answer."""
+"""The probabilities that notes have no, one, two, three sentences that do not answer."""
 _PLACES: Final = (
     "bakery", "bell tower", "brewery", "bridge", "cloister", "fish market", "granary", "guest house", "hayloft",
     "infirmary", "pottery", "printing shop", "quarry", "school room", "shipyard", "stable", "tavern", "toll house",
@@ -51,7 +51,7 @@ _WHERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A question, a reader's notes before and after a section, and what the notes after it answer."""
+    """A question, a reader's notes before and after a section, and the answer from the notes after it."""
 
     question: str
     before: tuple[str, ...]
@@ -64,6 +64,9 @@ class Inquiry:
         return self.before != self.after
 
 
+InquiryFactory: TypeAlias = Callable[[random.Random], Inquiry]
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One prompt of a role, as text, and the reply to learn."""
@@ -72,7 +75,7 @@ class Lesson:
     prompt: str
     reply: str
     writes: bool
-    """Whether the reply adds something of the section, or answers something else than "not stated"."""
+    """Whether the reply adds something from the section, or is an answer other than "not stated"."""
 
     @property
     def text(self) -> str:
@@ -85,8 +88,8 @@ class LessonMaker:
 
     Args:
         sections: the prose, in any order.
-        questions: those on the sections' prose.
-        held_out: whether people, towns, relations' wordings and frames are those that are kept for measuring.
+        questions: questions on the sections' prose.
+        held_out: whether to use the people, towns, wordings and frames that are kept for measuring.
         more: further relations to train on.
     """
 
@@ -100,112 +103,127 @@ class LessonMaker:
     ) -> None:
         self._sections, self._held_out, self._more = sections, held_out, more
         self._prompts = replace(require_profile(ADAPTER_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
-        self._on: dict[tuple[str, int], list[ProseQuestion]] = {}
+        self._questions_by_section: dict[tuple[str, int], list[ProseQuestion]] = {}
         for question in questions:
-            self._on.setdefault((question.source, question.start), []).append(question)
-        self._with_questions = [section for section in sections if (section.source, section.start) in self._on]
+            self._questions_by_section.setdefault((question.source, question.start), []).append(question)
+        self._with_questions = [
+            section for section in sections if (section.source, section.start) in self._questions_by_section
+        ]
         self._answered = [question for question in questions if question.is_answered]
-        self._of_source: dict[str, list[ProseQuestion]] = {}
+        self._questions_by_source: dict[str, list[ProseQuestion]] = {}
         for question in self._answered:
-            self._of_source.setdefault(question.source, []).append(question)
+            self._questions_by_source.setdefault(question.source, []).append(question)
 
     def reading(self, rng: random.Random, count: int = 9) -> list[Lesson]:
         """Return `count` conversations of one role on one section, and a third as many answers from notes."""
         has_questions = bool(self._with_questions) and rng.random() < 0.7
         section = rng.choice(self._with_questions if has_questions else self._sections)
         facts = EnglishFacts(rng, held_out=self._held_out, more=self._more)
-        makers, statements = self._plant(rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4))
+        inquiry_factories, statements = self._plant(
+            rng, facts, rng.choice((0, 1, 2)) if has_questions else rng.randint(2, 4)
+        )
         text = plant(rng, section.text, statements)
-        here = self._on.get((section.source, section.start), [])
+        here = self._questions_by_section.get((section.source, section.start), [])
         elsewhere = self._answered_elsewhere(rng, section)
-        quests: list[Inquiry] = []
-        while len(quests) < count:
+        inquiries: list[Inquiry] = []
+        while len(inquiries) < count:
             draw = rng.random()
             if here and draw < 0.45:
-                quests.append(self._of_prose(rng, rng.choice(here), elsewhere))
+                inquiries.append(self._make_prose_inquiry(rng, rng.choice(here), elsewhere))
             elif elsewhere and draw < 0.65:
-                quests.append(self._of_other_prose(rng, rng.choice(elsewhere), elsewhere))
-            elif makers:
-                quests.append(rng.choice(makers)(rng))
+                inquiries.append(self._make_other_inquiry(rng, rng.choice(elsewhere), elsewhere))
+            elif inquiry_factories:
+                inquiries.append(rng.choice(inquiry_factories)(rng))
             else:
-                quests.append(self._absent(facts))
+                inquiries.append(self._unanswerable(facts))
         role = rng.choices(list(_ROLES), list(_ROLES.values()))[0]
-        conversations = [self._conversation(rng, role, quest, text) for quest in quests]
-        return conversations + [self._answer(rng, quest, facts) for quest in rng.sample(quests, max(1, count // 3))]
+        conversations = [self._conversation(rng, role, inquiry, text) for inquiry in inquiries]
+        return conversations + [
+            self._answer(rng, inquiry, facts) for inquiry in rng.sample(inquiries, max(1, count // 3))
+        ]
 
     def _answered_elsewhere(self, rng: random.Random, section: ProseSection) -> list[ProseQuestion]:
-        """Return questions that the section does not answer: half of the time those on its own source, which resemble
-        what it is about.
-        """
+        """Return questions that the section does not answer, most often on other sections of the same source."""
         text = section.text.casefold()
         near = [
-            row
-            for row in self._of_source.get(section.source, ())
-            if row.start != section.start and row.answer.casefold() not in text
+            question
+            for question in self._questions_by_source.get(section.source, ())
+            if question.start != section.start and question.answer.casefold() not in text
         ]
         if near and rng.random() < 0.6:
             return near
-        return [row for row in rng.sample(self._answered, min(len(self._answered), 50)) if row.source != section.source]
+        return [
+            question
+            for question in rng.sample(self._answered, min(len(self._answered), 50))
+            if question.source != section.source
+        ]
 
-    def _conversation(self, rng: random.Random, role: str, quest: Inquiry, section: str) -> Lesson:
-        question = _aside(rng, quest.question)
-        before, after = (" ".join(notes) or EMPTY for notes in (quest.before, quest.after))
+    def _conversation(self, rng: random.Random, role: str, inquiry: Inquiry, section: str) -> Lesson:
+        question = _aside(rng, inquiry.question)
+        before, after = (" ".join(notes) or EMPTY for notes in (inquiry.before, inquiry.after))
         prompt = self._prompts.messages(role, question, memory=before, chunk=section)[0]["content"]
-        reply = after if role == "update" else f"REWRITE\n{after}" if quest.adds else "KEEP"
-        return Lesson(role, prompt, reply, quest.adds)
+        reply = after if role == "update" else f"REWRITE\n{after}" if inquiry.adds else "KEEP"
+        return Lesson(role, prompt, reply, inquiry.adds)
 
-    def _answer(self, rng: random.Random, quest: Inquiry, facts: EnglishFacts) -> Lesson:
-        """Return an answer from the notes after a section; one in five from notes that do not answer."""
-        notes, answer = quest.after, quest.answer
+    def _answer(self, rng: random.Random, inquiry: Inquiry, facts: EnglishFacts) -> Lesson:
+        """Return an answer from the notes after a section, or, one time in five, from notes that do not answer."""
+        notes, answer = inquiry.after, inquiry.answer
         if rng.random() < 0.2:
             notes, answer = tuple(facts.fact().statement for _ in range(rng.randint(0, 2))), NOT_STATED
-        prompt = self._prompts.messages("answer", _aside(rng, quest.question), memory=" ".join(notes))[0]["content"]
+        prompt = self._prompts.messages("answer", _aside(rng, inquiry.question), memory=" ".join(notes))[0]["content"]
         return Lesson("answer", prompt, f"\\boxed{{{answer}}}", answer != NOT_STATED)
 
-    def _of_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
+    def _make_prose_inquiry(
+        self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
+    ) -> Inquiry:
         """Return a question on this section's prose; the notes hold it already, or nothing, or something by mistake."""
         noise = _mistakes(rng, others)
-        if not row.is_answered:
-            return Inquiry(row.question, noise, noise, NOT_STATED)
-        after = _shortened((*noise, row.sentence))
+        if not question.is_answered:
+            return Inquiry(question.question, noise, noise, NOT_STATED)
+        after = _shortened((*noise, question.sentence))
         if rng.random() < 0.2:
             notes = tuple(rng.sample(after, len(after)))
-            return Inquiry(row.question, notes, notes, row.answer)
-        earlier = _with_another_number(rng, row)
+            return Inquiry(question.question, notes, notes, question.answer)
+        earlier = _with_another_number(rng, question)
         if earlier and len(after) > len(noise) and rng.random() < 0.5:
-            return Inquiry(row.question, (*noise, earlier), after, row.answer)
-        return Inquiry(row.question, noise, after, row.answer)
+            return Inquiry(question.question, (*noise, earlier), after, question.answer)
+        return Inquiry(question.question, noise, after, question.answer)
 
-    def _of_other_prose(self, rng: random.Random, row: ProseQuestion, others: Sequence[ProseQuestion]) -> Inquiry:
-        """Return a question that this section does not answer; an earlier one may have done so."""
+    def _make_other_inquiry(
+        self, rng: random.Random, question: ProseQuestion, others: Sequence[ProseQuestion]
+    ) -> Inquiry:
+        """Return a question that this section does not answer; an earlier section may have answered it."""
         noise = _mistakes(rng, others)
         is_noted = rng.random() < 0.5
-        notes = _shuffled(rng, (*noise, row.sentence)) if is_noted else noise
-        return Inquiry(row.question, notes, notes, row.answer if is_noted else NOT_STATED)
+        notes = _shuffled(rng, (*noise, question.sentence)) if is_noted else noise
+        return Inquiry(question.question, notes, notes, question.answer if is_noted else NOT_STATED)
 
-    def _plant(
-        self, rng: random.Random, facts: EnglishFacts, count: int
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Functions that make quests, and the statements that the section needs for them, in order."""
-        makers: list[Callable[[random.Random], Inquiry]] = []
+    def _plant(self, rng: random.Random, facts: EnglishFacts, count: int) -> tuple[list[InquiryFactory], list[str]]:
+        """Return functions that make inquiries, and the statements that the section needs for them, in order."""
+        inquiry_factories: list[InquiryFactory] = []
         statements: list[str] = []
-        kinds = (self._one, self._change, self._two, self._list, self._whether, self._move)
+        kinds = (
+            self._plant_single_fact,
+            self._plant_change,
+            self._plant_two_hop,
+            self._plant_list,
+            self._plant_yes_no,
+            self._plant_moves,
+        )
         for kind in rng.choices(kinds, (32, 24, 16, 12, 8, 8), k=count):
-            new_makers, new_statements = kind(rng, facts)
-            makers += new_makers
+            new_factories, new_statements = kind(rng, facts)
+            inquiry_factories += new_factories
             statements += new_statements
-        if makers:
-            makers.append(lambda rng: self._absent(facts))
-        return makers, statements
+        if inquiry_factories:
+            inquiry_factories.append(lambda rng: self._unanswerable(facts))
+        return inquiry_factories, statements
 
-    def _absent(self, facts: EnglishFacts) -> Inquiry:
-        """Nothing here answers."""
+    def _unanswerable(self, facts: EnglishFacts) -> Inquiry:
+        """Return a question that nothing in the document answers."""
         return Inquiry(facts.question(facts.fact())[0], (), (), NOT_STATED)
 
-    def _one(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Return a fact, and in most sections one that resembles it and may be asked about elsewhere."""
+    def _plant_single_fact(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant a fact, and in most sections a similar fact; another similar fact may stand elsewhere."""
         fact = facts.fact()
         miss, other = facts.near_miss(fact), facts.near_miss(fact)
 
@@ -228,10 +246,8 @@ class LessonMaker:
         statements = [fact.statement, *([miss.statement] if rng.random() < 0.7 else [])]
         return [here, here, elsewhere], rng.sample(statements, len(statements))
 
-    def _change(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Return a value that changes: what is said last counts, and replaces what the notes say."""
+    def _plant_change(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant a value that changes: the last statement counts, and replaces the earlier one in the notes."""
         old = facts.fact(facts.relation(changes=True))
         new, miss = facts.change(old), facts.near_miss(old)
         both = rng.random() < 0.3
@@ -252,10 +268,8 @@ class LessonMaker:
 
         return [ask_change, ask_change, other], [*([old.statement] if both else []), new.statement]
 
-    def _two(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Two facts that only together answer, in either order, or only one of them."""
+    def _plant_two_hop(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant two facts that only together answer, in either order, or one of the two facts."""
         chain, question = facts.chain(2)
         first, second = chain
         split = rng.choice(("both", "first", "second"))
@@ -271,10 +285,8 @@ class LessonMaker:
 
         return [ask, ask], [fact.statement for fact in facts_here]
 
-    def _list(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Several values of one subject, some of them in the notes already, among values of another one."""
+    def _plant_list(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant several values of one subject among values of other subjects; some may be in the notes already."""
         relation = facts.relation(plural=True)
         items: list[EnglishFact] = [facts.fact(relation)]
         items += [facts.fact(relation, subject=items[0].subject) for _ in range(rng.randint(1, 2))]
@@ -291,10 +303,8 @@ class LessonMaker:
         first = rng.randint(0, len(others))
         return [ask, ask], [*others[:first], *(fact.statement for fact in new), *others[first:]]
 
-    def _whether(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Return a question of yes or no: about what is said, or about another value."""
+    def _plant_yes_no(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant a fact for a yes-or-no question about its value or another value."""
         fact = facts.fact()
         miss = facts.fact(fact.relation)
 
@@ -306,10 +316,8 @@ class LessonMaker:
 
         return [ask], [fact.statement]
 
-    def _move(
-        self, rng: random.Random, facts: EnglishFacts
-    ) -> tuple[list[Callable[[random.Random], Inquiry]], list[str]]:
-        """Return people who go from place to place: where somebody goes last counts."""
+    def _plant_moves(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
+        """Plant people who go from place to place; the last place of a person counts."""
         people = list(dict.fromkeys(facts.draw("first_names") for _ in range(3)))
         moves = [(rng.choice(people), rng.choice(_PLACES)) for _ in range(rng.randint(1, 7))]
         texts = [rng.choice(_MOVES).format(who=who, where=where) for who, where in moves]
@@ -345,18 +353,18 @@ def _count_mistakes(rng: random.Random) -> int:
 def _mistakes(rng: random.Random, others: Sequence[ProseQuestion]) -> tuple[str, ...]:
     """Return sentences that were noted by mistake."""
     count = min(_count_mistakes(rng), len(others))
-    return _shortened(tuple(row.sentence for row in rng.sample(list(others), count)))
+    return _shortened(tuple(question.sentence for question in rng.sample(list(others), count)))
 
 
-def _with_another_number(rng: random.Random, row: ProseQuestion) -> str:
-    """Return the sentence of a question with another number in place of its answer's, or nothing if it has none."""
-    numbers = _NUMBER.findall(row.answer)
-    if len(numbers) != 1 or len(re.findall(rf"(?<!\w){re.escape(numbers[0])}(?!\w)", row.sentence)) != 1:
+def _with_another_number(rng: random.Random, question: ProseQuestion) -> str:
+    """Return a question's sentence with its answer's number changed, or "" if the answer has no number."""
+    numbers = _NUMBER.findall(question.answer)
+    if len(numbers) != 1 or len(re.findall(rf"(?<!\w){re.escape(numbers[0])}(?!\w)", question.sentence)) != 1:
         return ""
     number = int(numbers[0])
     others = range(max(1, number // 2), 2 * number + 3) if number < 1000 else range(number - 40, number + 41)
     other = rng.choice([value for value in others if value != number])
-    return re.sub(rf"(?<!\w){number}(?!\w)", str(other), row.sentence)
+    return re.sub(rf"(?<!\w){number}(?!\w)", str(other), question.sentence)
 
 
 def _shuffled(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -365,7 +373,7 @@ def _shuffled(rng: random.Random, notes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shortened(notes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the notes, or the last of them alone if they are too long."""
+    """Return the notes, or only the last note if they are too long."""
     return notes if sum(map(len, notes)) <= _NOTES_CHARACTERS else notes[-1:]
 
 

@@ -2,9 +2,9 @@
 
     python -m recipes.english.supervision --base FOLDER --lessons lessons.npz --check check.npz --out FOLDER
 
-It needs torch, safetensors and numpy alone. `encoded_lessons.py` writes the conversations; this learns from each of
-them once, in their order, and so a batch is a function of the file and the step. A run that was killed goes on from its
-checkpoint. At the end the adapter is written to the folder, with what it was made of.
+It needs torch, safetensors and numpy alone. `encoded_lessons.py` writes the conversations. Each conversation is
+learned once, in order, so a batch is a function of the file and the step. A run that was killed continues from its
+checkpoint. At the end the adapter is written to the folder, with a record of its settings.
 
 The loss is the mean over reply tokens of all conversations of a batch, in which the first tokens of a reply, which
 decide between keeping and writing, weigh more. The base is in bfloat16, the adapter in float32.
@@ -27,19 +27,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.english.encoded_trees import NAMES, EncodedTrees, LessonBatch, batches
+from recipes.english.encoded_trees import CATEGORIES, EncodedTrees, LessonBatch, batches
 from recipes.english.network import BASE, AdaptedNetwork
 
 WARM_UP: Final = 20
-"""Steps in which the rate rises, or a tenth of all."""
+"""The steps in which the rate rises; a tenth of all steps if that is less."""
 LAST_SHARE: Final = 0.05
-"""Of the rate, at the last step."""
+"""The share of the rate that is left at the last step."""
 SAVE_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Where a run is, and what it has used."""
+    """The progress of a run, and the tokens and time that it has used."""
 
     step: int = 0
     steps: int = 0
@@ -49,29 +49,29 @@ class TrainingProgress:
 
 
 def score(network: AdaptedNetwork, batch: LessonBatch) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the scored tokens, and of each conversation whether all its tokens are the likeliest."""
+    """Return the log-probs of the scored tokens, and whether greedy decoding writes each conversation's reply."""
     hidden_BSW = network(batch.ids_BS, batch.positions_BS, batch.trees_BS, batch.branches_BS)
-    logits_CV = functional.linear(hidden_BSW.flatten(0, 1)[batch.before_C], network.head)
+    logits_CV = functional.linear(hidden_BSW.flatten(0, 1)[batch.predictor_positions_C], network.head)
     logprobs_C = -functional.cross_entropy(logits_CV.float(), batch.targets_C, reduction="none")
     hits_C = logits_CV.detach().argmax(-1) == batch.targets_C
-    exact_K = torch.ones(len(batch.names_K), device=hits_C.device)
+    exact_K = torch.ones(len(batch.category_ids_K), device=hits_C.device)
     return logprobs_C, exact_K.scatter_reduce(0, batch.conversations_C, hits_C.float(), "amin")
 
 
 @torch.no_grad()
 def check(network: AdaptedNetwork, trees: EncodedTrees, length: int, rows: int) -> dict[str, str]:
-    """Return the share of replies that greedy decoding writes exactly, by their names."""
+    """Return how many replies greedy decoding writes exactly, by category, as in "7/9"."""
     exact: dict[str, list[float]] = {}
     for batch in batches(trees, length, rows):
         _, exact_K = score(network, batch.to(str(network.head.device)))
-        for name, value in zip(batch.names_K, exact_K.tolist(), strict=True):
-            exact.setdefault(NAMES[name], []).append(value)
+        for category, value in zip(batch.category_ids_K, exact_K.tolist(), strict=True):
+            exact.setdefault(CATEGORIES[category], []).append(value)
             exact.setdefault("all", []).append(value)
     return {name: f"{sum(values):.0f}/{len(values)}" for name, values in sorted(exact.items())}
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Return the share of the rate at a step: it rises, and then falls along a cosine."""
+    """Return the share of the rate at a step; it rises linearly, then falls along a cosine."""
     warm_up = max(1, min(WARM_UP, steps // 10))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -82,7 +82,7 @@ def rate_at(step: int, steps: int) -> float:
 def run_step(
     network: AdaptedNetwork, optimizer: torch.optim.Optimizer, micro_batches: Sequence[LessonBatch]
 ) -> dict[str, float]:
-    """Learn from a batch, and return what a line of the log says."""
+    """Learn from a batch, and return its loss, share of exact replies and gradient norm."""
     learned = [weights for group in optimizer.param_groups for weights in group["params"]]
     weight = sum(float(batch.weights_C.sum()) for batch in micro_batches)
     losses, exact = [], []
@@ -131,7 +131,7 @@ def train(arguments: argparse.Namespace) -> None:
         line = run_step(network, optimizer, micro_batches)
         seconds, tokens = time.monotonic() - clock, sum(batch.tokens for batch in micro_batches)
         progress.step += 1
-        progress.conversations += sum(len(batch.names_K) for batch in micro_batches)
+        progress.conversations += sum(len(batch.category_ids_K) for batch in micro_batches)
         progress.tokens += tokens
         progress.seconds += seconds
         if progress.step % arguments.line_steps == 0:
@@ -161,21 +161,23 @@ def save(path: Path, network: AdaptedNetwork, optimizer: torch.optim.Optimizer, 
     partial.replace(path)
 
 
-def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base", type=Path, required=True, help="the base in transformers' format")
-    parser.add_argument("--lessons", type=Path, required=True, help="of encoded_lessons.py")
-    parser.add_argument("--check", type=Path, required=True, help="of encoded_lessons.py --held-out")
-    parser.add_argument("--out", type=Path, required=True, help="where checkpoint and adapter are written")
-    parser.add_argument("--adapter", type=Path, help="the folder of an adapter to begin with")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further step begins")
-    parser.add_argument("--steps", type=int, default=10**9, help="the last step of the schedule; the file's last one")
-    parser.add_argument("--until-step", type=int, default=10**9, help="the step before which the run ends")
+    parser.add_argument("--base", type=Path, required=True, help="folder of the base in transformers' format")
+    parser.add_argument("--lessons", type=Path, required=True, help="file written by encoded_lessons.py")
+    parser.add_argument("--check", type=Path, required=True, help="file written by encoded_lessons.py --held-out")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder to write the adapter to; the checkpoint is beside it"
+    )
+    parser.add_argument("--adapter", type=Path, help="folder of an adapter to start from")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no step after this many minutes")
+    parser.add_argument("--steps", type=int, default=10**9, help="steps of the schedule; at most those of the file")
+    parser.add_argument("--until-step", type=int, default=10**9, help="stop before this step")
     parser.add_argument("--rate", type=float, default=6e-4)
-    parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
-    parser.add_argument("--rows", type=int, default=8, help="sequences that are computed at once")
-    parser.add_argument("--accumulated", type=int, default=2, help="batches of a step")
+    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence")
+    parser.add_argument("--rows", type=int, default=8, help="sequences per batch")
+    parser.add_argument("--accumulated", type=int, default=2, help="batches per step")
     parser.add_argument("--line-steps", type=int, default=10)
     parser.add_argument("--check-steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -185,4 +187,4 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    train(arguments_of())
+    train(parse_arguments())
