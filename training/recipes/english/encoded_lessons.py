@@ -31,14 +31,14 @@ END: Final = "<|im_end|>"
 _AT_ONCE: Final = 50
 
 
-def make_lessons(*, held_out: bool) -> LessonMaker:
+def make_lessons(*, held_out: bool, change_weight: int = 24) -> LessonMaker:
     """Return the maker of a split's readings; all prose and questions are checked against the exclusion file."""
     exclusion = Exclusion.load()
     sections = all_sections(exclusion, held_out=held_out)
     questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     more = None if held_out else MoreFacts.read(RELATIONS)
-    return LessonMaker(sections, questions, held_out=held_out, more=more)
+    return LessonMaker(sections, questions, held_out=held_out, more=more, change_weight=change_weight)
 
 
 def encode(tokenizer: Any, readings: Sequence[Sequence[Lesson]]) -> EncodedTrees:
@@ -74,14 +74,14 @@ def _ids_of(tokenizer: Any, lesson: Lesson) -> tuple[list[int], list[int]]:
 
 
 @cache
-def _tools(base: Path, held_out: bool) -> tuple[LessonMaker, Any]:
+def _tools(base: Path, held_out: bool, change_weight: int) -> tuple[LessonMaker, Any]:
     from transformers import AutoTokenizer  # noqa: PLC0415  slow to import
 
-    return make_lessons(held_out=held_out), AutoTokenizer.from_pretrained(base)
+    return make_lessons(held_out=held_out, change_weight=change_weight), AutoTokenizer.from_pretrained(base)
 
 
-def _encode_some(base: Path, held_out: bool, seed: int, numbers: range) -> EncodedTrees:
-    maker, tokenizer = _tools(base, held_out)
+def _encode_some(base: Path, held_out: bool, change_weight: int, seed: int, numbers: range) -> EncodedTrees:
+    maker, tokenizer = _tools(base, held_out, change_weight)
     return encode(tokenizer, [maker.reading(random.Random(f"{seed}/{number}")) for number in numbers])
 
 
@@ -110,13 +110,16 @@ def main() -> None:
     parser.add_argument(
         "--held-out", action="store_true", help="use the prose, people and wordings that are kept for the check"
     )
+    parser.add_argument(
+        "--change-weight", type=int, default=24, help="weight of values that change; other planted facts have 76"
+    )
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     numbers = [
         range(start, min(start + _AT_ONCE, arguments.readings)) for start in range(0, arguments.readings, _AT_ONCE)
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
-        work = partial(_encode_some, arguments.base, arguments.held_out, arguments.seed)
+        work = partial(_encode_some, arguments.base, arguments.held_out, arguments.change_weight, arguments.seed)
         trees = join_trees(iter(pool.map(work, numbers)))
     trees.save(arguments.out)
     print(f"{len(trees.ids_N):,} tokens, {(trees.segments_S4[:, 2] > 0).sum():,} conversations in {arguments.out}")

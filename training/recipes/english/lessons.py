@@ -91,6 +91,7 @@ class LessonMaker:
         questions: questions on the sections' prose.
         held_out: whether to use the people, towns, wordings and frames that are kept for measuring.
         more: further relations to train on.
+        change_weight: how often planted values change; the other kinds of planted facts weigh 76 together.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class LessonMaker:
         *,
         held_out: bool = False,
         more: MoreFacts | None = None,
+        change_weight: int = 24,
     ) -> None:
         self._sections, self._held_out, self._more = sections, held_out, more
+        self._change_weight = change_weight
         self._prompts = replace(require_profile(ADAPTER_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
         self._questions_by_section: dict[tuple[str, int], list[ProseQuestion]] = {}
         for question in questions:
@@ -210,7 +213,7 @@ class LessonMaker:
             self._plant_yes_no,
             self._plant_moves,
         )
-        for kind in rng.choices(kinds, (32, 24, 16, 12, 8, 8), k=count):
+        for kind in rng.choices(kinds, (32, self._change_weight, 16, 12, 8, 8), k=count):
             new_factories, new_statements = kind(rng, facts)
             inquiry_factories += new_factories
             statements += new_statements
