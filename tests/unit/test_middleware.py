@@ -532,13 +532,6 @@ class TestHistories:
         assert shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
 
-    async def test_so_is_one_that_is_the_first_message(self, make_reader: MakeReader, run: Any) -> None:
-        model, saver = in_turn("fine"), InMemorySaver()
-        messages = await run(self.agent(make_reader(), model, saver), {"messages": [HumanMessage("word " * 500)]})
-        assert load_tokenizer("embedded").count(model.prompts[-1][-1].text) <= 100
-        assert "memory" not in str(model.prompts[-1])
-        assert messages[0].content == "word " * 500
-
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")
         said = [
