@@ -129,7 +129,7 @@ class CorpusSession:
             checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
             if options.ray is not None:
-                engine = stack.enter_context(self._cluster(options.ray, self._plan(work, checkpoints), in_flight))
+                engine = stack.enter_context(self._cluster(options.ray, self._plan(checkpoints), in_flight))
             progress = CorpusProgress(
                 stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
@@ -143,7 +143,7 @@ class CorpusSession:
                 agent,
                 self._questions,
                 access,
-                keep_texts=options.keep_texts or options.store is not None,
+                keep_texts=options.store is not None,
                 on_update=progress.on_update,
                 response_format=self._format,
             )
@@ -162,7 +162,7 @@ class CorpusSession:
             finally:
                 await reader.aclose()
 
-    def _plan(self, work: Path, checkpoints: str) -> ActorPlan:
+    def _plan(self, checkpoints: str) -> ActorPlan:
         """Return the plan for the actors of a cluster."""
         options = self._options
         return ActorPlan(
@@ -171,7 +171,7 @@ class CorpusSession:
             access=self._inputs.access.absolute,
             response_format=self._format,
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
-            texts=str((work / TEXTS).absolute()) if options.keep_texts else None,
+            texts=str(Path(options.store).absolute()) if options.store else None,
             logs=str(_actor_log_folder(options.log)) if options.log else None,
         )
 
