@@ -99,26 +99,6 @@ class Call:
         """The first chunk that it read; None if it read none, or what belongs to no chunk."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all attempts' prompts."""
-        return self.usage.prompt_tokens
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all attempts' completions."""
-        return self.usage.completion_tokens
-
-    @property
-    def model(self) -> str:
-        """The model that wrote the completion."""
-        return self.completion.model
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the policy stopped writing."""
-        return self.completion.finish_reason.value
-
 
 def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     """Return a call as plain data for a graph's state, whose `memory` after the call need not be there twice."""

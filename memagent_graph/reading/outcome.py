@@ -58,7 +58,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         run_id=state["run_id"],
         question=state["question"],
         document=state["document"],
-        model=(trace.steps[-1].model if trace.steps else "") or context.policy.name,
+        model=(trace.steps[-1].completion.model if trace.steps else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
         memory=state.get("memory") or "",

@@ -229,8 +229,8 @@ def build_timeline(view: RunView) -> Timeline:
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(step.prompt_tokens for step in trace.steps),
-            completion_tokens=sum(step.completion_tokens for step in trace.steps),
+            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.steps),
+            completion_tokens=sum(step.usage.completion_tokens for step in trace.steps),
             seconds=sum(step.seconds for step in trace.steps),
             events=count_events([*view.document_events, *(event for step in trace.steps for event in step.events)]),
         ),

@@ -142,7 +142,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         run_id=run_id,
         question=record.question,
         document=record.document,
-        model=trace.steps[-1].model if trace.steps else "",
+        model=trace.steps[-1].completion.model if trace.steps else "",
         strategy=record.strategy,
         trace=trace,
         answer=record.answer,

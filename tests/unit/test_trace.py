@@ -11,7 +11,7 @@ from support.traces import answered, fan_out, line, spans, step
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter, RunLog
 from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
-from memagent_graph.run_log.exchange.exporting import export_runs
+from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.logged_trace import trace_of
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
 from memagent_graph.trace import Trace
