@@ -107,7 +107,7 @@ def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     return values
 
 
-def calls_of(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
+def load_calls(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
     """Return the calls among a state's `steps`; `state` is the one after them, or the change that has them."""
     calls = (msgspec.convert(record, Call) for record in records)
     return [call if call.text is not None else replace(call, text=state.get("memory", "")) for call in calls]

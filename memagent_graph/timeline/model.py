@@ -263,7 +263,7 @@ def _calls_by_update(trace: Trace) -> list[list[Call]]:
     calls: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            calls[trace.place(step.id)].append(step)
+            calls[trace.update_index(step.id)].append(step)
     return calls
 
 

@@ -44,7 +44,7 @@ from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
@@ -229,7 +229,7 @@ def test_another_way_of_reading_may_not_continue_it(make_reader, tmp_path) -> No
 
 def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
     agent, log, _ = finished
-    timeline = build_timeline(view_of_run(log, "r", agent.store))
+    timeline = build_timeline(load_run_view(log, "r", agent.store))
     out = io.StringIO()
     rich.console.Console(file=out, width=100).print(render_timeline(timeline))
     assert "4711" in out.getvalue()

@@ -387,13 +387,13 @@ def test_bad_questions_are_refused_before_anything_is_asked(make_reader, questio
 def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
     with pytest.raises(BudgetError, match=r"Use chunk_tokens \d+"):
         make_reader(budget=Budget(context_window=1000, chunk_tokens=1000, memory_tokens=50, question_tokens=50))
-    with pytest.raises(BudgetError, match="chunk_tokens is 0"):
+    with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got 0"):
         Budget(chunk_tokens=0)
 
 
 def test_without_any_tokenizer_the_error_names_the_argument(tmp_path) -> None:
     reader = MemAgent(ScriptedPolicy(["x"]), store=tmp_path)
-    with pytest.raises(TokenizerError, match=r"Name it \(tokenizer\): a tiktoken encoding") as caught:
+    with pytest.raises(TokenizerError, match=r"Set it \(tokenizer\): a tiktoken encoding") as caught:
         reader.read(TEXT, QUESTION)
     assert "(--tokenizer)" in str(caught.value.hint), "in the words of the command line"
 

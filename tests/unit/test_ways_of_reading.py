@@ -43,7 +43,7 @@ def kinds(result) -> list[str]:
         ("gated:stop=maybe", "gated takes yes or no for stop"),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: stop"),
         ("parallel:passes=two", "parallel takes a whole number for passes"),
-        ("parallel:passes=0", "passes is 0. parallel:passes must be at least 1"),
+        ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
     ],

@@ -100,7 +100,7 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
 @pytest.mark.parametrize(
     ("store", "reason", "remedy"),
     [
-        ("s3://me:secret@host/texts", "s3://... is an address", "Name a folder with --store"),
+        ("s3://me:secret@host/texts", "--store must be a folder, got the address s3://...", "Use a folder"),
         ("/proc/nowhere/texts", "/proc/nowhere/texts cannot be written", "set MEMAGENT_HOME"),
     ],
 )
