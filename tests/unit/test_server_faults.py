@@ -194,7 +194,7 @@ async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) 
     gc.collect()
     tracemalloc.start()
     try:
-        with pytest.raises(PolicyResponseError, match="a reply that is too long: it may have 2,000,000 bytes"):
+        with pytest.raises(PolicyResponseError, match="a reply that is too long: it has more than 2,000,000 bytes"):
             await policy.complete(HELLO, SamplingParams())
         most = tracemalloc.get_traced_memory()[1]
     finally:
