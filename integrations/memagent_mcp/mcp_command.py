@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, open_reader
+from memagent_graph.cli.options import Checkpoints, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -50,15 +50,9 @@ class Mcp(ReaderOptions):
         ),
     ] = None
     max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
-    max_chunks: Annotated[int | None, typer.Option(min=1, help="The maximum number of chunks for each question.")] = (
-        None
-    )
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens for each question.")] = (
-        None
-    )
-    max_seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="The maximum number of seconds for each question.")
-    ] = None
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
     checkpoints: Checkpoints = None
     store: Store = None
     log: Annotated[
@@ -88,7 +82,7 @@ class Mcp(ReaderOptions):
             roots=self.root or (),
             trust_client_roots=not self.http,
             max_bytes=self.max_bytes,
-            limits=Limits(self.max_chunks, self.max_tokens, self.max_seconds),
+            limits=Limits(self.max_chunks, self.max_tokens_total, self.max_seconds),
         )
 
     def run(self) -> None:

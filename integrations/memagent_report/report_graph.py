@@ -99,11 +99,11 @@ class ReportWork:
         question: the question of the report.
         questions: the questions that every document is read for; if there are none, the policy writes them.
         documents: the documents, which are in the store.
+        runs: the prefix of the ids of the documents' runs. Reports with the same settings share these runs, so a
+            document is not read twice for the same question.
         extractive: whether the sections are the cells' answers, even if the policy could write them.
         judge: whether the policy judges which answers contradict each other.
         limits: the limits of each read.
-        runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
-            is not read twice for the same question.
         on_update: called with every memory update.
     """
 
@@ -112,10 +112,10 @@ class ReportWork:
     question: str
     questions: tuple[str, ...]
     documents: tuple[ReportDocument, ...]
+    runs: str
     extractive: bool = False
     judge: bool = False
     limits: Limits | None = None
-    runs: str = "cell"
     on_update: OnUpdate | None = field(default=None, repr=False)
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from memagent_serve.serve_settings import ServeSettings
 
 _MEGABYTE: Final = 2**20
+_SETTINGS: Final = (
+    "max_reads", "max_waiting", "max_reads_per_key", "cancel_on_close", "read_above", "max_connections"
+)  # fmt: skip
+"""Options that are settings of the server as they are; those of `_SIZES` are in MiB."""
+_SIZES: Final = ("max_body", "request_memory", "storage", "total_storage")
 _SECONDS_TO_STOP: Final = 5
 _SECONDS_TO_ASK: Final = 5
 """For the policy's server to describe its model, before requests are taken without that."""
@@ -130,18 +135,10 @@ class Serve(ReaderOptions):
             keys=keys,
             names=(*names, *client_host_names(self.host)),
             origins=tuple(self.allow_origin or ()),
-            max_reads=self.max_reads,
-            max_waiting=self.max_waiting,
-            max_reads_per_key=self.max_reads_per_key,
             keep_seconds=self.keep_minutes * 60,
-            cancel_on_close=self.cancel_on_close,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
-            read_above=self.read_above,
-            max_body=self.max_body * _MEGABYTE,
-            request_memory=self.request_memory * _MEGABYTE,
-            storage=self.storage * _MEGABYTE,
-            total_storage=self.total_storage * _MEGABYTE,
-            max_connections=self.max_connections,
+            **{name: getattr(self, name) for name in _SETTINGS},
+            **{name: getattr(self, name) * _MEGABYTE for name in _SIZES},
         )
 
     def run(self) -> None:

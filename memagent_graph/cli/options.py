@@ -47,7 +47,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (
-        "run_id", "report_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
+        "run_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
     ),
     "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip

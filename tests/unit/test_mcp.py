@@ -249,9 +249,8 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    assert set(tools) == {
-        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
-    }  # fmt: skip
+    names = {"read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"}
+    assert set(tools) == names
     assert set(tools["read_document"].inputSchema["properties"]) == {
         "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds",
         "background",
@@ -262,7 +261,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         assert all("description" in each for each in tool.inputSchema["properties"].values())
     answers = tools["read_document"].outputSchema["properties"]["answers"]["description"]
     assert "the limit at which the read stopped" in answers
-    for name in ("read_document", "ask_again", "write_report"):
+    for name in ("read_document", "ask_again"):
         assert "The reader is shown all of it, from beginning to end" in tools[name].description
 
 
@@ -297,7 +296,7 @@ async def test_without_a_log_there_is_only_reading(folder) -> None:
     with FakeServer() as server:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
             offered = [tool.name for tool in (await session.list_tools()).tools]
-            assert offered == ["read_document", "wait", "cancel_read", "resume_read", "write_report"]
+            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"
 

@@ -3,10 +3,10 @@ training split.
 
     memagent rl --task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign ...
 
-Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
-`benchmarks.length_figure` ask for. They are planted in unchanged text, with its line breaks, headings and
-tables: a file from the settings, as written by `recipes.embedded.corpus`, or the docstrings of the standard
-library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
+Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants ask for. They
+are planted in unchanged text, with its line breaks, headings and tables: a file from the settings, as written by
+`recipes.embedded.corpus`, or the docstrings of the standard library; never the language reference, which is used for
+measuring. In half of the documents they are between sentences,
 in the others between any two words. The target fact is biased toward the start, so it must survive more updates. Some
 samples among foreign facts omit it; the right answer is then "none".
 """

@@ -48,11 +48,6 @@ class PromptFormat:
             raise SystemExit(f"{folder} has a template for updates in which the section is not first")
         return cls(encoding, head + separator, tail, answer)
 
-    @property
-    def literal(self) -> str:
-        """The text of every update prompt."""
-        return _FIELD.sub("", self.shared + self.own)
-
     def trunk(self, chunk: str) -> list[int]:
         """Tokens that the update prompts of all questions on a section begin with."""
         return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
