@@ -159,8 +159,8 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
 
     Args:
         context: policy, tokenizer, document store, prompts and budgets.
-        strategy: the way of reading.
-        checkpointer: where state is saved at every step. With None a parent graph's is used.
+        strategy: the strategy to run.
+        checkpointer: saves the state at every step. With None, the parent graph's checkpointer is used.
 
     Raises:
         StrategyError: the strategy is not valid.
