@@ -82,7 +82,7 @@ class GraphReads:
 
         Args:
             document: a document's reference, or a function that returns it, called for every run that has not begun.
-            run_ids: each question's run id, from `run_id_in`; None for a run that nobody continues.
+            run_ids: each question's run id, from `derive_run_id`; None for a run that nobody continues.
             report: called with every update.
             limits: where the read for one question stops early; the reader's own if left out.
             past_limit: the questions whose runs are continued even if they stopped at a limit.
@@ -108,7 +108,7 @@ class GraphReads:
         return await in_passes(reads, MAX_SHARED_READS)
 
 
-def run_id_in(config: RunnableConfig, *key: object) -> str | None:
+def derive_run_id(config: RunnableConfig, *key: object) -> str | None:
     """Return the id that a run has whenever the task of `config` is executed; None outside a graph.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
-from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
@@ -48,8 +48,8 @@ def memagent_node(
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
     If the question is a list of texts, the document is read once for all of them, and every written key gets a list in
-    their order: the state has `question: list[str]` and `answer: list[str | None]`. An error of one is raised when the
-    others are done; their results are kept, and they are not read again.
+    their order: the state has `question: list[str]` and `answer: list[str | None]`. If one question fails, its error is
+    raised when the others are done. Their results are kept, and they are not read again.
 
     To have the reader's steps in the parent's drawing, its memory in the parent's `get_state(subgraphs=True)` and
     `update_state`, and its state in the parent's checkpoints, add the reader's graph instead:
@@ -99,7 +99,7 @@ def memagent_node(
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(source)
-        run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
+        run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
         )

@@ -34,10 +34,10 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.questions import Questions
-from langchain_memagent.readings import Outcome, ReadArtifact, content_for_model, reading_of, unfinished_runs
+from langchain_memagent.readings import Outcome, ReadArtifact, describe_reading, find_unfinished_runs, format_for_model
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
@@ -86,12 +86,13 @@ class ReadLongDocument(BaseTool):
 
     Args:
         agent: the reader.
-        roots: folders, or single files, below which the model may name paths, links followed. Without any, none.
+        roots: folders or single files. The model may name paths below them, after links are resolved. Without roots, it
+            may name no path.
         max_bytes: the largest document, of any source.
         max_questions: questions in one call.
-        limits: where the read for one question stops early; a call costs at most `max_questions` times as much.
-        on_failure: "tell" the model of a read that failed, or "raise" the error; see the module.
-        fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
+        limits: limits of the read for one question. A call costs at most `max_questions` times as much.
+        on_failure: "tell" reports a failed read to the model, "raise" raises its error; see the module.
+        fetcher: downloads the web addresses that the model names. It decides which hosts are allowed.
         backend: a deepagents backend; absolute paths are looked up in it first.
         state_keys: keys of the agent's state that the model may name.
         answer_schema: the form of the answers: a Pydantic model, or a JSON schema as a dict. The model then gets JSON,
@@ -162,7 +163,7 @@ class ReadLongDocument(BaseTool):
                 return await opened[0]
 
             run_ids = {
-                question: run_id_in(caller.config, caller.tool_call_id, source, question) for question in questions
+                question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
             }
             earlier = await self._unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
@@ -178,7 +179,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
         questions = [question.strip() for question in questions]
         if "" in questions:
-            raise ToolException("A question is empty. Write it out, or leave it out.")
+            raise ToolException("A question is empty. Write a question, or leave it out.")
         return questions
 
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
@@ -188,7 +189,7 @@ class ReadLongDocument(BaseTool):
         self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
     ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
-        run_ids = unfinished_runs(state, self.name)
+        run_ids = find_unfinished_runs(state, self.name)
         if not run_ids:
             return {}
         key = (await reference())["key"]
@@ -203,9 +204,9 @@ class ReadLongDocument(BaseTool):
     def _reply(
         self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, caller: CallingGraph, *, can_continue: bool
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        content = content_for_model(rows, can_continue=can_continue)
+        content = format_for_model(rows, can_continue=can_continue)
         results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
-        readings = [reading_of(question, outcome, can_continue=can_continue) for question, outcome in rows]
+        readings = [describe_reading(question, outcome, can_continue=can_continue) for question, outcome in rows]
         artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
         if results:
             return content, artifact
@@ -244,7 +245,7 @@ class _Arguments(BaseModel):
         # Models that fill in every argument leave the unnecessary ones empty.
         values = {name: value for name, value in values.items() if value != "" or name not in _SOURCES}
         if others := [kind for kind in _SOURCES if kind not in cls.offered and values.get(kind) is not None]:
-            raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
+            raise ValueError(f"{others[0]} cannot be read here; choose one of: {', '.join(cls.offered)}")
         return values
 
 

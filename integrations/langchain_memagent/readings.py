@@ -47,7 +47,7 @@ class ReadArtifact(TypedDict):
     """One for each question, in order."""
 
 
-def reading_of(question: str, outcome: Outcome, *, can_continue: bool) -> Reading:
+def describe_reading(question: str, outcome: Outcome, *, can_continue: bool) -> Reading:
     """Return an outcome as data. Finding the evidence reads chunks from the store.
 
     Args:
@@ -71,7 +71,7 @@ def reading_of(question: str, outcome: Outcome, *, can_continue: bool) -> Readin
     return {**outcome.to_dict(), "answer": answer, "extent": outcome.extent, "error": None, "goes_on": goes_on}
 
 
-def unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
+def find_unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
     """Return the run ids of a tool's unfinished reads, by the document's key and the question.
 
     The run ids come from the artifacts of the tool messages in an agent's state.
@@ -89,7 +89,7 @@ def unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
     return run_ids
 
 
-def content_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
+def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
     """Return each question with its answer and evidence, or the reason why there is no answer."""
     parts = []
     for number, (question, outcome) in enumerate(outcomes, 1):

@@ -13,10 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 _SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "System"))
 
 
-def transcript(messages: Iterable[BaseMessage]) -> str:
+def format_transcript(messages: Iterable[BaseMessage]) -> str:
     """Return the messages as a dialogue, one paragraph each: the speaker, tool calls with arguments, and their results.
 
-    Blocks that are not text are named, so that a reader knows that they were there.
+    Blocks that are not text are named by their kind.
     """
     tools: dict[str, str] = {}
     paragraphs: list[str] = []
@@ -24,31 +24,31 @@ def transcript(messages: Iterable[BaseMessage]) -> str:
         if isinstance(message, ToolMessage):
             tool = message.name or tools.get(message.tool_call_id, "a tool")
             outcome = "Error" if message.status == "error" else "Result"
-            paragraphs.append(f"{outcome} of {tool}: {content_text(message.content)}")
+            paragraphs.append(f"{outcome} of {tool}: {get_text(message.content)}")
             continue
-        text = content_text(message.content)
+        text = get_text(message.content)
         if text.strip():
             paragraphs.append(f"{_speaker(message)}: {text}")
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
                 tools[call["id"] or ""] = call["name"]
-                paragraphs.append(f"Assistant calls {call_text(call['name'], call['args'])}")
+                paragraphs.append(f"Assistant calls {format_call(call['name'], call['args'])}")
     return "\n\n".join(paragraphs)
 
 
-def call_text(name: str, arguments: Any) -> str:
+def format_call(name: str, arguments: Any) -> str:
     """Return a tool call as one line."""
     return f"{name}({json.dumps(arguments, ensure_ascii=False, default=str)})"
 
 
-def content_text(content: str | Sequence[str | dict[str, Any]]) -> str:
+def get_text(content: str | Sequence[str | dict[str, Any]]) -> str:
     """Return a message's content as text; other blocks as their kind in brackets."""
     if isinstance(content, str):
         return content
-    return "\n".join(block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
+    return "\n".join(get_block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
 
 
-def block_text(block: str | dict[str, Any]) -> str | None:
+def get_block_text(block: str | dict[str, Any]) -> str | None:
     """Return the text of a content block; None for an image or anything else that is not text."""
     if isinstance(block, str):
         return block
@@ -56,8 +56,8 @@ def block_text(block: str | dict[str, Any]) -> str | None:
     return text if block.get("type") == "text" and isinstance(text, str) else None
 
 
-def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Return every position at which the messages may be divided, in ascending order; 0 is always one.
+def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Return every position at which the messages may be divided, in ascending order, always including 0.
 
     A tool call and its results stay together, a call that still waits for its results is in the later part, and the
     later part never begins with a tool result, which model servers refuse.
@@ -71,7 +71,7 @@ def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
             closed.update(range(call + 1, position + 1))
             waiting.pop(message.tool_call_id, None)
             continue
-        # The next speaker ends the wait: a call that was never answered must not keep everything after it in one part.
+        # Another speaker ends the wait. Otherwise, a call without a result would keep all later messages together.
         waiting = {}
         if isinstance(message, AIMessage):
             waiting = dict.fromkeys(_call_ids(message), position)

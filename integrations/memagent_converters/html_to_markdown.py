@@ -20,7 +20,7 @@ _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
 PICTURES: Final = "pictures without a description"
-_LOST_CONTENT: Final = {
+_OMITTED_CONTENT: Final = {
     "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
@@ -110,10 +110,10 @@ def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> 
         label: the label of the page or chapter, if it is part of a document.
         end: text to append.
     """
-    lost: Counter[str] = Counter()
-    text = _render(html, lost) + end
-    if not text.strip() and not lost:  # pictures marked as decoration are the only content
-        lost[PICTURES] += len(_PICTURE.findall(html))
+    omission_counts: Counter[str] = Counter()
+    text = _render(html, omission_counts) + end
+    if not text.strip() and not omission_counts:  # pictures marked as decoration are the only content
+        omission_counts[PICTURES] += len(_PICTURE.findall(html))
     starts = list(_HEADING.finditer(text))
     if not starts or starts[0].start() or label is not None:
         yield Block(text[: starts[0].start() if starts else None].replace(_BEGIN, ""), label)
@@ -123,12 +123,12 @@ def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> 
         path = [outer for outer in path if outer[0] < level] + [(level, _INLINE.sub("", start[2]).strip())]
         below = text[start.start() : next_start.start() if next_start else None].replace(_BEGIN, "")
         yield Block(below, headings=tuple(title for _, title in path))
-    yield from list_omissions(lost, label or "")
+    yield from list_omissions(omission_counts, label or "")
 
 
-def list_omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
+def list_omissions(omission_counts: Counter[str], place: str = "") -> Iterator[Omission]:
     """Yield the counted losses of a document, or of a part of it, as omissions."""
-    for what, count in (+lost).items():
+    for what, count in (+omission_counts).items():
         yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
 
@@ -137,8 +137,8 @@ def html_as_markdown(html: str) -> str:
     return _render(html, Counter()).replace(_BEGIN, "")
 
 
-def _render(html: str, lost: Counter[str]) -> str:
-    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `lost`."""
+def _render(html: str, omission_counts: Counter[str]) -> str:
+    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `omission_counts`."""
     tree = _parse(html)
     if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
@@ -167,8 +167,8 @@ def _render(html: str, lost: Counter[str]) -> str:
                 _close_element(frame, frames, node)
         elif not is_end or tag in _PARAGRAPHS:
             _add_element(frame, tag, node)
-            if not is_end and tag in _LOST_CONTENT and _is_lost(node.attributes):
-                lost[_LOST_CONTENT[tag]] += 1
+            if not is_end and tag in _OMITTED_CONTENT and _is_omitted(node.attributes):
+                omission_counts[_OMITTED_CONTENT[tag]] += 1
     return _join_tokens(frames[0].tokens)
 
 
@@ -247,7 +247,7 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             tokens.append(2)
 
 
-def _is_lost(attributes: Mapping[str, str | None]) -> bool:
+def _is_omitted(attributes: Mapping[str, str | None]) -> bool:
     """Whether an element shows something without a description. An empty `alt` marks decoration."""
     return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 

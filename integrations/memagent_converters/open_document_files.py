@@ -56,7 +56,7 @@ def convert(source: SourceFile) -> Parts:
 
 
 class _OpenDocument:
-    """Converts an OpenDocument file to HTML, and counts what is lost."""
+    """Converts an OpenDocument file to HTML, and counts the parts that it leaves out."""
 
     def __init__(self, archive: XmlArchive) -> None:
         self._archive = archive

@@ -24,10 +24,10 @@ _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
 _MAX_SCRIPT_SIZE: Final = 0.85
 _MIN_SHIFT: Final = 0.1
-"""Minimum vertical shift of a script, as a share of the height of the character before it."""
+"""Minimum vertical shift of a script, as a fraction of the height of the character before it."""
 _UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
 _MAX_UNMAPPED: Final = 0.15
-"""Above this share of unmapped characters a page needs OCR; custom bullets stay below it."""
+"""Above this fraction of unmapped characters a page needs OCR; custom bullets stay below it."""
 _MAX_SCAN_CHARACTERS: Final = 100
 """Pages with fewer characters are checked for being scans; a stamp or page number is still text."""
 _MAX_PAGES_OPEN: Final = 100
@@ -183,7 +183,7 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
     """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
-    def box_of(index: int) -> tuple[float, float]:
+    def measure(index: int) -> tuple[float, float]:
         """Return the baseline of a character on the page, and the character's height."""
         index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
         raw.FPDFText_GetLooseCharBox(textpage, index, box)
@@ -192,12 +192,12 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
 
     def mark(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
-        line, height = box_of(match.start() - 1)
+        line, height = measure(match.start() - 1)
         for index in range(begin, end):
-            digit_line, digit_height = box_of(index)
+            digit_line, digit_height = measure(index)
             if digit_height < _MAX_SCRIPT_SIZE * height and abs(digit_line - line) > _MIN_SHIFT * height:
                 before = text[match.start() : index] if index > begin else ""  # without the space of another line
-                continues_line = match["end"] and abs(box_of(match.end())[0] - line) < _MIN_SHIFT * height
+                continues_line = match["end"] and abs(measure(match.end())[0] - line) < _MIN_SHIFT * height
                 sign = "^" if digit_line > line else "_"
                 return before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
             line, height = digit_line, digit_height

@@ -63,7 +63,7 @@ def convert(source: SourceFile) -> Parts:
 
 def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
-    lost: Counter[str] = Counter()
+    omission_counts: Counter[str] = Counter()
     for member in sorted(archive.names):
         if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.read_xml(member)) is not None:
             for comment in iter_descendants(root, "comment", "threadedComment"):
@@ -71,11 +71,11 @@ def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
         elif member.startswith("xl/drawings/drawing") and (root := archive.read_xml(member)) is not None:
-            yield from markdown_blocks("".join(iter_shapes(root, lost)), end=GAP)
-            lost["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
+            yield from markdown_blocks("".join(iter_shapes(root, omission_counts)), end=GAP)
+            omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
             yield from source.embedded(member.rpartition("/")[2], archive.read(member))
-    yield from list_omissions(lost)
+    yield from list_omissions(omission_counts)
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:

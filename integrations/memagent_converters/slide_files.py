@@ -42,23 +42,23 @@ def convert(source: SourceFile) -> Parts:
         if slide is None:
             yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue
-        lost: Counter[str] = Counter()
-        html = "".join(iter_shapes(slide, lost))
+        omission_counts: Counter[str] = Counter()
+        html = "".join(iter_shapes(slide, omission_counts))
         for kind, target in archive.relations(member).values():
             root = archive.read_xml(target) if kind in _RELATED_PARTS else None
             if root is not None:
                 paragraphs = map(_paragraph, iter_descendants(root, "p", "text"))
-                texts = iter_shapes(root, lost) if kind == "notesSlide" else paragraphs
+                texts = iter_shapes(root, omission_counts) if kind == "notesSlide" else paragraphs
                 html += f"<p>{_RELATED_PARTS[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
-                lost["charts"] += 1
+                omission_counts["charts"] += 1
             elif kind in {"package", "oleObject"}:
                 yield from source.embedded(target.rpartition("/")[2], archive.read(target))
         yield from markdown_blocks(html, label, end=GAP)
-        yield from list_omissions(lost, label)
+        yield from list_omissions(omission_counts, label)
 
 
-def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
+def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]:
     """Yield the shapes of a slide or a sheet as HTML: texts, tables, descriptions of pictures."""
     for element in parent:
         match local_name(element):
@@ -85,12 +85,12 @@ def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
                 yield make_html_table(rows)
             case "pic":
                 text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
-                lost[PICTURES] += not text
+                omission_counts[PICTURES] += not text
                 yield f"<p>![{escape(text)}]</p>" if text else ""
             case "Fallback":
                 continue
             case _:
-                yield from iter_shapes(element, lost)
+                yield from iter_shapes(element, omission_counts)
 
 
 def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:

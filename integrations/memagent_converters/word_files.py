@@ -20,10 +20,10 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
+    get_int,
     iter_descendants,
     local_name,
     make_html_table,
-    value_as_int,
 )
 from memagent_graph.converters import Parts, SourceFile
 
@@ -219,7 +219,7 @@ class _WordDocument:
             return "☒" if state is not None and get_attribute(state, "val", "1") not in _OFF else "☐"
         if choice is not None:
             entries = [get_attribute(node, "val") for node in choice if local_name(node) == "listEntry"]
-            return escape("".join(entries[value_as_int(find_child(choice, "result"), 0) :][:1]))
+            return escape("".join(entries[get_int(find_child(choice, "result"), 0) :][:1]))
         return ""
 
     def _drawing(self, element: Element) -> str:
@@ -254,10 +254,10 @@ class _WordDocument:
             properties = find_child(row, "trPr")
             if find_child(properties, "del") is not None:
                 continue
-            column = value_as_int(find_child(properties, "gridBefore"), 0)
+            column = get_int(find_child(properties, "gridBefore"), 0)
             cells: list[list[Any]] = [["", column, 1]] if column else []
             for cell in _iter_members(row, "tc"):
-                span = max(1, value_as_int(find_child(cell, "tcPr", "gridSpan"), 1))
+                span = max(1, get_int(find_child(cell, "tcPr", "gridSpan"), 1))
                 merge = find_child(cell, "tcPr", "vMerge")
                 if merge is not None and get_attribute(merge, "val") != "restart" and column in above:
                     above[column][2] += 1
@@ -316,7 +316,7 @@ class _Styles:
             if name == "title":
                 return 1
             levels.append(find_child(node, "pPr", "outlineLvl"))
-        level = next((value_as_int(node, 9) for node in levels if node is not None), 9)
+        level = next((get_int(node, 9) for node in levels if node is not None), 9)
         if level == 9 and style not in self._styles and (match := re.fullmatch(r"Heading([1-9])", style)):
             return min(int(match[1]), 6)
         return min(level + 1, 6) if level < 9 else 0
@@ -345,7 +345,7 @@ class _ListNumbers:
                 for override in (part for part in node if local_name(part) == "lvlOverride"):
                     level = int(get_attribute(override, "ilvl", "0"))
                     if (start := find_child(override, "startOverride")) is not None:
-                        starts[level] = value_as_int(start, 1)
+                        starts[level] = get_int(start, 1)
                     if (changed := find_child(override, "lvl")) is not None:
                         levels_of_list[level] = changed
                 self._lists[get_attribute(node, "numId")] = definition, levels_of_list, starts
@@ -372,7 +372,7 @@ class _ListNumbers:
         for deeper in [other for other in counts if other > level]:
             del counts[deeper]
         for other in range(level + 1):
-            first = starts.get(other, value_as_int(find_child(levels.get(other), "start"), 1))
+            first = starts.get(other, get_int(find_child(levels.get(other), "start"), 1))
             counts[other] = counts.get(other, first - 1) + 1 if other == level else counts.get(other, first)
         form = levels[level]
         if _child_value(form, "numFmt", "decimal") == "bullet":

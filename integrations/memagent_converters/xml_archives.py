@@ -113,16 +113,16 @@ def iter_descendants(element: Element, *names: str) -> Iterator[Element]:
 
 def format_formula(element: Element) -> str:
     """Return a formula as a line of HTML."""
-    return escape(linearize(_parts_of(element)))
+    return escape(linearize(_to_formula(element)))
 
 
-def _parts_of(element: Element) -> Formula:
+def _to_formula(element: Element) -> Formula:
     name = local_name(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
-    return name, text.strip(), [_parts_of(node) for node in element]
+    return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def value_as_int(element: Element | None, default: int) -> int:
+def get_int(element: Element | None, default: int) -> int:
     """Return the value of an Office element as a number; the default if it has none."""
     text = get_attribute(element, "val")
     return int(text) if text.lstrip("-").isdigit() else default

@@ -183,7 +183,7 @@ class CorpusLedger:
         with self._reading() as connection:
             return [_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
 
-    def ids_of(self, part: TablePart) -> set[str]:
+    def list_ids(self, part: TablePart) -> set[str]:
         """Return the ids of the rows in a part, without those that newer rows have replaced."""
         with self._reading() as connection:
             return {row["id"] for row in connection.execute("SELECT id FROM rows WHERE part = ?", (part.number,))}

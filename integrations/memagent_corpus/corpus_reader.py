@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_of, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_result, row_id
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
-from memagent_corpus.typed_columns import columns_of
+from memagent_corpus.typed_columns import columns_for_schema
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.conversion import ConversionCancellation
@@ -90,7 +90,9 @@ class CorpusReader:
         self.access = access
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
-        self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+        self.columns = (
+            columns_for_schema(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+        )
         self.keeps_texts = keep_texts
         self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
@@ -107,9 +109,9 @@ class CorpusReader:
         graph = await self.agent.agraph(response_format=self.response_format)
         for question in self.questions:
             check_question(question, graph.reader_context)
-        return settings_of(graph.reader_context)
+        return collect_settings(graph.reader_context)
 
-    def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
+    def list_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
@@ -136,7 +138,7 @@ class CorpusReader:
             CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        questions = self.questions_of(document) if questions is None else tuple(questions)
+        questions = self.list_questions(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
         if not questions:
             return []
@@ -145,7 +147,7 @@ class CorpusReader:
         except MemAgentError as error:
             _raise_if_fatal(error)
             return [self._failure(document, None, question, settings, error) for question in questions]
-        digest = digest_of(reference["key"])
+        digest = digest_from_key(reference["key"])
         self._text_users[digest] += 1
         try:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
@@ -182,7 +184,7 @@ class CorpusReader:
 
     async def _fingerprint(self) -> str:
         if self._settings is None:
-            self._settings = fingerprint_of(await self.settings())
+            self._settings = fingerprint_settings(await self.settings())
         return self._settings
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
@@ -239,7 +241,9 @@ class CorpusReader:
             _raise_if_fatal(outcome)
             return self._failure(document, digest, question, settings, outcome)
         try:  # in a thread: it looks for the evidence
-            return await asyncio.to_thread(row_of, outcome, document.name, question, document.metadata, self.columns)
+            return await asyncio.to_thread(
+                row_from_result, outcome, document.name, question, document.metadata, self.columns
+            )
         except ValueError as error:  # from the serializers of a user's model
             return self._failure(document, digest, question, settings, error)
 
@@ -261,7 +265,7 @@ class CorpusReader:
         )
 
 
-def settings_of(context: ReaderContext) -> dict[str, Any]:
+def collect_settings(context: ReaderContext) -> dict[str, Any]:
     """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
     sampling, rules = context.sampling, context.rules
     form = context.structure.format if context.structure else None
@@ -281,7 +285,7 @@ def settings_of(context: ReaderContext) -> dict[str, Any]:
     }
 
 
-def fingerprint_of(settings: Mapping[str, Any]) -> str:
+def fingerprint_settings(settings: Mapping[str, Any]) -> str:
     """Serialize settings to a string that is the same on every machine."""
     return msgspec.json.encode(dict(settings), order="deterministic").decode()
 

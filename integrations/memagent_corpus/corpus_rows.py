@@ -117,7 +117,7 @@ def row_id(document: str, digest: str, question: str, settings: str) -> str:
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
 
 
-def row_of(
+def row_from_result(
     result: ReadResult,
     document: str,
     question: str,
@@ -144,7 +144,7 @@ def row_of(
     return CorpusRow(
         id=result.run_id,
         document=document,
-        digest=digest_of(result.document["key"]),
+        digest=digest_from_key(result.document["key"]),
         question=question,
         answer=result.answer,
         value=value,
@@ -175,7 +175,7 @@ def _schema_error(result: ReadResult) -> str | None:
     return None
 
 
-def digest_of(key: str) -> str:
+def digest_from_key(key: str) -> str:
     """Return the SHA-256 in a key of the document store."""
     return key.partition(":")[2]
 

@@ -31,7 +31,7 @@ from typing import Any, Final
 from memagent_corpus import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
-from memagent_corpus.source_access import SourceAccess, scheme_of
+from memagent_corpus.source_access import SourceAccess, get_scheme
 from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
 from memagent_graph.extra_modules import extra_module
 from memagent_graph.reader import MemAgent
@@ -117,7 +117,7 @@ class ActorPlan:
                 "PostgreSQL: --checkpoints postgresql://...",
             )
         root = self.access.root
-        if root and not scheme_of(root) and not Path(root).exists():
+        if root and not get_scheme(root) and not Path(root).exists():
             raise CorpusError(
                 f"the machine {here} has no access to the documents' folder {root}",
                 hint="Put the documents on a file system that all machines mount, or in an object store.",

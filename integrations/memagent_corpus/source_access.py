@@ -96,7 +96,7 @@ class SourceAccess:
     @property
     def absolute(self) -> SourceAccess:
         """The same access with an absolute root, for processes with another working directory."""
-        return self if not self.root or scheme_of(self.root) else replace(self, root=str(Path(self.root).absolute()))
+        return self if not self.root or get_scheme(self.root) else replace(self, root=str(Path(self.root).absolute()))
 
     def filesystem(self, location: str) -> tuple[Any, str]:
         """Return the fsspec filesystem of a path or URL, and the path in it.
@@ -106,11 +106,11 @@ class SourceAccess:
             MissingExtraError: fsspec is not installed.
             DocumentError: the package for the scheme is not installed, or the store cannot be opened.
         """
-        if _CHAIN_SEPARATOR in location and scheme_of(location):
+        if _CHAIN_SEPARATOR in location and get_scheme(location):
             raise RefusedSourceError(
                 f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
             )
-        scheme = scheme_of(location)
+        scheme = get_scheme(location)
         if importlib.util.find_spec("fsspec") is None:
             raise MissingExtraError("corpus", f"opening {display_url(location)}")
         import fsspec.core  # noqa: PLC0415  an optional dependency
@@ -165,11 +165,11 @@ class SourceAccess:
             raise RefusedSourceError(
                 f"{display_url(path)} is a chain of URLs", hint="Chains are not allowed in tables."
             )
-        scheme = scheme_of(path)
+        scheme = get_scheme(path)
         if scheme in WEB:
             require_public(path, allow_private=self.allow_private)
             return path
-        if scheme or scheme_of(self.root):
+        if scheme or get_scheme(self.root):
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
             is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
             if scheme == "file" or not is_inside:
@@ -196,7 +196,7 @@ class SourceAccess:
             return
         if document.location is None:
             raise DocumentError(f"{document.name} has no text and no file", hint="Correct it in the table.")
-        if not scheme_of(document.location):
+        if not get_scheme(document.location):
             root = Path(self.root).resolve()
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
@@ -243,7 +243,7 @@ def require_public_address(address: str) -> None:
         raise _private_address_error(address)
 
 
-def scheme_of(location: str) -> str:
+def get_scheme(location: str) -> str:
     """Return the scheme of a URL in lower case; empty for a path."""
     scheme, separator, _ = location.partition("://")
     return scheme.lower() if separator and scheme.replace("+", "").replace("-", "").replace(":", "").isalnum() else ""

@@ -31,8 +31,8 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
-from memagent_corpus.source_access import SourceAccess, display_url, scheme_of, store_errors
-from memagent_corpus.typed_columns import TypedColumn, columns_of
+from memagent_corpus.source_access import SourceAccess, display_url, get_scheme, store_errors
+from memagent_corpus.typed_columns import TypedColumn, columns_for_schema
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
@@ -114,7 +114,7 @@ class TableFolder:
     def __post_init__(self) -> None:
         self._writer = secrets.token_hex(8)
         self._manifest: TableManifest | None = None
-        self._folder = None if scheme_of(self.location) else Path(self.location).absolute()
+        self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.filesystem(self.location)
         self._path = path.rstrip("/")
@@ -178,9 +178,9 @@ class TableFolder:
         if manifest is None:
             raise CorpusError(f"there is no table in {self.display_name}", hint="Create one with `memagent corpus`.")
         for part in manifest.parts:
-            yield from self.rows_of(part, columns)
+            yield from self.read_part_rows(part, columns)
 
-    def rows_of(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
         content = self._read(part.name)
         if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
@@ -256,7 +256,7 @@ class TableFolder:
         form = self._current.settings.get(_FORM)
         if not form:
             return ()
-        return columns_of(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
+        return columns_for_schema(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
 
     def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table when it is published.

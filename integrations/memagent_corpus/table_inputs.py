@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, scheme_of, store_errors
+from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, get_scheme, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import json_file
@@ -111,7 +111,7 @@ class FileTable:
 
     def count(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
-        if scheme_of(self.location) and self._kind != "parquet":
+        if get_scheme(self.location) and self._kind != "parquet":
             return None
         with self._open() as file:
             if self._kind == "parquet":
@@ -210,12 +210,12 @@ class DatasetTable:
             ) from error
 
 
-def document_of(  # noqa: PLR0911  one return for each kind of error
+def document_from_row(  # noqa: PLR0911  one return for each kind of error
     row: Mapping[str, Any], name: str, columns: InputColumns, access: SourceAccess
 ) -> CorpusDocument:
     """Convert a row of a table to a document. An invalid row gives a document with an `error`."""
     if columns.id is not None:
-        default_name, name = name, name_of(row.get(columns.id), name)
+        default_name, name = name, choose_name(row.get(columns.id), name)
         if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
     metadata = {column: _json_ready(row.get(column)) for column in columns.copied}
@@ -240,14 +240,14 @@ def document_of(  # noqa: PLR0911  one return for each kind of error
         location = access.below_root(path)
     except DocumentError as error:
         return make(error=str(error))
-    if scheme_of(location):
+    if get_scheme(location):
         return make(location=location)
     status = Path(location).stat()
     version = f"{status.st_size}-{status.st_mtime_ns}"
     return make(version=version, size=status.st_size, location=location)
 
 
-def name_of(value: object, default: str) -> str:
+def choose_name(value: object, default: str) -> str:
     """Return the name of a document with this value in the id column; `default` if there is no value."""
     name = "" if value is None else str(value)
     return name if name.strip() else default

@@ -89,7 +89,7 @@ class TypedValues(NamedTuple):
     """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
-def columns_of(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
+def columns_for_schema(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
     Args:

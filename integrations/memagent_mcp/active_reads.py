@@ -21,7 +21,7 @@ from memagent_graph.trace import MemoryUpdate
 DEFAULT_WAIT_SECONDS: Final = 45.0
 """How long a tool call waits by default, in seconds; many clients time out after 60."""
 _MAX_READS: Final = 256
-"""How many reads are kept with their results; of those that have ended, the oldest are dropped first."""
+"""The maximum number of reads that are kept with their results. The reads that ended first are dropped first."""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
@@ -107,7 +107,7 @@ class ActiveReads:
             read.advance(None)
 
     def start_in_background(self, work: Awaitable[Any]) -> None:
-        """Run work in the background. Errors are kept by the reads and not raised here."""
+        """Run work in the background. Its errors are not raised here: the reads keep them."""
         task = asyncio.ensure_future(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)

@@ -97,8 +97,8 @@ def answer_text(read: ActiveRead) -> str:
     outcome = read.outcome
     lines = [f"Question: {plain(read.question)}"]
     if outcome is None:
-        share = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
-        lines.append(f"Answer: not yet, the document is still being read{share}; call wait with the run id")
+        progress = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
+        lines.append(f"Answer: not yet, the document is still being read{progress}; call wait with the run id")
         lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
         lines.append(f"Answer: none, the read failed: {error_message(outcome)}")

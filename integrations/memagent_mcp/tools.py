@@ -292,7 +292,7 @@ class Tools:
         if bool(path) == bool(text):
             raise RefusedSourceError(
                 "both a path and a text were given" if path else "neither a path nor a text was given",
-                hint="Give exactly one of the two.",
+                hint="Pass exactly one of them.",
             )
         if path:
             allowed = await self._roots.for_request(context)
@@ -318,7 +318,7 @@ class Tools:
 
 
 class _Progress:
-    """Reports the progress of the reads of one request: the mean share of all reads, 0 to 1. It never decreases.
+    """Reports the progress of the reads of one request: their mean, from 0 to 1. It never decreases.
 
     Args:
         context: the request's context; nothing is reported to a client that did not ask for progress.
@@ -328,15 +328,16 @@ class _Progress:
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
         self._context, self._name = context, plain(name)
-        self._shares = [0.0] * reads
+        self._fractions = [0.0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
-        self._shares[read] = max(self._shares[read], update.progress or 0.0)
+        self._fractions[read] = max(self._fractions[read], update.progress or 0.0)
         step = "findings merged" if update.chunk_number is None else f"chunk {update.chunk_number}"
-        which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
-        share = sum(self._shares) / len(self._shares)
-        await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
+        count = len(self._fractions)
+        question = f" for question {read + 1} of {count}" if count > 1 else ""
+        mean = sum(self._fractions) / count
+        await self._context.report_progress(mean, 1.0, f"{self._name}: {step}{question}, {mean:.0%} read")
 
 
 async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:

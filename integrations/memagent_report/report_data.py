@@ -14,7 +14,7 @@ from memagent_report.evidence_matrix import (
     Contradiction,
     EvidenceMatrix,
     MatrixCell,
-    QuotePlace,
+    QuotePosition,
     ReportMode,
     ReportSection,
     ReportSentence,
@@ -86,7 +86,7 @@ class Report:
             references.setdefault(self._key(place), reference)
         return references
 
-    def _key(self, place: QuotePlace) -> tuple[int, int, int]:
+    def _key(self, place: QuotePosition) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
         quote = self.matrix.quote(place)
         return place.document, quote.start_char, quote.end_char

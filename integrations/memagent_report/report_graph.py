@@ -43,8 +43,8 @@ from memagent_report.evidence_matrix import (
     EvidenceMatrix,
     MatrixCell,
     ReportDocument,
-    extractive_draft,
     from_json,
+    make_extractive_draft,
     to_json,
 )
 from memagent_report.report_data import ReportEvent
@@ -58,7 +58,7 @@ from memagent_report.report_writing import (
     has_prompts_for,
     pairs_to_judge,
 )
-from memagent_report.source_text import SourceText, cell_of
+from memagent_report.source_text import SourceText, cell_from_result
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
@@ -169,7 +169,7 @@ class ReportWork:
             # Another report of this process may read the same document. All take the locks in the same order, so
             # there is no deadlock.
             for run_id in sorted(run_ids):
-                await stack.enter_async_context(_lock_of(run_id))
+                await stack.enter_async_context(_get_lock(run_id))
             outcomes = dict(
                 zip(distinct_questions, await _run_in_new_context(in_passes(reads, MAX_SHARED_READS)), strict=True)
             )
@@ -183,7 +183,7 @@ class ReportWork:
         for column, question in enumerate(questions):
             result = outcomes[question]
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-            cells.append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
+            cells.append(to_json(await asyncio.to_thread(cell_from_result, result, source, number, column)))
         return {"cells": {str(number): cells}}
 
     def _fail(self, task: _ReadTask, error: str) -> ReportState:
@@ -220,7 +220,7 @@ class ReportWork:
         if judge and (left_out := pairs_to_judge(matrix)[1]):
             events.append(_event(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared"))
         if not write and not judge:
-            return {"draft": to_json(extractive_draft(matrix)), "events": events}
+            return {"draft": to_json(make_extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
         result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
         events += [_event(event.kind, event.detail) for event in result.events]
@@ -306,7 +306,7 @@ def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
 _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
 
 
-def _lock_of(run_id: str) -> asyncio.Lock:
+def _get_lock(run_id: str) -> asyncio.Lock:
     """Return the lock of a run, which all reports on this event loop share."""
     return _locks.get().setdefault(run_id, asyncio.Lock())
 

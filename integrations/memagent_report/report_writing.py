@@ -35,10 +35,10 @@ from memagent_report.evidence_matrix import (
     ReportMode,
     ReportSection,
     ReportSentence,
-    differing_answers,
-    extractive_draft,
-    extractive_section,
+    find_differing_answers,
     from_json,
+    make_extractive_draft,
+    make_extractive_section,
     to_json,
 )
 
@@ -258,7 +258,7 @@ class ReportWriting(Strategy):
             finished_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
             draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
-            draft = extractive_draft(matrix)
+            draft = make_extractive_draft(matrix)
         pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
@@ -267,7 +267,7 @@ class ReportWriting(Strategy):
 
 def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
     """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
-    pairs = list(differing_answers(matrix))
+    pairs = list(find_differing_answers(matrix))
     return pairs[:_MAX_PAIRS], max(0, len(pairs) - _MAX_PAIRS)
 
 
@@ -318,13 +318,13 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     heading, questions = state["outline"][number]
     quotes, left_out = _fit_lines(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
     if not quotes:
-        return {"sections": {str(number): to_json(extractive_section(matrix, heading, tuple(questions)))}}
+        return {"sections": {str(number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
     short_heading = step.context.beginning(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
         SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_note(left_out, "quotes")
     )
     if reply.value is None:
-        section = extractive_section(matrix, heading, tuple(questions))
+        section = make_extractive_section(matrix, heading, tuple(questions))
     else:
         places = [place for place, _ in matrix.quotes()]
         sentences = [

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_report.stated_facts import Date, Facts, content_stems, facts_of, stem
+from memagent_report.stated_facts import Date, Facts, content_stems, extract_facts, stem
 
 _MIN_SHARED: Final = 0.5
 """Minimum share of a sentence's words and values that must be in its quotes."""
@@ -85,13 +85,13 @@ def check_sentence(
     Args:
         sentence: the sentence.
         quotes: passages of documents, word for word.
-        names: the names of the quoted documents, which the sentence may mention; see `checked_report.document_names`.
+        names: the names of the quoted documents, which the sentence may mention; see `list_document_names`.
         is_common: whether a word, in lower case, is an ordinary word and therefore not a name at the beginning of a
             sentence; for example because the documents contain it in lower case.
     """
     if not quotes:
         return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
-    facts, quote_facts = facts_of(_replace_names(sentence, names)), [facts_of(quote) for quote in quotes]
+    facts, quote_facts = extract_facts(_replace_names(sentence, names)), [extract_facts(quote) for quote in quotes]
     text = facts.text.casefold().rstrip(". ")
     if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()

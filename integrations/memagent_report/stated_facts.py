@@ -103,7 +103,7 @@ class Facts:
 
 
 @lru_cache(maxsize=4096)
-def facts_of(text: str) -> Facts:
+def extract_facts(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
     text = normalize_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap

@@ -129,7 +129,7 @@ def make_app(
     return app
 
 
-def owner_of(request: Request) -> Owner:
+def get_owner(request: Request) -> Owner:
     """Return the owner of a request's key."""
     owner = request.state.owner
     assert isinstance(owner, Owner)  # noqa: S101  the guard puts it there
@@ -142,7 +142,7 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
     Raises:
         ApiError: there is none, it is too large, or it does not arrive.
     """
-    owner, settings = owner_of(request), serving.settings
+    owner, settings = get_owner(request), serving.settings
     limit = (owner.max_bytes or settings.storage) + _FORM_BYTES
     with serving.upload_quota.reservation(owner) as reserve:
         receive = limit_body(request.receive, limit, settings.idle_seconds, settings.body_seconds, reserve=reserve)
@@ -158,7 +158,7 @@ def _routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
     async def completions(request: Request) -> Response:
-        return await serving.completions.respond(request, owner_of(request))
+        return await serving.completions.respond(request, get_owner(request))
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": await _served_models(reader)})
@@ -180,34 +180,34 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse((await store_upload(serving, request)).body())
 
     async def files(request: Request) -> Response:
-        stored = await asyncio.to_thread(uploads.list_files, owner_of(request))
+        stored = await asyncio.to_thread(uploads.list_files, get_owner(request))
         return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
 
     async def file(request: Request) -> Response:
-        return JSONResponse(uploads.get(owner_of(request), request.path_params["id"]).body())
+        return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).body())
 
     async def file_content(request: Request) -> Response:
-        path = uploads.content(owner_of(request), request.path_params["id"])
+        path = uploads.content(get_owner(request), request.path_params["id"])
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete_file(request: Request) -> Response:
         file_id = request.path_params["id"]
-        await asyncio.to_thread(uploads.delete, owner_of(request), file_id)
+        await asyncio.to_thread(uploads.delete, get_owner(request), file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def reads(request: Request) -> Response:
-        entries = await asyncio.to_thread(serving.ledger.list_of_owner, owner_of(request).name, newest=_NEWEST)
+        entries = await asyncio.to_thread(serving.ledger.list_reads, get_owner(request).name, newest=_NEWEST)
         return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
 
     async def read(request: Request) -> Response:
-        owner, run_id = owner_of(request), request.path_params["id"]
+        owner, run_id = get_owner(request), request.path_params["id"]
         entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
         if entry is None:
             raise not_found("there is no such read")
         return JSONResponse(_read_object(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
-        running = manager.find(owner_of(request), request.path_params["id"])
+        running = manager.find(get_owner(request), request.path_params["id"])
         if running is not None:
             await manager.cancel(running)
         return await read(request)
@@ -224,7 +224,7 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(serving.metrics.page(), media_type=serving.metrics.content_type)
+        return Response(serving.metrics.render(), media_type=serving.metrics.content_type)
 
     return [
         Route("/v1/chat/completions", completions, methods=["POST"]),
@@ -289,7 +289,7 @@ async def _policy_health(reader: MemAgent) -> str:
 
 async def _ledger_health(ledger: Ledger) -> str:
     try:
-        await asyncio.to_thread(ledger.list_of_owner, "", newest=1)
+        await asyncio.to_thread(ledger.list_reads, "", newest=1)
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"

@@ -96,7 +96,7 @@ class JsonText:
         """The size of the JSON in bytes; the text has at most as many."""
         return len(memoryview(self.raw)) - 2
 
-    def text(self) -> str:
+    def decode(self) -> str:
         """Return the text.
 
         Raises:

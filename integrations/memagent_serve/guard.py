@@ -128,7 +128,7 @@ class Guard:
         if self._sessions is not None and self._sessions.has(scope["path"]):
             scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
             return
-        owner = self._keys.owner(headers.get("authorization"))
+        owner = self._keys.find_owner(headers.get("authorization"))
         if owner is None:
             raise ApiError(
                 401,

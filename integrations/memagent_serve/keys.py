@@ -97,7 +97,7 @@ class Keys:
             pairs += [_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
         return cls(pairs)
 
-    def owner(self, authorization: str | None) -> Owner | None:
+    def find_owner(self, authorization: str | None) -> Owner | None:
         """Return the owner of the key in an Authorization header; None if the key is unknown."""
         if not self._owners:
             return LOCAL
@@ -170,6 +170,6 @@ def installation_secret(folder: Path) -> bytes:
     return secret
 
 
-def salt_of(owner: Owner, secret: bytes) -> str:
+def derive_salt(owner: Owner, secret: bytes) -> str:
     """Return a key's salt, which nobody without the secret can guess."""
     return hmac.new(secret, owner.name.encode(), hashlib.sha256).hexdigest()

@@ -112,7 +112,7 @@ class Ledger:
         """Return the reads of one request of a key, the newest first."""
         return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
-    def list_of_owner(self, owner: str, *, newest: int) -> list[Entry]:
+    def list_reads(self, owner: str, *, newest: int) -> list[Entry]:
         """Return the newest reads of a key."""
         return self._entries("owner = ? ORDER BY began DESC LIMIT ?", (owner, newest))
 

@@ -63,7 +63,7 @@ Sizes = Sequence[Sequence[int]]
 """Tokens of each part of each message."""
 
 
-def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
+def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the tokens of each part; files count as 0, because they are always read.
 
     A part of another type, such as a tool's result with parts of its own, counts with its JSON.
@@ -72,7 +72,7 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
     def size(part: MessagePart) -> int:
         if part.text is not None:
             exact, text = part.text.size <= _EXACT_BYTES, part.text
-            return tokenizer.count(text.text()) if exact else text.size // _BYTES_PER_TOKEN
+            return tokenizer.count(text.decode()) if exact else text.size // _BYTES_PER_TOKEN
         if part.kind == "file" or part.raw is None:
             return 0
         if MEDIA.search(part.kind):
@@ -84,7 +84,7 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
     return [[size(part) for part in message.parts] for message in request.messages]
 
 
-def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
+def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
     """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
     tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     tools += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
@@ -106,7 +106,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
         findings: tokens of the findings that replace the read parts.
     """
     messages = request.messages
-    latest = latest_request(messages)
+    latest = find_latest_request(messages)
     files = [
         PartPosition(number, index)
         for number, message in enumerate(messages)
@@ -144,7 +144,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     return _add_files(history, everything, files, remaining, latest)
 
 
-def latest_request(messages: Sequence[ChatMessage]) -> int | None:
+def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
     """Return the last message with text of the user."""
     for number in range(len(messages) - 1, -1, -1):
         if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
@@ -152,19 +152,19 @@ def latest_request(messages: Sequence[ChatMessage]) -> int | None:
     return None
 
 
-def is_task(request: ChatRequest) -> bool:
+def is_front_end_task(request: ChatRequest) -> bool:
     """Whether the user's latest request is a chat front end's own task, such as a title for the conversation.
 
     Open WebUI begins these with "### Task:".
     """
-    latest = latest_request(request.messages)
+    latest = find_latest_request(request.messages)
     if latest is None:
         return False
     first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
-    return first.text().lstrip().startswith("### Task:")
+    return first.decode().lstrip().startswith("### Task:")
 
 
-def question_of(
+def compose_question(
     request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
 ) -> str:
     """Return the question for reading a request, in at most `tokens` tokens.
@@ -232,7 +232,7 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_includ
 def _limit_length(text: JsonText, tokens: int) -> str:
     """Return a text; only its beginning and end if it certainly has more than `tokens` tokens."""
     limit = tokens * _MAX_TOKEN_LENGTH
-    whole = text.text()
+    whole = text.decode()
     return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
 
 
@@ -246,7 +246,7 @@ def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer,
         one: return only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _MAX_TOKEN_LENGTH
-    whole = text.text()
+    whole = text.decode()
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if one:

@@ -42,6 +42,6 @@ class Metrics:
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)

@@ -57,7 +57,7 @@ class PageSessions:
             ApiError: 401; it is neither the token nor a key.
         """
         if self.token is None:
-            owner = self._keys.owner(f"Bearer {credential}")
+            owner = self._keys.find_owner(f"Bearer {credential}")
         else:
             owner = LOCAL if hmac.compare_digest(credential.encode(errors="replace"), self.token.encode()) else None
         if owner is None:

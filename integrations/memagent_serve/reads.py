@@ -28,7 +28,7 @@ from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, api_error, too_busy
-from memagent_serve.keys import Owner, salt_of
+from memagent_serve.keys import Owner, derive_salt
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.serve_settings import ServeSettings
@@ -215,7 +215,7 @@ class ReadManager:
         """How many reads are waiting or running."""
         return len(self._reads)
 
-    def running(self, owner: Owner) -> list[ServedRead]:
+    def list_running(self, owner: Owner) -> list[ServedRead]:
         """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.read_request.owner.name == owner.name]
 
@@ -269,11 +269,11 @@ class ReadManager:
             ApiError: 429.
         """
         settings = self._settings
-        if question is not None and any(read.read_request.question == question for read in self.running(owner)):
+        if question is not None and any(read.read_request.question == question for read in self.list_running(owner)):
             return
         if len(self._reads) >= settings.max_reads + settings.max_waiting:
             raise self._refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
-        if len(self.running(owner)) >= (most := settings.max_reads_per_key):
+        if len(self.list_running(owner)) >= (most := settings.max_reads_per_key):
             raise self._refusal(f"{most} reads of this key are running or waiting, and it may have no more")
 
     def _refusal(self, message: str) -> Exception:
@@ -336,7 +336,7 @@ class ReadManager:
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
-        reader, request = await self.reader_for(read.read_request), read.read_request
+        reader, request = await self.get_reader(read.read_request), read.read_request
         limits = self._settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
@@ -347,9 +347,9 @@ class ReadManager:
         stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
         return await result_of(stream, read.add)
 
-    async def reader_for(self, read_request: ReadRequest) -> MemAgent:
+    async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = "" if self._secret is None else salt_of(read_request.owner, self._secret)
+        salt = "" if self._secret is None else derive_salt(read_request.owner, self._secret)
         key = (salt, read_request.sampling, read_request.answer_tokens)
         if key not in self._readers:
             policy = self._reader.policy

@@ -20,7 +20,7 @@ from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, latest_request, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -44,7 +44,7 @@ class Source:
     """The text in the store, if it is there already."""
 
 
-def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
+def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
     sources = []
     if plan.history:
@@ -54,12 +54,12 @@ def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: Doc
         part = message.parts[position.part]
         stored = files.get(position)
         sources.append(
-            Source(_source_name(request, message, position, stored), _pieces_of(part, stored, store), stored)
+            Source(_source_name(request, message, position, stored), _make_pieces(part, stored, store), stored)
         )
     return sources
 
 
-def document_of(sources: Sequence[Source]) -> Document:
+def join_sources(sources: Sequence[Source]) -> Document:
     """Return all sources as one document; if there are several, each is a section with its name as heading."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
@@ -78,12 +78,12 @@ def _join(sources: Sequence[Source]) -> Pieces:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+def _make_pieces(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if stored is not None:
         return lambda: stored_pieces(store, stored)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
-    return lambda: iter([Block(text.text())])
+    return lambda: iter([Block(text.decode())])
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
@@ -115,7 +115,7 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         yield Block(f"{speaker(message)}: ")
         for index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                for piece in _pieces_of(part, files.get(PartPosition(number, index)), store)():
+                for piece in _make_pieces(part, files.get(PartPosition(number, index)), store)():
                     yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
@@ -230,7 +230,7 @@ class Continuation:
                 if number == self.plan.latest and message.parts[index].kind == "text":
                     text = f"{text}\n\n{self.shortened_request}"
                 elif is_system and (instructions := message.parts[index].text) is not None:
-                    text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
+                    text = f"{instructions.decode()[:_HEAD_CHARS]} [...]\n\n{text}"
                 texts[index] = text
             messages.append({**message.fields, "content": _content(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
@@ -257,14 +257,14 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
         room: maximum tokens of the prompt.
         tokenizer: counts the tokens.
     """
-    latest = latest_request(request.messages)
+    latest = find_latest_request(request.messages)
     originals = [
         message
         for number, message in enumerate(request.messages)
         if number == latest or message.role in {"system", "developer"}
     ]
     share = max(1, room // len(originals) - MESSAGE_TOKENS)
-    texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in originals]
+    texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
     messages = [
         {"role": message.role, "content": shortened(text, share, tokenizer.count)}
         for message, text in zip(originals, texts, strict=True)

@@ -50,14 +50,14 @@ async def pass_on(
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        if accept and media_type_of(reply) == EVENTS:
+        if accept and get_media_type(reply) == EVENTS:
             return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
-        if 300 <= reply.status < 400 or media_type_of(reply) != "application/json":
+        if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
             raise await gateway_error(reply)
         return Response(await read_body(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
 
 
-def media_type_of(reply: aiohttp.ClientResponse) -> str:
+def get_media_type(reply: aiohttp.ClientResponse) -> str:
     """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
@@ -68,7 +68,7 @@ def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
 
 async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
-    words = server_message(await read_error_body(reply))[:300] if media_type_of(reply) else "a compressed reply"
+    words = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
         status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
@@ -129,7 +129,7 @@ def _text_messages(request: ChatRequest) -> list[Message]:
     if (kind := request.unreadable) is not None:
         raise bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
     return [
-        Message(role=message.role, content="\n".join(part.text.text() for part in message.parts if part.text))
+        Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
         for message in request.messages
     ]
 
@@ -166,7 +166,7 @@ def require_model(request: ChatRequest, name: str) -> None:
         )
 
 
-async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams, max_tokens: int) -> Response:
+async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingParams, max_tokens: int) -> Response:
     """Return the policy's reply to a request that fits in its window.
 
     Raises:

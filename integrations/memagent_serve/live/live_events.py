@@ -24,7 +24,7 @@ _NEWEST_UPDATES: Final = 40
 """How many of a read's newest updates are sent when the page opens it; its run page has all."""
 
 
-class Watch:
+class ReadWatcher:
     """Keeps track of what was sent to a page about the read that it shows."""
 
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
@@ -115,9 +115,9 @@ async def events(
     or "gone" if it does not exist.
     """
     heads: dict[str, Any] = {}  # by run id: the state and the progress that the page knows
-    watch = Watch(reads, manager, owner, run_id) if run_id else None
+    watch = ReadWatcher(reads, manager, owner, run_id) if run_id else None
     while True:
-        running = {read.run_id: read for read in manager.running(owner)}
+        running = {read.run_id: read for read in manager.list_running(owner)}
         changed = []
         for run in {**dict.fromkeys(heads), **running}:
             read = running.get(run)

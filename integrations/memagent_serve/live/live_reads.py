@@ -24,7 +24,7 @@ from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
 from memagent_serve.reads import ReadRequest, ServedRead
-from memagent_serve.request_texts import Source, document_of, stored_pieces
+from memagent_serve.request_texts import Source, join_sources, stored_pieces
 from memagent_serve.uploads import UploadedFile
 
 _MAX_REQUESTS: Final = 1024
@@ -100,7 +100,7 @@ class LiveReads:
     async def _join(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
         sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
-        return await self._serving.uploads.add_text(owner, document_of(sources))
+        return await self._serving.uploads.add_text(owner, join_sources(sources))
 
     # Queries
 
@@ -176,9 +176,9 @@ class LiveReads:
             entry = await self.entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
-            self._remember(await self._manager.resume(await self._request_of(owner, entry), entry))
+            self._remember(await self._manager.resume(await self._find_request(owner, entry), entry))
 
-    async def _request_of(self, owner: Owner, entry: Entry) -> ReadRequest:
+    async def _find_request(self, owner: Owner, entry: Entry) -> ReadRequest:
         """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.read_request
@@ -235,7 +235,7 @@ class LiveReads:
             ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
         entry = await self.entry(owner, run_id)
-        reader = await self._manager.reader_for(await self._request_of(owner, entry))
+        reader = await self._manager.get_reader(await self._find_request(owner, entry))
         if question is not None:
             _require_answerable(question, await reader.aprepare(), "question")
         try:

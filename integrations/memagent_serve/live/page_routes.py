@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
-from memagent_serve.app import ServerResources, owner_of, store_upload
+from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import limit_body, require_plain
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
@@ -135,7 +135,7 @@ class LivePage:
         context = await self._serving.reader.aprepare()
         return _json_response(
             {
-                "owner": owner_of(request).name,
+                "owner": get_owner(request).name,
                 "model": self._serving.reader.policy.name,
                 "memory_tokens": context.budget.memory_tokens,
                 "question_tokens": context.budget.question_tokens,
@@ -148,7 +148,7 @@ class LivePage:
 
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self._serving, request)
-        document = await cancel_on_disconnect(request, self._live.take(owner_of(request), file))
+        document = await cancel_on_disconnect(request, self._live.take(get_owner(request), file))
         return _json_response(
             {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
         )
@@ -157,12 +157,12 @@ class LivePage:
         body = await _parse_body(self._serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
-        start = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+        start = self._live.ask(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _json_response({"reads": [read.run_id for read in reads]})
 
     async def _list_reads(self, request: Request) -> Response:
-        owner, query = owner_of(request), request.query_params
+        owner, query = get_owner(request), request.query_params
         newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
             self._serving.ledger.search,
@@ -221,7 +221,7 @@ class LivePage:
         return Response(page.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
 
     async def _stream_events(self, request: Request) -> Response:
-        owner = owner_of(request)
+        owner = get_owner(request)
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
@@ -251,7 +251,7 @@ class _Stream(EventSourceResponse):
 
 
 def _owner_and_run_id(request: Request) -> tuple[Owner, str]:
-    return owner_of(request), request.path_params["id"]
+    return get_owner(request), request.path_params["id"]
 
 
 async def _parse_body(serving: ServerResources, request: Request, kind: type[T]) -> T:

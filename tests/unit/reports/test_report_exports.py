@@ -27,13 +27,13 @@ from memagent_report.evidence_matrix import (
     Draft,
     EvidenceMatrix,
     MatrixCell,
-    QuotePlace,
+    QuotePosition,
     ReportDocument,
     ReportMode,
     ReportSection,
     ReportSentence,
     SourceQuote,
-    extractive_draft,
+    make_extractive_draft,
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell
 from memagent_report.report_data import ReportEvent
@@ -77,7 +77,7 @@ def report_of(
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
     pairs = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
-    draft = replace(extractive_draft(matrix), contradictions=pairs)
+    draft = replace(make_extractive_draft(matrix), contradictions=pairs)
     return checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 
 
@@ -221,7 +221,7 @@ def test_values_of_a_report_make_it_again(attacked: Report) -> None:
 
 def test_unsupported_sentences_are_marked_in_every_format() -> None:
     whole = report_of("Anna paid 5 dollars.")
-    place = QuotePlace(0, 0, 0)
+    place = QuotePosition(0, 0, 0)
     sentences = (ReportSentence("Anna paid 5 dollars.", (place,)), ReportSentence("Anna paid 6 dollars.", (place,)))
     draft = Draft(ReportMode.WRITTEN, (ReportSection("Costs", (0,), sentences), ReportSection("None", (0,), ())))
     report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
@@ -235,7 +235,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
 def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
     whole = report_of("Anna paid 5 dollars.")
     report = checked_report(
-        "r", "p", whole.matrix, extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
+        "r", "p", whole.matrix, make_extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
     )
     assert (report.quotes_checked, report.quotes_found) == (1, 0)
     assert not next(report.sentences).is_quoted
