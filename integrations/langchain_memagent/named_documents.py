@@ -167,7 +167,7 @@ class DocumentSources:
             content = await asyncio.to_thread(self.fetcher, url)
             if inspect.isawaitable(content):
                 content = await content
-        except Exception as error:  # a fetcher may raise anything, and the model should be told
+        except Exception as error:  # a fetcher may raise anything, and the model should see it
             raise RefusedSourceError(
                 f"{display_url!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
                 hint="Check the address, or read something else.",

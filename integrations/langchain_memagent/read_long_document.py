@@ -5,11 +5,11 @@
 The model names a document and asks questions; it gets answers with numbered quotes, and the application gets run ids,
 spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
 
-If the policy fails in the middle of a read (for example because its server is down), the model is told by default, with
-the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost:
-the same question about the same document continues at the chunk where the read failed or reached a limit. With
-`on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as it
-does after the process was killed; see `graph_reads`.
+If the policy fails in the middle of a read (for example because its server is down), by default the model gets the
+error with the run id and the remedy, so that an agent with other tools can continue without the document. The read is
+not lost: the same question about the same document continues at the chunk where the read failed or reached a limit.
+With `on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as
+it does after the process was killed; see `graph_reads`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
 _MAX_MEMORIES = 1024
-"""How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
+"""The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
 _FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
 

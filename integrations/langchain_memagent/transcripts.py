@@ -94,5 +94,5 @@ def _kind(block: str | dict[str, Any]) -> str:
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Whether a block belongs in a transcript: tool calls are taken from `tool_calls`, and reasoning is left out."""
+    """Return whether a block is shown. Tool calls are taken from `tool_calls`, and reasoning is left out."""
     return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}

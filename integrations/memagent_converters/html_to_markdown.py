@@ -248,7 +248,7 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
 
 
 def _is_omitted(attributes: Mapping[str, str | None]) -> bool:
-    """Whether an element shows something without a description. An empty `alt` marks decoration."""
+    """Return whether an element shows something without a description. An empty `alt` marks decoration."""
     return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
@@ -419,7 +419,7 @@ def format_table(rows: list[list[_Cell]]) -> str:
 def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
     """Yield the rows with a text for each column, including cells that are spanned from above or the left."""
     spans_below: dict[int, tuple[int, str]] = {}
-    """How many more rows a cell from above spans, and its text, by column."""
+    """By column: the number of further rows that a cell from above spans, and its text."""
     for row in rows:
         line: list[str] = []
         cells = iter(row)

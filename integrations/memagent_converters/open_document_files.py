@@ -24,7 +24,7 @@ _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
 _MAX_REPEATED: Final = 1000
-"""How often a row or cell with a value is repeated at most; empty ones are left out."""
+"""The maximum number of repetitions of a row or cell with a value. Empty ones are left out."""
 
 
 def convert(source: SourceFile) -> Parts:

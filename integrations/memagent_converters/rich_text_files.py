@@ -33,7 +33,7 @@ def convert(source: SourceFile) -> Parts:
 def _with_notes(rtf: str) -> str:
     """Return a document whose notes, headers and footers are groups of its text."""
     ends: list[str] = []
-    """What closes each open group."""
+    """The end marks of the open groups."""
 
     def piece(match: re.Match[str]) -> str:
         if match[0] == "{":

@@ -257,12 +257,12 @@ class TableInputs(CorpusInputs):
 
 
 def is_pattern(location: str) -> bool:
-    """Whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
+    """Return whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
     return get_scheme(location) not in WEB and glob.has_magic(location)
 
 
 def _is_folder(location: str, access: SourceAccess) -> bool:
-    """Whether a location is a folder, which a web page never is. A missing location is an error."""
+    """Return whether a location is a folder, which a web page never is. A missing location is an error."""
     filesystem, path = access.filesystem(location)
     if get_scheme(location) in WEB:
         return False

@@ -124,7 +124,7 @@ class CorpusLedger:
         return sum(map(len, payloads))
 
     def is_reading(self) -> bool:
-        """Whether any document is begun but not finished."""
+        """Return whether any document is begun but not finished."""
         with self._reading() as connection:
             return connection.execute("SELECT 1 FROM documents WHERE begun = 1 LIMIT 1").fetchone() is not None
 

@@ -53,7 +53,7 @@ from memagent_graph.trace import MemoryUpdate
 _MAX_LOADS: Final = 16
 """Documents that are fetched, converted and stored at the same time."""
 _LOCK_WAIT_SECONDS: Final = 60.0
-"""How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
+"""The time to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -172,7 +172,7 @@ class CorpusReader:
             await asyncio.gather(*(saver.adelete_thread(run_id) for run_id in ids))
 
     async def keeps_checkpoints_below(self, folder: Path) -> bool:
-        """Whether the checkpoints, if any, are in a file below this folder."""
+        """Return whether the checkpoints, if any, are in a file below this folder."""
         saver = await self.agent.acheckpointer()
         path = getattr(saver, "path", None)
         return saver is None or (isinstance(path, Path) and folder in path.parents)
@@ -204,8 +204,8 @@ class CorpusReader:
         except MemAgentError:
             raise
         except Exception as error:  # parsers of damaged files raise many kinds of exceptions
-            what = f"{document.name} cannot be read ({type(error).__name__}): {error}"
-            raise DocumentError(what, hint="It may be damaged: save it again, or as text.") from error
+            message = f"{document.name} cannot be read ({type(error).__name__}): {error}"
+            raise DocumentError(message, hint="It may be damaged: save it again, or as text.") from error
 
     async def _read(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach

@@ -40,7 +40,7 @@ class RowQuote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     line: str
     """The line of memory that the passage supports."""
     coverage: float
-    """The share of the line's words that occur in its quotes, 0 to 1."""
+    """The fraction of the line's words that occur in its quotes, 0 to 1."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> RowQuote:

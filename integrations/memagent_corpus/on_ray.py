@@ -44,7 +44,7 @@ _CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 _MARKER: Final = "seen-by-every-machine"
 _MAX_RETRIES: Final = 10
-"""How often Ray gives a document to another actor after the actor that read it died."""
+"""The number of times that Ray gives a document to another actor after the actor that read it died."""
 _CONNECT_SECONDS: Final = 5.0
 
 
@@ -59,7 +59,7 @@ def ray_module(name: str = "ray") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPlan:
-    """How the actors of a cluster read documents.
+    """The settings with which the actors of a cluster read documents.
 
     The plan contains the API key and the database URL, and all users of the cluster can read it.
     """

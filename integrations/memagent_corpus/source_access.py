@@ -1,4 +1,4 @@
-"""The documents of a corpus, and how they are opened: files and objects of stores, but not unsafe ones.
+"""Opens the documents of a corpus: local files, web addresses and objects in stores, by these rules.
 
 - A local path must lead to a regular file below the input's root after links are resolved.
 - An http or https URL must lead to a public address. The address is checked at every connection, so a redirect or a
@@ -155,7 +155,7 @@ class SourceAccess:
         """Resolve a path from a table to a file's path or URL below the root.
 
         Raises:
-            RefusedSourceError: the path is outside the root, is not that of a regular file, or its address is not
+            RefusedSourceError: the path is outside the root or does not lead to a regular file, or its address is not
                 allowed.
             DocumentError: the file does not exist.
         """

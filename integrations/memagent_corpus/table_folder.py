@@ -72,7 +72,7 @@ class TablePart:
         """The part's number.
 
         Raises:
-            ValueError: the name is not that of a part.
+            ValueError: it is not the name of a part.
         """
         match = _PART.fullmatch(self.name)
         if match is None:
@@ -134,9 +134,7 @@ class TableFolder:
         if self._folder is not None:
             work = Path(self.location) / WORK
             if self._folder.is_file():
-                raise CorpusError(
-                    f"{self.location} is a file, and a table is a folder", hint="Name a folder with --out."
-                )
+                raise CorpusError(f"{self.location} is a file, and a table is a folder", hint="Set --out to a folder.")
             if work.is_symlink():
                 raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
             return work
@@ -162,7 +160,9 @@ class TableFolder:
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
         if manifest.format != _FORMAT or manifest.version > _VERSION:
-            raise CorpusError(f"{self.display_name} was written by a newer version of this package", hint="Update it.")
+            raise CorpusError(
+                f"{self.display_name} was written by a newer version of this package", hint="Update memagent-graph."
+            )
         return manifest
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -288,7 +288,7 @@ class TableFolder:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             digest = hashlib.file_digest(cast("io.BufferedRandom", file), "sha256").hexdigest()
-        arrow.default_memory_pool().release_unused()  # or it keeps what the largest part needed
+        arrow.default_memory_pool().release_unused()  # otherwise the pool keeps the memory of the largest part
         return TablePart.numbered(number, count, failed, size, digest)
 
     def publish(self, parts: Sequence[TablePart]) -> None:
@@ -326,7 +326,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(
-                f"another run writes to {self.display_name} now",
+                f"another run is writing to {self.display_name}",
                 hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
                 "until the other one ends and run the same command again.",
             )

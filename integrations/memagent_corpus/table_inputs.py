@@ -201,7 +201,7 @@ class DatasetTable:
                     file_below(folder, part["filename"], hint="Correct its state.json.")
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir():  # its README could name files and addresses elsewhere
-                raise ValueError("it is no saved dataset (`save_to_disk`); name the files in the folder instead")
+                raise ValueError("it is not a saved dataset (`save_to_disk`); name the files in the folder instead")
             return datasets.load_dataset(self.location, self.subset, split=self.split, streaming=True)
         except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(
@@ -254,7 +254,7 @@ def choose_name(value: object, default: str) -> str:
 
 
 def is_table(location: str) -> bool:
-    """Whether a path, pattern or URL has the suffix of a table."""
+    """Return whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 

@@ -19,7 +19,7 @@ from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
 DEFAULT_WAIT_SECONDS: Final = 45.0
-"""How long a tool call waits by default, in seconds; many clients time out after 60."""
+"""The default time that a tool call waits, in seconds. Many clients time out after 60 seconds."""
 _MAX_READS: Final = 256
 """The maximum number of reads that are kept with their results. The reads that ended first are dropped first."""
 

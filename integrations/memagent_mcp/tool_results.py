@@ -28,11 +28,11 @@ MAX_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
-"""How many characters of context are shown on each side of a quote."""
+"""The number of characters of context on each side of a quote."""
 _MAX_LINE_LENGTH = 120
 _TEXT_WIDTH = 120
 _MAX_RUN_TEXT = 20_000
-"""How many characters a run's text may have."""
+"""The maximum number of characters of a run's text."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 

@@ -40,7 +40,7 @@ from memagent_mcp.tool_results import (
 )
 
 MAX_QUESTIONS = 16
-"""How many questions one call may ask; each has its own memory and answer."""
+"""The maximum number of questions in a call. Each has its own memory and answer."""
 
 Result = TypeVar("Result")
 Questions = Annotated[

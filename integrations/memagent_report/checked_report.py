@@ -28,10 +28,10 @@ from memagent_report.stated_facts import content_stems, extract_facts
 _MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
 _MAX_SEARCHED_LENGTH: Final = 2_000_000
-"""How many characters of each document are searched for words in lower case."""
+"""The number of characters of each document that are searched for words in lower case."""
 
 
-def checked_report(
+def build_checked_report(
     report_id: str,
     model: str,
     matrix: EvidenceMatrix,
@@ -54,9 +54,9 @@ def checked_report(
     words: set[str] = set()
     for number, source in sources:
         name = matrix.documents[number].name
-        for place, quote in quotes:
-            if place.document == number:
-                quote_problems[place] = check_quote(quote, source, name)
+        for position, quote in quotes:
+            if position.document == number:
+                quote_problems[position] = check_quote(quote, source, name)
         words |= find_lower_case_words(source)
     absent = [
         problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
@@ -64,7 +64,7 @@ def checked_report(
     is_common = words.__contains__
     sections = []
     for section in draft.sections:
-        pool = [place for place, _ in quotes if place.question in section.questions]
+        pool = [position for position, _ in quotes if position.question in section.questions]
         sentences = tuple(
             _check_sentence(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
         )
@@ -118,16 +118,16 @@ def _check_sentence(
 
 def _find_problems(
     text: str,
-    places: Sequence[QuotePosition],
+    positions: Sequence[QuotePosition],
     matrix: EvidenceMatrix,
     quote_problems: Mapping[QuotePosition, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> tuple[SentenceProblem, ...]:
-    problems = [problem for place in places if (problem := quote_problems[place]) is not None]
-    quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
+    problems = [problem for position in positions if (problem := quote_problems[position]) is not None]
+    quotes = [matrix.quote(position).text for position in positions if quote_problems[position] is None]
     if problems and not quotes:
         return tuple(problems)
-    names = [name for place in places for name in list_document_names(matrix.documents[place.document].name)]
+    names = [name for position in positions for name in list_document_names(matrix.documents[position.document].name)]
     return (*problems, *check_sentence(text, quotes, names=names, is_common=is_common))
 
 
@@ -151,11 +151,11 @@ def _rank_quotes(text: str, pool: Sequence[QuotePosition], matrix: EvidenceMatri
 
     sentence_terms = terms(text)
 
-    def count_shared(place: QuotePosition) -> int:
-        return len(sentence_terms & terms(matrix.quote(place).text))
+    def count_shared(position: QuotePosition) -> int:
+        return len(sentence_terms & terms(matrix.quote(position).text))
 
-    ranked = sorted(pool, key=lambda place: (-count_shared(place), place))
-    return [place for place in ranked[:_MAX_QUOTES] if count_shared(place)]
+    ranked = sorted(pool, key=lambda position: (-count_shared(position), position))
+    return [position for position in ranked[:_MAX_QUOTES] if count_shared(position)]
 
 
 def find_lower_case_words(source: SourceText) -> frozenset[str]:

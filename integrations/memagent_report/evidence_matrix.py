@@ -30,7 +30,7 @@ class CellState(StrEnum):
     STOPPED = "stopped"
     """A limit stopped the read before the document's end."""
     FAILED = "failed"
-    """The document could not be read; see `Cell.error`."""
+    """The document could not be read; see `MatrixCell.error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class EvidenceMatrix:
         return (cell for cell in self.cells if cell.question == question)
 
     def quotes(self) -> Iterator[tuple[QuotePosition, SourceQuote]]:
-        """Yield every quote with its place."""
+        """Yield every quote with its position."""
         for cell in self.cells:
             for index, quote in enumerate(cell.quotes):
                 yield QuotePosition(cell.document, cell.question, index), quote
 
-    def quote(self, place: QuotePosition) -> SourceQuote:
-        """Return the quote at a place."""
-        return self.cell(place.document, place.question).quotes[place.index]
+    def quote(self, position: QuotePosition) -> SourceQuote:
+        """Return the quote at a position."""
+        return self.cell(position.document, position.question).quotes[position.index]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +122,7 @@ class QuotePosition:
 
 
 class ReportMode(StrEnum):
-    """Who wrote the sentences."""
+    """The origin of the sentences."""
 
     WRITTEN = "written"
     """The policy writes an outline, then each section from its quotes."""
@@ -139,7 +139,7 @@ class ReportSentence:
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
     problems: tuple[SentenceProblem, ...] = ()
-    """What the quotes do not support; empty if the sentence is quoted, or not checked yet."""
+    """The problems that the check found; empty if the sentence is quoted, or not checked yet."""
     chosen_by_code: bool = False
     """Whether the code chose its quotes, because those that the policy cited do not support it."""
 
@@ -177,7 +177,7 @@ class Draft:
 
 
 def make_extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> ReportSection:
-    """Return a section whose sentences are those of the cells' answers; each cites the quotes of its cell."""
+    """Return a section with the sentences of the cells' answers. Each sentence cites the quotes of its cell."""
     sentences = [
         ReportSentence(
             sentence,

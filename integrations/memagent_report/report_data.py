@@ -61,12 +61,12 @@ class Report:
     matrix: EvidenceMatrix
     sections: tuple[ReportSection, ...]
     contradictions: tuple[Contradiction, ...] = ()
-    """Those that the policy found; empty unless it was asked to judge."""
+    """The contradictions that the policy found; empty unless it was asked to judge."""
     events: tuple[ReportEvent, ...] = ()
     quotes_checked: int = 0
     """The number of quotes in all cells; each was looked up in its document."""
     quotes_found: int = 0
-    """The number of those that are in their document."""
+    """The number of these quotes that are in their document."""
 
     @property
     def sentences(self) -> Iterator[ReportSentence]:
@@ -81,19 +81,19 @@ class Report:
     @cached_property
     def _references(self) -> dict[tuple[int, int, int], Reference]:
         references: dict[tuple[int, int, int], Reference] = {}
-        for place in (place for sentence in self.sentences for place in sentence.quotes):
-            reference = Reference(len(references) + 1, place.document, self.matrix.quote(place))
-            references.setdefault(self._key(place), reference)
+        for position in (position for sentence in self.sentences for position in sentence.quotes):
+            reference = Reference(len(references) + 1, position.document, self.matrix.quote(position))
+            references.setdefault(self._key(position), reference)
         return references
 
-    def _key(self, place: QuotePosition) -> tuple[int, int, int]:
+    def _key(self, position: QuotePosition) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
-        quote = self.matrix.quote(place)
-        return place.document, quote.start_char, quote.end_char
+        quote = self.matrix.quote(position)
+        return position.document, quote.start_char, quote.end_char
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._references[self._key(place)].number for place in sentence.quotes})
+        return sorted({self._references[self._key(position)].number for position in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
@@ -115,7 +115,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was read and found, in a few sentences."""
+        """A summary of the report, in a few sentences."""
         total = self.totals
         explanation = (
             f"{quantity(total['documents'], 'document')} read with {quantity(total['questions'], 'question')}: "
@@ -143,7 +143,7 @@ class Report:
         """Return the report whose values `to_dict` returned.
 
         Raises:
-            msgspec.ValidationError: the values are not those of a report.
+            msgspec.ValidationError: the values do not describe a report.
         """
         computed = {"references", "totals"}
         return from_json({name: value for name, value in values.items() if name not in computed}, cls)
@@ -153,7 +153,7 @@ class Report:
         return markdown(self.manuscript())
 
     def to_html(self) -> str:
-        """Return the report as one HTML page that loads nothing from other places."""
+        """Return the report as one HTML page that loads nothing from other positions."""
         return html_page(self.manuscript())
 
     def manuscript(self) -> Manuscript:
@@ -174,7 +174,7 @@ class Report:
                 sentence.text,
                 source="" if sentence.document is None else self.matrix.documents[sentence.document].name,
                 cites=tuple(self.numbers(sentence)),
-                mark=f"{NOT_QUOTED}: {_details(sentence)}" if sentence.problems else "",
+                mark=f"{NOT_QUOTED}: {_join_problems(sentence)}" if sentence.problems else "",
             )
             for sentence in section.sentences
         )
@@ -209,7 +209,7 @@ class Report:
             yield Passage(f"{event.kind.value}: {event.detail}")
 
 
-def _details(sentence: ReportSentence) -> str:
+def _join_problems(sentence: ReportSentence) -> str:
     return "; ".join(problem.detail for problem in sentence.problems)
 
 

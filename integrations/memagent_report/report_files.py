@@ -106,7 +106,7 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     except OSError as error:
         raise RunError(
             f"the report cannot be written to {without_folders(str(folder))}: {error.strerror}",
-            hint="Name another folder with --out.",
+            hint="Set --out to another folder.",
         ) from error
     return [folder / name for name in contents]
 
@@ -122,5 +122,5 @@ def _require_own_files(report: Report, folder: Path, names: Iterable[str]) -> No
     if not is_own or any((folder / name).is_symlink() for name in existing_names):
         raise RunError(
             f"{existing_names[0]} already exists in {folder.name} and does not belong to this report",
-            hint="Name another folder with --out, or replace it with --force.",
+            hint="Set --out to another folder, or replace the file with --force.",
         )

@@ -75,7 +75,7 @@ async def areport(
     questions = list(questions)
     checked_questions = tuple(check_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
-        raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
+        raise MemAgentError(f"documents_at_once must be at least 1, got {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
@@ -143,7 +143,7 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         DocumentError: there are none, or none can be read.
     """
     if not sources:
-        raise DocumentError("there are no documents", hint="Give at least one.")
+        raise DocumentError("there are no documents", hint="Pass at least one.")
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []

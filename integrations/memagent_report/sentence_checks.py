@@ -19,10 +19,10 @@ from typing import Final
 from memagent_graph.provenance.overlap import content_words
 from memagent_report.stated_facts import Date, Facts, content_stems, extract_facts, stem
 
-_MIN_SHARED: Final = 0.5
-"""Minimum share of a sentence's words and values that must be in its quotes."""
-_COPY_SHARE: Final = 0.7
-"""A sentence repeats a quote if this share of its words is in the quote, in the same order."""
+_MIN_OVERLAP: Final = 0.5
+"""Minimum fraction of a sentence's words and values that must be in its quotes."""
+_COPY_FRACTION: Final = 0.7
+"""A sentence repeats a quote if this fraction of its words is in the quote, in the same order."""
 _NEGATIONS: Final = frozenset(
     {"not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing"}
 )
@@ -80,7 +80,7 @@ def check_sentence(
     names: Iterable[str] = (),
     is_common: Callable[[str], bool] = lambda word: False,
 ) -> tuple[SentenceProblem, ...]:
-    """Return what the quotes of a sentence do not support; empty if the sentence is quoted.
+    """Return the problems of a sentence that its quotes do not support; empty if the sentence is quoted.
 
     Args:
         sentence: the sentence.
@@ -119,10 +119,10 @@ def _check_quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Se
 
 
 def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    quoted = {value for quote in quote_facts for number in quote.numbers for value in number.readings}
+    quoted = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
     quoted |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
-        if not number.readings & quoted:
+        if not number.possible_values & quoted:
             yield SentenceProblem(
                 ProblemKind.NUMBER, f"{facts.text[number.start : number.end]} is in none of its quotes"
             )
@@ -136,7 +136,7 @@ def _check_dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
 
 
 def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
-    """Whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
+    """Return whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
     for quote in quote_facts:
         numbers = {int(number.value) for number in quote.numbers if 1 <= number.value < 3000}
         for other in quote.dates:
@@ -165,12 +165,12 @@ def _check_names(
 
 
 def _has_content(word: str) -> bool:
-    """Whether a word is not a function word."""
+    """Return whether a word is not a function word."""
     return word in content_words((word, "x"))
 
 
 def _in_title_case(facts: Facts) -> bool:
-    """Whether most words have a capital, as in a title, so that a capital does not indicate a name."""
+    """Return whether most words have a capital, as in a title, so that a capital does not indicate a name."""
     words = [word for word in facts.words if len(word.text) > 3]
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
 
@@ -179,9 +179,9 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
     sentence, quotes = _terms(facts), [_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
-    shared = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
-    best = shared.index(max(shared))
-    if shared[best] >= _COPY_SHARE * len(sentence):
+    overlaps = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
+    best = overlaps.index(max(overlaps))
+    if overlaps[best] >= _COPY_FRACTION * len(sentence):
         if change := _find_change(sentence, quotes[best], matchers[best]):
             yield SentenceProblem(
                 ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
@@ -191,7 +191,7 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
     missing = stems.difference(*map(content_stems, quote_facts))
     # The earlier checks found all numbers and dates in the quotes.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
-    if stems and len(missing) > (1 - _MIN_SHARED) * total:
+    if stems and len(missing) > (1 - _MIN_OVERLAP) * total:
         yield SentenceProblem(
             ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes"
         )

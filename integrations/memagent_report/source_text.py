@@ -30,7 +30,7 @@ _ABBREVIATION: Final = re.compile(
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|approx|ca|Rev|Gen|Col|Vol|v)$"
 )
 _SEARCH_RADIUS: Final = 1500
-"""How many characters on each side of a passage are searched for the ends of its sentence."""
+"""The number of characters on each side of a passage that are searched for the ends of its sentence."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SourceText:
         return begin, finish, False
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Whether a passage begins and ends where a sentence, a list item or a table row does."""
+        """Return whether a passage begins and ends where a sentence, a list item or a table row does."""
         begin, finish, whole = self.sentence(start, end)
         if (begin, finish) == (start, end):
             return whole
@@ -162,13 +162,13 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         for passage in ((evidence.start_char, evidence.end_char), *others):
             start, end, whole = source.sentence(*passage)
             spans.setdefault((start, end), whole)
-    weights = _weights(answer)
-    candidates = {span: _matches(source.text[slice(*span)], weights, question_stems) for span in spans}
+    weights = _weigh_terms(answer)
+    candidates = {span: _find_terms(source.text[slice(*span)], weights, question_stems) for span in spans}
     quotes: list[SourceQuote] = []
     covered: set[str] = set()
     while candidates and len(quotes) < _MAX_QUOTES:
-        best = max(candidates, key=lambda span: (_gain(candidates[span], weights, covered), -span[0]))
-        gain = _gain(candidates[best], weights, covered)
+        best = max(candidates, key=lambda span: (_compute_gain(candidates[span], weights, covered), -span[0]))
+        gain = _compute_gain(candidates[best], weights, covered)
         if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):
             break
         covered |= candidates.pop(best)
@@ -176,25 +176,25 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
     return tuple(quotes)
 
 
-def _weights(answer: Facts) -> dict[str, int]:
+def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
     weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
     for word in answer.names:
         weights[stem(word.text)] = _FACT_WEIGHT
-    return weights | dict.fromkeys(_values(answer), _FACT_WEIGHT)
+    return weights | dict.fromkeys(_list_values(answer), _FACT_WEIGHT)
 
 
-def _values(facts: Facts) -> list[str]:
+def _list_values(facts: Facts) -> list[str]:
     dates = [f"{part}" for date in facts.dates for part in (date.year, date.month, date.day) if part is not None]
     return [number.key for number in facts.numbers] + dates
 
 
-def _matches(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
+def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
     """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
     facts = extract_facts(text)
-    terms = {*content_stems(facts), *_values(facts)}
+    terms = {*content_stems(facts), *_list_values(facts)}
     return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
 
 
-def _gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
+def _compute_gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
     return sum(weights.get(term, 1) for term in matches - covered)

@@ -42,13 +42,13 @@ class Number:
     value: Decimal
     start: int
     end: int
-    shared: Decimal | None = None
+    joint_value: Decimal | None = None
     """Its value if it shares the magnitude of the next number, as 3 does in "3 to 5 million euros"."""
 
     @property
-    def readings(self) -> frozenset[Decimal]:
+    def possible_values(self) -> frozenset[Decimal]:
         """Its possible values."""
-        return frozenset((self.value, self.value if self.shared is None else self.shared))
+        return frozenset((self.value, self.value if self.joint_value is None else self.joint_value))
 
     @property
     def key(self) -> str:
@@ -67,7 +67,7 @@ class Date:
     end: int
 
     def is_within(self, other: Date) -> bool:
-        """Whether the other date states every part that this one states."""
+        """Return whether the other date states every part that this one states."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return all(mine is None or mine == theirs for mine, theirs in pairs)
 
@@ -94,7 +94,7 @@ class Facts:
     numbers: tuple[Number, ...]
     dates: tuple[Date, ...]
     words: tuple[Word, ...]
-    """All words except those of numbers and dates; also words of letters and digits, such as Q3."""
+    """All words that are not part of a number or a date, including words with digits, such as Q3."""
 
     @property
     def names(self) -> tuple[Word, ...]:
@@ -235,7 +235,7 @@ def _share_magnitudes(text: str, numbers: list[Number]) -> Iterator[Number]:
             continue
         words = (word.lower() for word in re.findall(r"[A-Za-z]+", text[following.start : following.end]))
         factor = next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
-        yield replace(number, shared=number.value * factor)
+        yield replace(number, joint_value=number.value * factor)
 
 
 _JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")

@@ -40,7 +40,7 @@ from memagent_serve.short_requests import bad_gateway_on_error, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_SECONDS: Final = 5.0
-_NEWEST: Final = 100
+_MAX_LISTED_READS: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form besides the file."""
@@ -157,36 +157,36 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
 def _routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
-    async def completions(request: Request) -> Response:
+    async def create_completion(request: Request) -> Response:
         return await serving.completions.respond(request, get_owner(request))
 
-    async def models(request: Request) -> Response:
+    async def list_models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": await _served_models(reader)})
 
-    async def model(request: Request) -> Response:
+    async def get_model(request: Request) -> Response:
         model_id = request.path_params["name"]
         for entry in await _served_models(reader):
             if entry.get("id") == model_id:
                 return JSONResponse(entry)
         raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
 
-    async def responses(request: Request) -> Response:
+    async def refuse_responses(request: Request) -> Response:
         raise not_found(
             "the Responses API is not served here; use /v1/chat/completions, which reads requests of any length",
             "unsupported_api",
         )
 
-    async def upload(request: Request) -> Response:
+    async def add_file(request: Request) -> Response:
         return JSONResponse((await store_upload(serving, request)).body())
 
-    async def files(request: Request) -> Response:
+    async def list_files(request: Request) -> Response:
         stored = await asyncio.to_thread(uploads.list_files, get_owner(request))
         return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
 
-    async def file(request: Request) -> Response:
+    async def get_file(request: Request) -> Response:
         return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).body())
 
-    async def file_content(request: Request) -> Response:
+    async def get_file_content(request: Request) -> Response:
         path = uploads.content(get_owner(request), request.path_params["id"])
         return FileResponse(path, media_type="application/octet-stream")
 
@@ -195,11 +195,11 @@ def _routes(serving: ServerResources) -> list[Route]:
         await asyncio.to_thread(uploads.delete, get_owner(request), file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
-    async def reads(request: Request) -> Response:
-        entries = await asyncio.to_thread(serving.ledger.list_reads, get_owner(request).name, newest=_NEWEST)
+    async def list_reads(request: Request) -> Response:
+        entries = await asyncio.to_thread(serving.ledger.list_reads, get_owner(request).name, newest=_MAX_LISTED_READS)
         return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
 
-    async def read(request: Request) -> Response:
+    async def get_read(request: Request) -> Response:
         owner, run_id = get_owner(request), request.path_params["id"]
         entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
         if entry is None:
@@ -210,9 +210,9 @@ def _routes(serving: ServerResources) -> list[Route]:
         running = manager.find(get_owner(request), request.path_params["id"])
         if running is not None:
             await manager.cancel(running)
-        return await read(request)
+        return await get_read(request)
 
-    async def health(request: Request) -> Response:
+    async def get_health(request: Request) -> Response:
         usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
         parts = {
             "server": "ok",
@@ -220,28 +220,28 @@ def _routes(serving: ServerResources) -> list[Route]:
             "reads": await _ledger_health(serving.ledger),
             "disk": "ok" if usage.free >= _MIN_FREE_BYTES else "its disk is full",
         }
-        is_well = all(part == "ok" for part in parts.values())
-        return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
+        is_healthy = all(part == "ok" for part in parts.values())
+        return JSONResponse({"status": "ok" if is_healthy else "failed", "parts": parts}, 200 if is_healthy else 503)
 
-    async def metrics(request: Request) -> Response:
+    async def get_metrics(request: Request) -> Response:
         return Response(serving.metrics.render(), media_type=serving.metrics.content_type)
 
     return [
-        Route("/v1/chat/completions", completions, methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/v1/responses", responses, methods=["GET", "POST"]),
-        Route("/v1/responses/{rest:path}", responses, methods=["GET", "POST", "DELETE"]),
-        Route("/v1/files", upload, methods=["POST"]),
-        Route("/v1/files", files),
-        Route("/v1/files/{id}", file),
+        Route("/v1/chat/completions", create_completion, methods=["POST"]),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", get_model),
+        Route("/v1/responses", refuse_responses, methods=["GET", "POST"]),
+        Route("/v1/responses/{rest:path}", refuse_responses, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/files", add_file, methods=["POST"]),
+        Route("/v1/files", list_files),
+        Route("/v1/files/{id}", get_file),
         Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
-        Route("/v1/files/{id}/content", file_content),
-        Route("/v1/reads", reads),
-        Route("/v1/reads/{id}", read),
+        Route("/v1/files/{id}/content", get_file_content),
+        Route("/v1/reads", list_reads),
+        Route("/v1/reads/{id}", get_read),
         Route("/v1/reads/{id}/cancel", cancel_read, methods=["POST"]),
-        Route("/health", health),
-        Route("/metrics", metrics),
+        Route("/health", get_health),
+        Route("/metrics", get_metrics),
     ]
 
 
@@ -272,7 +272,7 @@ async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
 
 
 async def _policy_health(reader: MemAgent) -> str:
-    """Whether the policy can be reached; its messages are not shown, because anyone may request the health."""
+    """Return the policy's state. Its error messages are left out, because anyone may request the health."""
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
             if isinstance(reader.policy, OpenAICompatiblePolicy):

@@ -16,7 +16,7 @@ from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 16
-"""Smaller bodies do not count for `BodySpace`."""
+"""Smaller bodies do not count for `BodyQuota`."""
 _WAIT_SECONDS: Final = 10
 
 
@@ -78,19 +78,19 @@ def limit_body(
         max_bytes: the maximum size in bytes.
         idle_seconds: how long a client may pause.
         total_seconds: how long the whole body may take.
-        reserve: called with the size so far; see `BodySpace`.
+        reserve: called with the size so far; see `BodyQuota`.
 
     Returns:
-        a function that raises an `ApiError`: 413, 408, or that of `reserve`.
+        a function that raises an `ApiError` 413 or 408, or the error of `reserve`.
     """
     size = 0
     deadline = asyncio.get_running_loop().time() + total_seconds
 
     async def receive_part() -> Message:
         nonlocal size
-        patience = min(idle_seconds, deadline - asyncio.get_running_loop().time())
+        timeout = min(idle_seconds, deadline - asyncio.get_running_loop().time())
         try:
-            message = await asyncio.wait_for(receive(), patience)
+            message = await asyncio.wait_for(receive(), timeout)
         except TimeoutError as error:
             raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
         size += len(message.get("body", b""))
@@ -106,12 +106,12 @@ async def read_body(request: Request, receive: Receive, max_bytes: int, reserve:
 
     Args:
         request: the request.
-        receive: from `bound_bodies`.
+        receive: from `limit_body`.
         max_bytes: the maximum size in bytes.
-        reserve: from `BodySpace`.
+        reserve: from `BodyQuota.reservation`.
 
     Raises:
-        ApiError: 415, it is not plain JSON; or an error of `bound_bodies`.
+        ApiError: 415, it is not plain JSON; or an error of `limit_body`.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     length = request.headers.get("content-length", "")

@@ -84,7 +84,7 @@ def finish_reason(result: ReadResult) -> str:
 
 
 def sum_usage(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the usage of a read, plus that of a reply that the model server wrote from its findings."""
+    """Return the usage of a read, plus the usage of the reply that the model server wrote from its findings."""
     reply_usage = more or {}
     prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)
@@ -150,6 +150,6 @@ def format_progress(progress: ServedRead, memory_before: str) -> str:
         return "Reading.\n"
     old_lines = set(memory_before.splitlines())
     new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
-    share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
+    fraction = f"{update.progress:.0%} read" if update.progress is not None else "reading"
     part = "" if update.chunk_index is None else f", part {update.chunk_number}"
-    return plain(f"{share}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"
+    return plain(f"{fraction}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

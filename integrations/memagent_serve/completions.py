@@ -173,13 +173,13 @@ class ChatCompletions:
         """Receive a request; pass it on if it is short."""
         settings, context = self._settings, await self._reader.aprepare()
         accept = request.headers.get("accept")
-        largest = min(owner.max_bytes or settings.max_body, settings.max_body)
+        max_bytes = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self._memory.reservation(owner))
             receive = limit_body(
-                request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve
+                request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve
             )
-            body = await read_body(request, receive, largest, reserve)
+            body = await read_body(request, receive, max_bytes, reserve)
             is_large = len(body) > LARGE_BYTES
             locks = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
@@ -210,8 +210,8 @@ class ChatCompletions:
     async def _plan_request(
         self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
     ) -> tuple[ChatRequest, ReadingPlan] | bytes:
-        """Determine what to read of a request; if it fits, return its body, which is passed on."""
-        if fields.pop("cache_salt", None) is not None:  # it would be a look into another key's cache
+        """Plan what to read of a request. If the request fits, return its body, which is passed on."""
+        if fields.pop("cache_salt", None) is not None:  # it would give access to another key's cache
             body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
@@ -240,7 +240,7 @@ class ChatCompletions:
     async def _long_request(
         self, chat: ChatRequest, plan: ReadingPlan, owner: Owner, context: ReaderContext
     ) -> LongRequest:
-        """Store what has to be read, which may take as long as the conversion of files."""
+        """Store the texts to read. Converting files may take long."""
         require_readable(chat)
         require_model(chat, self._reader.policy.name)
         continues = self._server is not None and needs_model_server(chat, plan)

@@ -70,7 +70,8 @@ class Keys:
             digest = _digest(key)
             if digest in self._owners:
                 raise MemAgentError(
-                    f"{owner.name} and {self._owners[digest].name} have the same key", hint="Give each its own."
+                    f"{owner.name} and {self._owners[digest].name} have the same key",
+                    hint="Use a different key for each.",
                 )
             names.add(owner.name)
             self._owners[digest] = owner
@@ -94,7 +95,7 @@ class Keys:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
-            pairs += [_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
+            pairs += [_parse_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
         return cls(pairs)
 
     def find_owner(self, authorization: str | None) -> Owner | None:
@@ -114,7 +115,7 @@ class Keys:
 _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
 
 
-def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
+def _parse_entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
     limits = {limit: number for limit, number in table.items() if limit != "key"}
     limit_names = [field.name for field in fields(Owner) if field.name != "name"]
@@ -157,7 +158,7 @@ def installation_secret(folder: Path) -> bytes:
         if stat.S_ISREG(mode) and not mode & 0o077 and len(secret := path.read_bytes()) == _SECRET_BYTES:
             return secret
     if os.path.lexists(path):
-        log.warning("%s was incomplete, or not only yours; a new secret takes its place", path)
+        log.warning("%s is incomplete, or other users can read it; it is replaced by a new secret", path)
     secret = secrets.token_bytes(_SECRET_BYTES)
     try:
         private_folder(folder)
@@ -165,7 +166,7 @@ def installation_secret(folder: Path) -> bytes:
     except OSError as error:
         raise MemAgentError(
             f"the secret {path} cannot be written: {error.strerror}",
-            hint="Get write access to its folder, or name another data folder: MEMAGENT_HOME names it.",
+            hint="Get write access to its folder, or set MEMAGENT_HOME to another data folder.",
         ) from error
     return secret
 

@@ -155,7 +155,7 @@ class Ledger:
     def _failure(self, error: Exception) -> RunLogError:
         return RunLogError(
             f"the list of reads in {self.path} cannot be used: {error}",
-            hint="Move it away, and the same requests are read again; what was read is in the log of runs."
+            hint="Move the file away. The same requests are then read again; earlier answers are in the run log."
             if isinstance(error, OtherTablesError)
-            else "Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
+            else "Free some disk space, or set MEMAGENT_HOME to another data folder.",
         )

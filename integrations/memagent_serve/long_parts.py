@@ -1,7 +1,7 @@
 """Determines which parts of a request become documents, and which text is the question. Pure functions.
 
-If a request does not fit, its largest parts are read: as few as necessary. If there are no few large parts, the older
-part of the conversation is read too. The user's latest request is never left out.
+If a request does not fit, its largest parts are read: as few as necessary. If that is not enough, the older part of the
+conversation is read too. The user's latest request is never left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartPosition:
-    """Where a part is: the number of its message, and its index in it."""
+    """The position of a part: the index of its message, and its index in the message."""
 
     message: int
     part: int
@@ -47,7 +47,7 @@ class ReadingPlan:
     """The parts of a request that are read."""
 
     history: int
-    """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
+    """The number of messages at the beginning that are read as a transcript, except system messages."""
     positions: tuple[PartPosition, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
     latest: int | None
@@ -119,14 +119,14 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     if total + _STUB_TOKENS * len(files) <= room:
         return ReadingPlan(0, tuple(files), latest)
     largest, remaining_tokens = _choose_largest(
-        messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2
+        messages, sizes, total + _STUB_TOKENS * len(files), room, min_tokens=findings // 2
     )
     if remaining_tokens <= room:
         return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
-        remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
+        remaining = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
         rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
         large = [position for position in largest if position.message in remaining]
         rest -= sum(_saved_tokens(sizes, position) for position in large)
@@ -134,7 +134,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
             return _add_files(history, large, files, remaining, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
-    remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
+    remaining = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
     everything = [
         PartPosition(number, index)
         for number in remaining
@@ -153,7 +153,7 @@ def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
 
 
 def is_front_end_task(request: ChatRequest) -> bool:
-    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation.
+    """Return whether the user's latest request is a chat front end's own task, such as a title for the conversation.
 
     Open WebUI begins these with "### Task:".
     """
@@ -182,7 +182,7 @@ def compose_question(
     texts = []
     for index, part in enumerate(message.parts if message else ()):
         if part.text is not None and PartPosition(plan.latest or 0, index) in plan.positions:
-            texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, one=is_small))
+            texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
             texts.append(_limit_length(part.text, tokens))
     question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
@@ -236,27 +236,27 @@ def _limit_length(text: JsonText, tokens: int) -> str:
     return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
 
 
-def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
+def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.
         tokens: the maximum for both.
         tokenizer: counts.
-        one: return only one of them: the one with a question, otherwise the last.
+        only_one: return only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _MAX_TOKEN_LENGTH
     whole = text.decode()
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
-    if one:
+    if only_one:
         return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
     half = max(1, tokens // 2 - 4)
     return f"{shortened(first, half, tokenizer.count)}\n[...]\n{shortened(last, half, tokenizer.count)}"
 
 
 def _choose_largest(
-    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
+    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, min_tokens: int
 ) -> tuple[list[PartPosition], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
@@ -267,7 +267,7 @@ def _choose_largest(
         PartPosition(number, index)
         for number, message in enumerate(messages)
         for index, part in enumerate(message.parts)
-        if part.text is not None and sizes[number][index] > max(worthwhile, _STUB_TOKENS)
+        if part.text is not None and sizes[number][index] > max(min_tokens, _STUB_TOKENS)
     ]
     large.sort(key=lambda position: -sizes[position.message][position.part])
     chosen: list[PartPosition] = []
@@ -283,7 +283,7 @@ def _saved_tokens(sizes: Sizes, position: PartPosition) -> int:
     return sizes[position.message][position.part] - _STUB_TOKENS
 
 
-def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
+def _remains(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
     return number >= history or messages[number].role in _SYSTEM or number == latest
 
 

@@ -76,8 +76,8 @@ class PageSessions:
         self._sessions.pop(_digest(_session(scope)), None)
 
     @staticmethod
-    def has(path: str) -> bool:
-        """Whether a path is one of the page's."""
+    def serves(path: str) -> bool:
+        """Return whether a path belongs to the page."""
         return path == "/" or path.startswith(f"{PAGE}/")
 
     def admit(self, scope: Scope) -> Owner | None:

@@ -174,7 +174,7 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 
 
 def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
-    """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
+    """Return whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
     This is so if only the model server supports the request (tools, a format, log-probs), or if tool results or the
     older part of a conversation are read.
@@ -200,7 +200,7 @@ class Continuation:
     names: tuple[str, ...]
     """The names of the texts that are read."""
     shortened_request: str
-    """What replaces the user's latest request if the request itself was read."""
+    """The text that replaces the user's latest request if the request itself was read."""
 
     def body_after(self, result: ReadResult) -> bytes:
         """Return the body that is passed on to the model: the request's body with the findings of a read."""
@@ -263,10 +263,10 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
         for number, message in enumerate(request.messages)
         if number == latest or message.role in {"system", "developer"}
     ]
-    share = max(1, room // len(originals) - MESSAGE_TOKENS)
+    tokens = max(1, room // len(originals) - MESSAGE_TOKENS)
     texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
     messages = [
-        {"role": message.role, "content": shortened(text, share, tokenizer.count)}
+        {"role": message.role, "content": shortened(text, tokens, tokenizer.count)}
         for message, text in zip(originals, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

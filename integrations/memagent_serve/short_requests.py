@@ -1,6 +1,6 @@
-"""Answers requests that fit the policy's window: its server does, or a policy in this process.
+"""Answers requests that fit the policy's window, through its server or with a policy in this process.
 
-What is passed on to the server is the client's body, unchanged, with this server's key; its reply is relayed.
+The client's body is passed on unchanged, with this server's key, and the server's reply is relayed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
-_RELAYED: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
+_RELAYED_HEADERS: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
 _MAX_REPLY_BYTES: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
 _TOO_LONG: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes"
@@ -51,10 +51,14 @@ async def pass_on(
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
         if accept and get_media_type(reply) == EVENTS:
-            return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
+            return StreamingResponse(
+                _iter_lines(reply, stack.pop_all()), reply.status, _get_relayed_headers(reply), EVENTS
+            )
         if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
             raise await gateway_error(reply)
-        return Response(await read_body(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
+        return Response(
+            await read_body(reply, _MAX_REPLY_BYTES), reply.status, _get_relayed_headers(reply), "application/json"
+        )
 
 
 def get_media_type(reply: aiohttp.ClientResponse) -> str:
@@ -62,16 +66,19 @@ def get_media_type(reply: aiohttp.ClientResponse) -> str:
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
 
-def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED}
+def _get_relayed_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED_HEADERS}
 
 
 async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
-    words = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
+    message = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
     return ApiError(
-        status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
+        status,
+        f"the policy server answered {reply.status}: {message}",
+        code="bad_gateway",
+        headers=_get_relayed_headers(reply),
     )
 
 
@@ -84,7 +91,7 @@ def bad_gateway_on_error(what: str) -> Iterator[None]:
         raise ApiError(502, f"the policy server's {what} cannot be understood", code="bad_gateway") from error
 
 
-async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+async def _iter_lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
     """Yield the reply's whole lines as they arrive: a secret in one is not divided. At the end, the stack is closed."""
     rest = bytearray()
     async with stack:
@@ -101,7 +108,7 @@ async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncI
 async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data = bytearray()
-    async for lines in _lines(reply, AsyncExitStack()):
+    async for lines in _iter_lines(reply, AsyncExitStack()):
         for line in lines.splitlines():
             if line.startswith(b"data:"):
                 data += line[5:].removeprefix(b" ") + b"\n"

@@ -28,7 +28,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.live.page_values import passage_value, read_value, sources_value
+from memagent_serve.live.page_values import format_passage, format_read, format_sources
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
 
 _BODY_BYTES: Final = 1 << 20
@@ -148,7 +148,7 @@ class LivePage:
 
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self._serving, request)
-        document = await cancel_on_disconnect(request, self._live.take(get_owner(request), file))
+        document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
         return _json_response(
             {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
         )
@@ -157,7 +157,7 @@ class LivePage:
         body = await _parse_body(self._serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
-        start = self._live.ask(get_owner(request), body.files, body.questions, read_again=body.read_again)
+        start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _json_response({"reads": [read.run_id for read in reads]})
 
@@ -171,9 +171,9 @@ class LivePage:
             newest=newest,
             skip=_parse_number(query.get("skip"), 0),
         )
-        answers = await asyncio.to_thread(self._live.answers, [entry.run_id for entry in entries])
+        answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
         find = self._serving.manager.find
-        reads = [read_value(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
+        reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _json_response({"reads": reads, "total": total})
 
     async def _pause(self, request: Request) -> Response:
@@ -194,7 +194,7 @@ class LivePage:
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        answer = await self._live.answer(
+        answer = await self._live.answer_now(
             *_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
         )
         return _json_response({"answer": answer.answer, "memory": answer.memory})
@@ -205,18 +205,18 @@ class LivePage:
         return Response(status_code=204)
 
     async def _show_sources(self, request: Request) -> Response:
-        view = await self._live.view(*_owner_and_run_id(request))
-        return _json_response({"lines": await asyncio.to_thread(lambda: sources_value(build_timeline(view)))})
+        view = await self._live.get_view(*_owner_and_run_id(request))
+        return _json_response({"lines": await asyncio.to_thread(lambda: format_sources(build_timeline(view)))})
 
     async def _show_passage(self, request: Request) -> Response:
-        view, query = await self._live.view(*_owner_and_run_id(request)), request.query_params
+        view, query = await self._live.get_view(*_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _json_response(await asyncio.to_thread(passage_value, view, self._serving.reader.store, start, end))
+        return _json_response(await asyncio.to_thread(format_passage, view, self._serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
         owner, run_id = _owner_and_run_id(request)
-        view = await self._live.view(owner, run_id)
+        view = await self._live.get_view(owner, run_id)
         page = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
         return Response(page.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
 

@@ -247,7 +247,7 @@ def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
 
 def test_two_runs_on_one_output_are_refused(world: World) -> None:
     world.write("a.txt", 1)
-    with lock_table(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process writes to"):
+    with lock_table(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process is writing to"):
         world.run()
 
 
@@ -264,7 +264,7 @@ def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothin
             TableFolder(str(world.out)).take_over(settings, "elsewhere")
 
     world.fails = take_over
-    with pytest.raises(CorpusError, match="another run writes to"):
+    with pytest.raises(CorpusError, match="another run is writing to"):
         world.run(rows_per_part=2)
     summary = world.run()
     assert len(world.answers) == 6 and summary.rows == 6

@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from memagent_graph import EventKind, RunError
 from memagent_graph.plain_text import without_folders
 from memagent_report import Report
-from memagent_report.checked_report import checked_report
+from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
@@ -78,7 +78,7 @@ def report_of(
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
     pairs = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
     draft = replace(make_extractive_draft(matrix), contradictions=pairs)
-    return checked_report("report-1", "policy", matrix, draft, sources.items(), events)
+    return build_checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 
 
 ELEMENTS = set(
@@ -224,7 +224,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
     place = QuotePosition(0, 0, 0)
     sentences = (ReportSentence("Anna paid 5 dollars.", (place,)), ReportSentence("Anna paid 6 dollars.", (place,)))
     draft = Draft(ReportMode.WRITTEN, (ReportSection("Costs", (0,), sentences), ReportSection("None", (0,), ())))
-    report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
+    report = build_checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
         assert text.count("not quoted: 6 is in none of its quotes") == 1
@@ -234,7 +234,7 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
 
 def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
     whole = report_of("Anna paid 5 dollars.")
-    report = checked_report(
+    report = build_checked_report(
         "r", "p", whole.matrix, make_extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
     )
     assert (report.quotes_checked, report.quotes_found) == (1, 0)

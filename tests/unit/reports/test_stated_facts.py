@@ -38,7 +38,7 @@ def test_a_number_is_known_however_it_is_written(text: str, value: str) -> None:
 
 def test_a_number_may_share_the_magnitude_of_the_next() -> None:
     three, five = extract_facts("from 3 to 5 million euros").numbers
-    assert (three.readings, five.readings) == ({Decimal(3), Decimal(3_000_000)}, {Decimal(5_000_000)})
+    assert (three.possible_values, five.possible_values) == ({Decimal(3), Decimal(3_000_000)}, {Decimal(5_000_000)})
 
 
 @pytest.mark.parametrize(
