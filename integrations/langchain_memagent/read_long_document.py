@@ -8,8 +8,8 @@ spans and costs in the tool message's artifact. If the model may not read someth
 If the policy fails in the middle of a read (for example because its server is down), by default the model gets the
 error with the run id and the remedy, so that an agent with other tools can continue without the document. The read is
 not lost: the same question about the same document continues at the chunk where the read failed or reached a limit.
-With `on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as
-it does after the process was killed; see `graph_reads`.
+With `on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk.
+It also does so after the process was killed; see `graph_reads`.
 """
 
 from __future__ import annotations

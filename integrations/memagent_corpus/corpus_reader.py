@@ -44,7 +44,7 @@ from memagent_graph.errors import (
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
@@ -111,7 +111,7 @@ class CorpusReader:
             check_question(question, graph.reader_context)
         return collect_settings(graph.reader_context)
 
-    def list_questions(self, document: CorpusDocument) -> tuple[str, ...]:
+    def expand_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
@@ -138,7 +138,7 @@ class CorpusReader:
             CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        questions = self.list_questions(document) if questions is None else tuple(questions)
+        questions = self.expand_questions(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
         if not questions:
             return []
@@ -227,11 +227,11 @@ class CorpusReader:
         if may_resume and self.agent.keeps_checkpoints:
             try:
                 stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
-                return await result_of(stream, self.on_update)
+                return await await_result(stream, self.on_update)
             except (RunNotFoundError, RunMismatchError, CheckpointError):
                 pass  # there is no checkpoint that can be continued
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
-        return await result_of(stream, self.on_update)
+        return await await_result(stream, self.on_update)
 
     async def _row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception

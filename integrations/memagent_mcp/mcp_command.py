@@ -123,7 +123,7 @@ def _serve_stdio(request: Mcp) -> None:
 def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
-    from memagent_graph.addresses import as_name, listen  # noqa: PLC0415
+    from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
     async def serve() -> None:
@@ -138,7 +138,7 @@ def _serve_http(request: Mcp) -> None:
                         err=True,
                     )
                 try:
-                    await serve_http(server, listener, [*(request.server_name or []), *as_name(request.host)])
+                    await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
                 finally:
                     await server.aclose()
 
@@ -149,7 +149,7 @@ def _serve_http(request: Mcp) -> None:
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_graph.addresses import as_name, is_local  # noqa: PLC0415
+    from memagent_graph.addresses import client_host_names, is_local  # noqa: PLC0415
 
     if is_local(host):
         return
@@ -158,7 +158,7 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
             f"other machines can reach {host}, and there is no login; add --allow-remote if you want this",
             param_hint="'--host'",
         )
-    if not names and not as_name(host):
+    if not names and not client_host_names(host):
         raise typer.BadParameter(
             f"{host} means all addresses of this machine; use --server-name to set the host name that clients use; "
             "requests with another name are refused",

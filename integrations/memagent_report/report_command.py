@@ -21,8 +21,8 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
+    expand_questions,
     open_reader,
-    questions_of,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class ReportDocuments(ReaderOptions):
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
-        questions = questions_of(self.ask or ())
+        questions = expand_questions(self.ask or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
         console.print_policy(settings.policy_reason)

@@ -30,7 +30,7 @@ from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundEr
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
@@ -292,10 +292,10 @@ async def _resume_or_read(
     """Continue the run with this id if there is one; otherwise read."""
     if agent.keeps_checkpoints:
         try:
-            return await result_of(agent.astream_resume(run_id, **options), on_update)
+            return await await_result(agent.astream_resume(run_id, **options), on_update)
         except (RunNotFoundError, RunMismatchError):
             pass
-    return await result_of(agent.astream(reference, question, run_id=run_id, **options), on_update)
+    return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:

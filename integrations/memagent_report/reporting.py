@@ -18,7 +18,7 @@ from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
-from memagent_graph.storage.checkpoints import lease_of
+from memagent_graph.storage.checkpoints import hold_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
@@ -124,7 +124,7 @@ async def _run_report(work: ReportWork, documents_at_once: int) -> dict[str, Any
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
     config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": documents_at_once}
     state: ReportState | None = {}
-    with lease_of(saver, work.report_id):
+    with hold_run(saver, work.report_id):
         if saver is not None:
             snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:

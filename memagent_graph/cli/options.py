@@ -139,7 +139,7 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
 _MAX_QUESTIONS = 10_000
 
 
-def questions_of(texts: Iterable[str]) -> list[str]:
+def expand_questions(texts: Iterable[str]) -> list[str]:
     """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:

@@ -134,7 +134,9 @@ def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch)
     with pytest.raises(DocumentError, match="MB of text"):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html"))
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
-    with pytest.raises(DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB is 'much'.*such as 500"):
+    with pytest.raises(
+        DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB must be a number above 0, got 'much'.*such as 500"
+    ):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>x", name="a.html"))
 
 

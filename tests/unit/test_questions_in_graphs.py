@@ -208,7 +208,7 @@ class TestTheNode:
     @pytest.mark.parametrize(
         ("question", "kind", "words"),
         [
-            ([], MemAgentError, "Give at least one"),
+            ([], MemAgentError, "Pass at least one"),
             ([QUESTIONS[0], " "], MemAgentError, "the question is empty"),
             ([QUESTIONS[0], 5], MemAgentError, "a question is of type int"),
             ([QUESTIONS[0], "why " * 200], BudgetError, "its budget is 50"),
