@@ -48,7 +48,7 @@ class GraphReads:
     def __init__(self, agent: MemAgent, response_format: ResponseFormatSource | None = None) -> None:
         if not isinstance(agent, MemAgent):
             raise MemAgentError(
-                f"the reader is of type {type(agent).__name__}, not a MemAgent",
+                f"the reader must be a MemAgent, got {type(agent).__name__}",
                 hint="Pass the MemAgent. Its graph, agent.graph(), can be a node by itself: add_node(name, graph).",
             )
         self._agent = agent

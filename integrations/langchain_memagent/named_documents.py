@@ -70,13 +70,13 @@ class DocumentSources:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of source that can be read, which a tool's schema offers to the model."""
-        offered = {
+        availability = {
             "path": bool(self.roots.roots) or self.backend is not None,
             "text": True,
             "state_key": bool(self.state_keys),
             "url": self.fetcher is not None,
         }
-        return tuple(kind for kind, is_offered in offered.items() if is_offered)
+        return tuple(kind for kind, is_offered in availability.items() if is_offered)
 
     async def open(self, named: NamedSource, state: Any = None) -> Document:
         """Return the document that a model named.

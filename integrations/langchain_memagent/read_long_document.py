@@ -154,13 +154,13 @@ class ReadLongDocument(BaseTool):
         source, caller = NamedSource(**named), CallingGraph.current(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
             _check_lengths(questions, await self._reads.prepare())
-            state, opened = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
+            state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
             async def reference() -> DocumentRef:
                 """Open and store the document when a read first needs it, and then once."""
-                if not opened:
-                    opened.append(asyncio.create_task(self._store(source, state)))
-                return await opened[0]
+                if not document_tasks:
+                    document_tasks.append(asyncio.create_task(self._store(source, state)))
+                return await document_tasks[0]
 
             run_ids = {
                 question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
@@ -169,7 +169,8 @@ class ReadLongDocument(BaseTool):
             outcomes = await self._reads.read_each(
                 reference, run_ids | earlier, caller.report, limits=self.limits, past_limit=earlier
             )
-            document = await opened[0] if opened else None  # if it may not be read, all reads have its error
+            # If the document may not be read, all reads have its error.
+            document = await document_tasks[0] if document_tasks else None
             answers = dict(zip(run_ids, map(self._accept, outcomes), strict=True))
             rows = [(question, answers[question]) for question in questions]
             return await asyncio.to_thread(self._reply, rows, document, caller, can_continue=all(run_ids.values()))
@@ -213,10 +214,10 @@ class ReadLongDocument(BaseTool):
         if caller.tool_call_id is None:
             raise ToolException(content)
         # The message of an exception has no artifact, without which the read cannot be continued.
-        failed = ToolMessage(
+        message = ToolMessage(
             content, artifact=artifact, tool_call_id=caller.tool_call_id, name=self.name, status="error"
         )
-        return failed, artifact
+        return message, artifact
 
     @contextmanager
     def _errors_for_model(self) -> Iterator[None]:

@@ -148,11 +148,11 @@ class RollingHistory:
     def require_room(self, budget: Budget) -> None:
         """Raise `BudgetError` if the limit leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
-        needed = 2 * (memory_tokens + _FRAME_TOKENS)
-        if self._tokens < needed:
+        min_tokens = 2 * (memory_tokens + _FRAME_TOKENS)
+        if self._tokens < min_tokens:
             raise BudgetError(
-                f"history_tokens is {self._tokens}, and a memory alone may have {memory_tokens} tokens",
-                hint=f"Pass history_tokens={needed} or more, or a reader with smaller memory_tokens.",
+                f"history_tokens must be at least {min_tokens} with {memory_tokens} memory_tokens, got {self._tokens}",
+                hint=f"Pass history_tokens={min_tokens} or more, or a reader with smaller memory_tokens.",
             )
 
 

@@ -62,23 +62,23 @@ def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
     A tool call and its results stay together, a call that still waits for its results is in the later part, and the
     later part never begins with a tool result, which model servers refuse.
     """
-    closed: set[int] = set()
+    inseparable: set[int] = set()
     calls: dict[str, int] = {}
-    waiting: dict[str, int] = {}
+    open_calls: dict[str, int] = {}
     for position, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             call = calls.get(message.tool_call_id, position - 1)
-            closed.update(range(call + 1, position + 1))
-            waiting.pop(message.tool_call_id, None)
+            inseparable.update(range(call + 1, position + 1))
+            open_calls.pop(message.tool_call_id, None)
             continue
         # Another speaker ends the wait. Otherwise, a call without a result would keep all later messages together.
-        waiting = {}
+        open_calls = {}
         if isinstance(message, AIMessage):
-            waiting = dict.fromkeys(_call_ids(message), position)
-            calls.update(waiting)
-    for call in waiting.values():
-        closed.update(range(call + 1, len(messages) + 1))
-    return [position for position in range(len(messages) + 1) if position == 0 or position not in closed]
+            open_calls = dict.fromkeys(_call_ids(message), position)
+            calls.update(open_calls)
+    for call in open_calls.values():
+        inseparable.update(range(call + 1, len(messages) + 1))
+    return [position for position in range(len(messages) + 1) if position == 0 or position not in inseparable]
 
 
 def _call_ids(message: AIMessage) -> list[str]:

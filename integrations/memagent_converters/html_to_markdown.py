@@ -436,10 +436,10 @@ def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
                 line.append("")
                 continue
             text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
-            repeated = text if len(text) <= MAX_REPEATED_LENGTH else ""
+            repeated_text = text if len(text) <= MAX_REPEATED_LENGTH else ""
             for column in range(cell.columns):
-                spans_below[len(line)] = cell.rows - 1, repeated
-                line.append(repeated if column else text)
+                spans_below[len(line)] = cell.rows - 1, repeated_text
+                line.append(repeated_text if column else text)
         yield line
 
 

@@ -47,16 +47,16 @@ def convert_box(source: SourceFile) -> Parts:
 def _messages(source: SourceFile) -> Iterator[bytes]:
     source.file.seek(0)
     lines: list[bytes] = []
-    is_blank, begun = True, False
+    is_blank, has_message = True, False
     for line in source.file:
         if is_blank and _FROM_LINE.fullmatch(line.rstrip(b"\r\n")):
-            if begun:
+            if has_message:
                 yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
-            lines, begun = [], True
+            lines, has_message = [], True
         else:
             lines.append(line)
         is_blank = not line.strip()
-    if not begun:
+    if not has_message:
         raise ConversionError(
             f"{source.name} is called a mail box but has no message", "Rename it to .txt to read it as text.",
             kind="unsupported",

@@ -84,13 +84,13 @@ class CorpusLedger:
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
         done = set() if changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
-        unanswered = tuple(question for question in questions if _digest(question) not in done)
-        if not unanswered and version and not record["version"]:  # adopted: from now on, changes can be detected
+        open_questions = tuple(question for question in questions if _digest(question) not in done)
+        if not open_questions and version and not record["version"]:  # adopted: from now on, changes can be detected
             with self._writing() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered_ids = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
+        answered_ids = {row["id"] for row in rows if not row["failed"]} if open_questions else set()
         return OpenQuestions(
-            unanswered, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+            open_questions, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
         )
 
     def begin(self, document: str) -> None:
@@ -172,11 +172,11 @@ class CorpusLedger:
         If one of them has been replaced since it was written, the part is stale.
         """
         with self._writing() as connection:
-            changed = connection.execute(
+            row_count = connection.execute(
                 "UPDATE rows SET part = ?, payload = NULL WHERE payload IS NOT NULL AND number <= ?",
                 (part.number, last),
             ).rowcount
-            _add_part(connection, part, stale=changed < part.rows)
+            _add_part(connection, part, stale=row_count < part.rows)
 
     def stale_parts(self) -> list[TablePart]:
         """Return the parts with rows that newer rows have replaced."""
@@ -193,10 +193,10 @@ class CorpusLedger:
         with self._writing() as connection:
             connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
             if new is not None:
-                changed = connection.execute(
+                row_count = connection.execute(
                     "UPDATE rows SET part = ? WHERE part = ?", (new.number, part.number)
                 ).rowcount
-                _add_part(connection, new, stale=changed < new.rows)
+                _add_part(connection, new, stale=row_count < new.rows)
 
     def adopt(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
         """Add a part of the table that is missing here. Its rows replace others for the same document and question.

@@ -326,10 +326,10 @@ class RayEngine:
         first = await next_task()
         if first is None:  # no actor is needed
             return
-        waiting = [first]
+        queue = [first]
 
         async def take() -> DocumentTask | None:
-            return waiting.pop() if waiting else await next_task()
+            return queue.pop() if queue else await next_task()
 
         self.plan.write_markers()
         try:

@@ -234,12 +234,12 @@ def require_public_address(address: str) -> None:
         RefusedSourceError: the address is private, link-local, loopback or reserved.
         ValueError: the string is not an IP address.
     """
-    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address):
-        translated = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
-        parsed = parsed.ipv4_mapped or parsed.sixtofour or translated or parsed
-    is_unassigned = parsed.version == 6 and (parsed not in _UNICAST or parsed in _DOCUMENTATION)
-    if not parsed.is_global or parsed.is_multicast or is_unassigned:
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+        ip = ip.ipv4_mapped or ip.sixtofour or translated or ip
+    is_unassigned = ip.version == 6 and (ip not in _UNICAST or ip in _DOCUMENTATION)
+    if not ip.is_global or ip.is_multicast or is_unassigned:
         raise _private_address_error(address)
 
 

@@ -302,10 +302,10 @@ class TableFolder:
 
     def remove_unlisted(self) -> None:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
-        listed = {part.name for part in self._current.parts}
+        part_names = {part.name for part in self._current.parts}
         with self._as_corpus_error():
             for name in self._sizes():
-                if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in listed):
+                if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
     @property

@@ -77,8 +77,8 @@ class ActiveReads:
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended = [run_id for run_id, other in self._reads.items() if not other.is_running]
-        for run_id in ended[: max(0, len(self._reads) - _MAX_READS)]:
+        ended_ids = [run_id for run_id, other in self._reads.items() if not other.is_running]
+        for run_id in ended_ids[: max(0, len(self._reads) - _MAX_READS)]:
             del self._reads[run_id]
 
     async def run(

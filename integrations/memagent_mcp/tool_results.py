@@ -170,10 +170,10 @@ class RunSummary(ToolResult):
 
     def as_text(self) -> str:
         """Return the run as one line of text."""
-        ended = self.stop_reason or "not ended"
+        outcome = self.stop_reason or "not ended"
         answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _MAX_LINE_LENGTH)}"
         return (
-            f"{self.run_id}  {self.began}  {ended}  {shorten_line(self.document, _MAX_LINE_LENGTH)}: "
+            f"{self.run_id}  {self.began}  {outcome}  {shorten_line(self.document, _MAX_LINE_LENGTH)}: "
             f"{shorten_line(self.question, _MAX_LINE_LENGTH)}{answer}"
         )
 

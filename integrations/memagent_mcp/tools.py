@@ -277,13 +277,13 @@ class Tools:
 
     async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
-        progress, reported = _Progress(context, read.document, 1), None
+        progress, last_update = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_running:
                 await read.changed.wait()
-                if read.update is not None and read.update is not reported:
-                    reported = read.update
-                    await progress.advance(0, reported)
+                if read.update is not None and read.update is not last_update:
+                    last_update = read.update
+                    await progress.advance(0, last_update)
         if isinstance(read.outcome, BaseException):
             raise read.outcome
         return await _reading_result(read.document, None, [read])

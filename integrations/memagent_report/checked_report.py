@@ -58,15 +58,16 @@ def build_checked_report(
             if position.document == number:
                 quote_problems[position] = check_quote(quote, source, name)
         words |= find_lower_case_words(source)
-    absent = [
+    absent_quotes = [
         problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
     ]
     is_common = words.__contains__
     sections = []
     for section in draft.sections:
-        pool = [position for position, _ in quotes if position.question in section.questions]
+        section_quotes = [position for position, _ in quotes if position.question in section.questions]
         sentences = tuple(
-            _check_sentence(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
+            _check_sentence(sentence, section_quotes, matrix, quote_problems, is_common)
+            for sentence in section.sentences
         )
         sections.append(replace(section, sentences=sentences))
     return Report(
@@ -78,7 +79,7 @@ def build_checked_report(
         contradictions=draft.contradictions,
         events=tuple(events),
         quotes_checked=len(quotes),
-        quotes_found=len(quotes) - len(absent),
+        quotes_found=len(quotes) - len(absent_quotes),
     )
 
 
@@ -100,7 +101,7 @@ def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentencePr
 
 def _check_sentence(
     sentence: ReportSentence,
-    pool: Sequence[QuotePosition],
+    section_quotes: Sequence[QuotePosition],
     matrix: EvidenceMatrix,
     quote_problems: Mapping[QuotePosition, SentenceProblem | None],
     is_common: Callable[[str], bool],
@@ -109,7 +110,7 @@ def _check_sentence(
     problems = _find_problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
     if not problems or sentence.document is not None:
         return replace(sentence, problems=problems)
-    others = _rank_quotes(sentence.text, pool, matrix)
+    others = _rank_quotes(sentence.text, section_quotes, matrix)
     for count in range(1, len(others) + 1):
         if not _find_problems(sentence.text, others[:count], matrix, quote_problems, is_common):
             return replace(sentence, quotes=tuple(others[:count]), chosen_by_code=True)
@@ -142,7 +143,7 @@ def list_document_names(file_name: str) -> list[str]:
     return names + ([stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else [])
 
 
-def _rank_quotes(text: str, pool: Sequence[QuotePosition], matrix: EvidenceMatrix) -> list[QuotePosition]:
+def _rank_quotes(text: str, section_quotes: Sequence[QuotePosition], matrix: EvidenceMatrix) -> list[QuotePosition]:
     """Return the few quotes that share the most words and values with a sentence, best first."""
 
     def terms(passage: str) -> frozenset[str]:
@@ -154,8 +155,8 @@ def _rank_quotes(text: str, pool: Sequence[QuotePosition], matrix: EvidenceMatri
     def count_shared(position: QuotePosition) -> int:
         return len(sentence_terms & terms(matrix.quote(position).text))
 
-    ranked = sorted(pool, key=lambda position: (-count_shared(position), position))
-    return [position for position in ranked[:_MAX_QUOTES] if count_shared(position)]
+    positions = sorted(section_quotes, key=lambda position: (-count_shared(position), position))
+    return [position for position in positions[:_MAX_QUOTES] if count_shared(position)]
 
 
 def find_lower_case_words(source: SourceText) -> frozenset[str]:

@@ -67,7 +67,7 @@ def _markdown_lines(chapter: Chapter) -> Iterator[str]:
         number = "" if passage.number is None else f"[{passage.number}] "
         source = f"{markdown_text(passage.source)}: " if passage.source else ""
         quote = f": “{markdown_text(passage.quote)}”" if passage.quote else ""
-        cites = "".join(f"[{cited}]" for cited in passage.cites)
+        cites = "".join(f"[{citation}]" for citation in passage.cites)
         mark = f"**[{markdown_text(passage.mark)}]**" if passage.mark else ""
         line = f"{number}{source}{markdown_text(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
@@ -129,7 +129,7 @@ def _html_passage(passage: Passage) -> str:
     number = "" if passage.number is None else f"[{passage.number}] "
     source = f'<span class="source">{_html_text(passage.source)}:</span> ' if passage.source else ""
     quote = f"<br><q>{_html_text(passage.quote)}</q>" if passage.quote else ""
-    cites = "".join(f'<a class="reference" href="#quote-{cited}">[{cited}]</a>' for cited in passage.cites)
+    cites = "".join(f'<a class="reference" href="#quote-{citation}">[{citation}]</a>' for citation in passage.cites)
     mark = f'<span class="mark">{_html_text(passage.mark)}</span>' if passage.mark else ""
     details = "".join(f"<li>{_html_text(detail)}</li>" for detail in passage.details)
     below = f"<ul>{details}</ul>" if details else ""

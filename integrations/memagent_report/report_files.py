@@ -95,8 +95,8 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     Raises:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
     """
-    chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
-    contents = {file_name: content(report) for file_name, content in chosen}
+    selection = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
+    contents = {file_name: content(report) for file_name, content in selection}
     try:
         private_folder(folder)
         if not force:

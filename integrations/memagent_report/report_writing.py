@@ -135,8 +135,8 @@ def custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[st
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    missing = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
-    return templates | missing
+    missing_roles = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
+    return templates | missing_roles
 
 
 # The strategies

@@ -170,12 +170,12 @@ def _display_name(source: DocumentSource) -> str:
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     names: set[str] = set()
-    renamed = []
+    unique_documents = []
     for document in documents:
         name, number = document.name, 1
         while name in names:
             number += 1
             name = f"{document.name} ({number})"
         names.add(name)
-        renamed.append(replace(document, name=name))
-    return tuple(renamed)
+        unique_documents.append(replace(document, name=name))
+    return tuple(unique_documents)

@@ -119,10 +119,10 @@ def _check_quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Se
 
 
 def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    quoted = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
-    quoted |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
+    quoted_values = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
+    quoted_values |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
-        if not number.possible_values & quoted:
+        if not number.possible_values & quoted_values:
             yield SentenceProblem(
                 ProblemKind.NUMBER, f"{facts.text[number.start : number.end]} is in none of its quotes"
             )
@@ -188,12 +188,12 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
             )
         return
     stems = content_stems(facts)
-    missing = stems.difference(*map(content_stems, quote_facts))
+    missing_stems = stems.difference(*map(content_stems, quote_facts))
     # The earlier checks found all numbers and dates in the quotes.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
-    if stems and len(missing) > (1 - _MIN_OVERLAP) * total:
+    if stems and len(missing_stems) > (1 - _MIN_OVERLAP) * total:
         yield SentenceProblem(
-            ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes"
+            ProblemKind.WORDS, f"{len(missing_stems)} of its {total} words and values are in none of its quotes"
         )
 
 

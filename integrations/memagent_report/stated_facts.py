@@ -228,8 +228,8 @@ def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) ->
 
 def _share_magnitudes(text: str, numbers: list[Number]) -> Iterator[Number]:
     """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude."""
-    ordered = sorted(numbers, key=lambda number: number.start)
-    for number, following in zip(ordered, [*ordered[1:], None], strict=False):
+    sorted_numbers = sorted(numbers, key=lambda number: number.start)
+    for number, following in zip(sorted_numbers, [*sorted_numbers[1:], None], strict=False):
         if following is None or not _JOINS.fullmatch(text[number.end : following.start]):
             yield number
             continue

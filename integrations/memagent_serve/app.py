@@ -180,8 +180,8 @@ def _routes(serving: ServerResources) -> list[Route]:
         return JSONResponse((await store_upload(serving, request)).body())
 
     async def list_files(request: Request) -> Response:
-        stored = await asyncio.to_thread(uploads.list_files, get_owner(request))
-        return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
+        entries = await asyncio.to_thread(uploads.list_files, get_owner(request))
+        return JSONResponse({"object": "list", "data": [file.body() for file in entries], "has_more": False})
 
     async def get_file(request: Request) -> Response:
         return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).body())

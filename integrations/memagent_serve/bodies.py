@@ -44,22 +44,22 @@ class BodyQuota:
 
         The function raises an `ApiError`, 429, if the space is used up.
         """
-        reserved = 0
+        reserved_bytes = 0
 
         def reserve(size: int) -> None:
-            nonlocal reserved
-            if size <= max(reserved, _SMALL_BYTES):
+            nonlocal reserved_bytes
+            if size <= max(reserved_bytes, _SMALL_BYTES):
                 return
-            more = size - reserved
+            more = size - reserved_bytes
             if self.used + more > self._limit or self._used_by[owner.name] + more > self._limit_per_key:
                 raise too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
             self._used_by[owner.name] += more
-            reserved = size
+            reserved_bytes = size
 
         try:
             yield reserve
         finally:
-            self._used_by[owner.name] -= reserved
+            self._used_by[owner.name] -= reserved_bytes
             self._used_by += Counter()  # without zeros
 
 

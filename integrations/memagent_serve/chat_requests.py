@@ -187,17 +187,17 @@ def parse(fields: Fields) -> ChatRequest:
         ApiError: 400; the message says what is wrong.
     """
     try:
-        messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
-        if len(messages) > _MAX_MESSAGES:
+        raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
+        if len(raw_messages) > _MAX_MESSAGES:
             raise bad_request(f"there are more than {_MAX_MESSAGES:,} messages", "messages")
-        parsed = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in messages)
+        messages = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in raw_messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not parsed:
+    if not messages:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
-    return ChatRequest(fields, parsed)
+    return ChatRequest(fields, messages)
 
 
 def _require_few_values(body: bytes) -> None:

@@ -254,13 +254,13 @@ class ChatCompletions:
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not continues
         names = tuple(source.name for source in sources)
-        stored = sources[0].stored if len(sources) == 1 else None
+        reference = sources[0].reference if len(sources) == 1 else None
         return LongRequest(
             options=options,
             names=names,
             read_request=ReadRequest(
                 owner=owner,
-                document=stored or await self._uploads.add_text(owner, join_sources(sources)),
+                document=reference or await self._uploads.add_text(owner, join_sources(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,

@@ -126,22 +126,22 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
-        remaining = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
-        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
-        large = [position for position in largest if position.message in remaining]
+        remaining_indices = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
+        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining_indices)
+        large = [position for position in largest if position.message in remaining_indices]
         rest -= sum(_saved_tokens(sizes, position) for position in large)
         if rest <= room:
-            return _add_files(history, large, files, remaining, latest)
+            return _add_files(history, large, files, remaining_indices, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
-    remaining = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
+    remaining_indices = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
     everything = [
         PartPosition(number, index)
-        for number in remaining
+        for number in remaining_indices
         for index, part in enumerate(messages[number].parts)
         if part.text is not None and sizes[number][index] > _STUB_TOKENS
     ]
-    return _add_files(history, everything, files, remaining, latest)
+    return _add_files(history, everything, files, remaining_indices, latest)
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
@@ -291,9 +291,9 @@ def _add_files(
     history: int,
     positions: Sequence[PartPosition],
     files: Sequence[PartPosition],
-    remaining: Sequence[int],
+    remaining_indices: Sequence[int],
     latest: int | None,
 ) -> ReadingPlan:
     """Return the plan with the files of later messages; files of older messages are read with the transcript."""
-    files = [file for file in files if file.message in remaining]
+    files = [file for file in files if file.message in remaining_indices]
     return ReadingPlan(history, tuple(sorted({*positions, *files})), latest)

@@ -40,7 +40,7 @@ class Source:
     name: str
     pieces: Callable[[], Pieces]
     """Returns its text, with the names of its sections."""
-    stored: DocumentRef | None = None
+    reference: DocumentRef | None = None
     """The text in the store, if it is there already."""
 
 
@@ -52,9 +52,9 @@ def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: D
     for position in plan.positions:
         message = request.messages[position.message]
         part = message.parts[position.part]
-        stored = files.get(position)
+        reference = files.get(position)
         sources.append(
-            Source(_source_name(request, message, position, stored), _make_pieces(part, stored, store), stored)
+            Source(_source_name(request, message, position, reference), _make_pieces(part, reference, store), reference)
         )
     return sources
 
@@ -78,9 +78,9 @@ def _join(sources: Sequence[Source]) -> Pieces:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-def _make_pieces(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
-    if stored is not None:
-        return lambda: stored_pieces(store, stored)
+def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+    if reference is not None:
+        return lambda: stored_pieces(store, reference)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
     return lambda: iter([Block(text.decode())])
@@ -124,9 +124,11 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         yield Block(_BREAK)
 
 
-def _source_name(request: ChatRequest, message: ChatMessage, position: PartPosition, stored: DocumentRef | None) -> str:
-    if stored is not None:
-        return in_one_line(stored["name"], _MAX_NAME_LENGTH)
+def _source_name(
+    request: ChatRequest, message: ChatMessage, position: PartPosition, reference: DocumentRef | None
+) -> str:
+    if reference is not None:
+        return in_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
         return f"the result of {in_one_line(_tool_name(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:

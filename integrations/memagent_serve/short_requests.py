@@ -188,8 +188,12 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     head = ReplyHead(secrets.token_hex(12), completion.model)
     text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage
-    prompt, written = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
-    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    prompt, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+    }
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})
         del values["memagent"]

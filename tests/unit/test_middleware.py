@@ -415,7 +415,7 @@ class TestHistories:
         assert states[0] == states[1]
 
     def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
-        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
+        with pytest.raises(BudgetError, match="history_tokens must be at least 248"):
             MemAgentMiddleware(make_reader(), history_tokens=200)
 
     async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(

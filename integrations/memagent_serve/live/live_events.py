@@ -118,7 +118,7 @@ async def events(
     watch = ReadWatcher(reads, manager, owner, run_id) if run_id else None
     while True:
         running = {read.run_id: read for read in manager.list_running(owner)}
-        changed = []
+        changed_reads = []
         for run in {**dict.fromkeys(known), **running}:
             read = running.get(run)
             state = (read.state, read.chunks) if read else None
@@ -126,11 +126,11 @@ async def events(
                 continue
             entry = await asyncio.to_thread(ledger.get, owner.name, run)
             if entry is not None:
-                changed.append(format_read(entry, read or manager.find(owner, run)))
+                changed_reads.append(format_read(entry, read or manager.find(owner, run)))
             known[run] = state
         known = {run: state for run, state in known.items() if state is not None}
-        if changed:
-            yield _event("reads", changed)
+        if changed_reads:
+            yield _event("reads", changed_reads)
         if watch is not None:
             try:
                 async for event in watch.events():

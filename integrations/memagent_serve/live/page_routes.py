@@ -156,7 +156,8 @@ class LivePage:
     async def _start_reads(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
-            raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
+            limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
+            raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
         start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _json_response({"reads": [read.run_id for read in reads]})

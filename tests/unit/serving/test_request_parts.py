@@ -129,9 +129,9 @@ def test_of_one_long_message_its_first_and_last_paragraphs_are_the_question(text
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20), st.integers(1, 300)),
+        st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20), st.integers(1, 60)),
         min_size=1,
-        max_size=6,
+        max_size=4,
     ),
     st.integers(8, 400),
     st.booleans(),
@@ -140,6 +140,6 @@ def test_a_question_is_within_its_budget_and_says_something(
     messages: list[tuple[str, str, int]], tokens: int, context: bool
 ) -> None:
     chat = request(*(say(role, text * times) for role, text, times in messages))
-    question = compose_question(chat, plan(chat, 200, 50), TOKENIZER, tokens, with_context=context)
+    question = compose_question(chat, plan(chat, 100, 25), TOKENIZER, tokens, with_context=context)
     assert question.strip() or all(not text.strip() for _, text, _ in messages)
     assert TOKENIZER.count(question) <= tokens
