@@ -270,10 +270,10 @@ class ChatCompletions:
 
     async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
         files = {}
-        for number, message in enumerate(chat.messages):
-            for index, part in enumerate(message.parts):
+        for index, message in enumerate(chat.messages):
+            for part_index, part in enumerate(message.parts):
                 if part.file is not None:
-                    files[PartPosition(number, index)] = await self._file(part.file, owner)
+                    files[PartPosition(index, part_index)] = await self._file(part.file, owner)
         return files
 
     async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:

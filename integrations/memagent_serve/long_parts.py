@@ -108,9 +108,9 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     messages = request.messages
     latest = find_latest_request(messages)
     files = [
-        PartPosition(number, index)
-        for number, message in enumerate(messages)
-        for index, part in enumerate(message.parts)
+        PartPosition(index, part_index)
+        for index, message in enumerate(messages)
+        for part_index, part in enumerate(message.parts)
         if part.kind == "file"
     ]
     if total <= room and not files:
@@ -126,29 +126,29 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
-        remaining_indices = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
-        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining_indices)
+        remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
+        rest = sum(sum(sizes[index]) + MESSAGE_TOKENS for index in remaining_indices)
         large = [position for position in largest if position.message in remaining_indices]
         rest -= sum(_saved_tokens(sizes, position) for position in large)
         if rest <= room:
             return _add_files(history, large, files, remaining_indices, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
-    remaining_indices = [number for number in range(len(messages)) if _remains(messages, number, history, latest)]
+    remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
     everything = [
-        PartPosition(number, index)
-        for number in remaining_indices
-        for index, part in enumerate(messages[number].parts)
-        if part.text is not None and sizes[number][index] > _STUB_TOKENS
+        PartPosition(index, part_index)
+        for index in remaining_indices
+        for part_index, part in enumerate(messages[index].parts)
+        if part.text is not None and sizes[index][part_index] > _STUB_TOKENS
     ]
     return _add_files(history, everything, files, remaining_indices, latest)
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
     """Return the last message with text of the user."""
-    for number in range(len(messages) - 1, -1, -1):
-        if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
-            return number
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role == "user" and any(part.text and part.text.size for part in messages[index].parts):
+            return index
     return None
 
 
@@ -180,8 +180,8 @@ def compose_question(
     message = request.messages[plan.latest] if plan.latest is not None else None
     is_small = tokens < _MIN_TOKENS_FOR_CONTEXT
     texts = []
-    for index, part in enumerate(message.parts if message else ()):
-        if part.text is not None and PartPosition(plan.latest or 0, index) in plan.positions:
+    for part_index, part in enumerate(message.parts if message else ()):
+        if part.text is not None and PartPosition(plan.latest or 0, part_index) in plan.positions:
             texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
             texts.append(_limit_length(part.text, tokens))
@@ -190,11 +190,11 @@ def compose_question(
         return shortened(question, tokens, tokenizer.count)
     question = shortened(question, tokens // 2, tokenizer.count)
     room = tokens - tokenizer.count(question) - _STUB_TOKENS
-    system = _unread_text(request, plan, tokens, lambda number, role: role in _SYSTEM)
+    system = _unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
     system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
     earlier = _unread_text(
-        request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.latest or 0)
+        request, plan, tokens, lambda index, role: role not in _SYSTEM and index < (plan.latest or 0)
     )
     earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
     parts = [system, earlier, f"Question: {question}" if system or earlier else question]
@@ -213,10 +213,13 @@ def speaker(message: ChatMessage) -> str:
 def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
-    for number, message in enumerate(request.messages):
-        if not is_included(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
+    for index, message in enumerate(request.messages):
+        if not is_included(index, message.role) or (index < plan.history and message.role not in _SYSTEM):
             continue
-        parts = [(part.text, PartPosition(number, index) in plan.positions) for index, part in enumerate(message.parts)]
+        parts = [
+            (part.text, PartPosition(index, part_index) in plan.positions)
+            for part_index, part in enumerate(message.parts)
+        ]
         # In a long system message, the beginning has the instructions.
         texts = [
             _limit_length(text, tokens)[: tokens * 2 if is_read else None]
@@ -264,10 +267,10 @@ def _choose_largest(
         the chosen parts, and the tokens of the rest.
     """
     large = [
-        PartPosition(number, index)
-        for number, message in enumerate(messages)
-        for index, part in enumerate(message.parts)
-        if part.text is not None and sizes[number][index] > max(min_tokens, _STUB_TOKENS)
+        PartPosition(index, part_index)
+        for index, message in enumerate(messages)
+        for part_index, part in enumerate(message.parts)
+        if part.text is not None and sizes[index][part_index] > max(min_tokens, _STUB_TOKENS)
     ]
     large.sort(key=lambda position: -sizes[position.message][position.part])
     chosen: list[PartPosition] = []
@@ -283,8 +286,8 @@ def _saved_tokens(sizes: Sizes, position: PartPosition) -> int:
     return sizes[position.message][position.part] - _STUB_TOKENS
 
 
-def _remains(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
-    return number >= history or messages[number].role in _SYSTEM or number == latest
+def _remains(messages: Sequence[ChatMessage], index: int, history: int, latest: int | None) -> bool:
+    return index >= history or messages[index].role in _SYSTEM or index == latest
 
 
 def _add_files(

@@ -109,13 +109,13 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
 
 def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
-    for number, message in enumerate(request.messages[: plan.history]):
-        if message.role in {"system", "developer"} or number == plan.latest:
+    for index, message in enumerate(request.messages[: plan.history]):
+        if message.role in {"system", "developer"} or index == plan.latest:
             continue
         yield Block(f"{speaker(message)}: ")
-        for index, part in enumerate(message.parts):
+        for part_index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                for piece in _make_pieces(part, files.get(PartPosition(number, index)), store)():
+                for piece in _make_pieces(part, files.get(PartPosition(index, part_index)), store)():
                     yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
@@ -211,29 +211,29 @@ class Continuation:
         report_position = None if self.plan.history else self.plan.positions[-1]
         messages: list[dict[str, Any]] = []
         is_reported = False
-        for number, message in enumerate(self.request.messages):
+        for index, message in enumerate(self.request.messages):
             is_system = message.role in {"system", "developer"}
             if self.plan.history and not is_system and not is_reported:
                 messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
                 is_reported = True
-            if number < self.plan.history and not is_system and number != self.plan.latest:
+            if index < self.plan.history and not is_system and index != self.plan.latest:
                 continue
-            read_parts = {position.part for position in self.plan.positions if position.message == number}
+            read_parts = {position.part for position in self.plan.positions if position.message == index}
             if not read_parts:
                 messages.append(dict(message.fields))
                 continue
             texts = {}
-            for index in read_parts:
+            for part_index in read_parts:
                 text = (
                     report
-                    if PartPosition(number, index) == report_position
+                    if PartPosition(index, part_index) == report_position
                     else "[Too long to show; the findings are given separately.]"
                 )
-                if number == self.plan.latest and message.parts[index].kind == "text":
+                if index == self.plan.latest and message.parts[part_index].kind == "text":
                     text = f"{text}\n\n{self.shortened_request}"
-                elif is_system and (instructions := message.parts[index].text) is not None:
+                elif is_system and (instructions := message.parts[part_index].text) is not None:
                     text = f"{instructions.decode()[:_HEAD_CHARS]} [...]\n\n{text}"
-                texts[index] = text
+                texts[part_index] = text
             messages.append({**message.fields, "content": _content(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
         if self.request.options.stream and not self.request.options.wants_usage:
@@ -246,8 +246,8 @@ def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
     if len(message.parts) == 1 and message.parts[0].raw is None:
         return texts[0]
     return [
-        {"type": "text", "text": texts[index]} if index in texts else part.raw
-        for index, part in enumerate(message.parts)
+        {"type": "text", "text": texts[part_index]} if part_index in texts else part.raw
+        for part_index, part in enumerate(message.parts)
     ]
 
 
@@ -262,8 +262,8 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
     latest = find_latest_request(request.messages)
     originals = [
         message
-        for number, message in enumerate(request.messages)
-        if number == latest or message.role in {"system", "developer"}
+        for index, message in enumerate(request.messages)
+        if index == latest or message.role in {"system", "developer"}
     ]
     tokens = max(1, room // len(originals) - MESSAGE_TOKENS)
     texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
