@@ -40,33 +40,31 @@ async def pass_on(
         server: the policy server.
         method: GET or POST.
         path: chat/completions or models; no path comes from a request.
-        body: the client's, byte by byte.
-        accept: the client's Accept header, if it may get a stream of events, which is relayed while it arrives.
+        body: the client's body, which is not changed.
+        accept: the client's Accept header, if the client may get a stream of events.
 
     Raises:
         PolicyError: the server cannot be reached, does not answer, or sends too much.
-        ApiError: its reply is not JSON, nor such a stream.
+        ApiError: its reply is neither JSON nor a stream of events.
     """
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
         if accept and get_media_type(reply) == EVENTS:
-            return StreamingResponse(
-                _iter_lines(reply, stack.pop_all()), reply.status, _get_relayed_headers(reply), EVENTS
-            )
+            return StreamingResponse(_iter_lines(reply, stack.pop_all()), reply.status, _pick_headers(reply), EVENTS)
         if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
             raise await gateway_error(reply)
         return Response(
-            await read_body(reply, _MAX_REPLY_BYTES), reply.status, _get_relayed_headers(reply), "application/json"
+            await read_body(reply, _MAX_REPLY_BYTES), reply.status, _pick_headers(reply), "application/json"
         )
 
 
 def get_media_type(reply: aiohttp.ClientResponse) -> str:
-    """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
+    """Return the reply's media type; "" if the reply is compressed, since it may be a bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
 
-def _get_relayed_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+def _pick_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED_HEADERS}
 
 
@@ -74,12 +72,8 @@ async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
     message = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
-    return ApiError(
-        status,
-        f"the policy server answered {reply.status}: {message}",
-        code="bad_gateway",
-        headers=_get_relayed_headers(reply),
-    )
+    message = f"the policy server answered {reply.status}: {message}"
+    return ApiError(status, message, code="bad_gateway", headers=_pick_headers(reply))
 
 
 @contextmanager
@@ -92,7 +86,7 @@ def bad_gateway_on_error(what: str) -> Iterator[None]:
 
 
 async def _iter_lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    """Yield the reply's whole lines as they arrive: a secret in one is not divided. At the end, the stack is closed."""
+    """Yield whole lines as they arrive, so that no secret in them is divided. The stack is closed at the end."""
     rest = bytearray()
     async with stack:
         async for chunk in reply.content.iter_any():
