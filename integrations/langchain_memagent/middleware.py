@@ -157,11 +157,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def _needs_reading(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
-        return any(_find_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
+        return any(_find_long_text(message, self._result_tokens) is not None for message in _find_tool_messages(result))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
-        messages = _tool_messages(result)
+        messages = _find_tool_messages(result)
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
         documents = {run_id: document for _, stored in readings for run_id, document in stored.items()}
@@ -190,7 +190,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             if tokens <= self._result_tokens:
                 return message, {}
             document = await self._store(text, tool)
-            user_request = find_latest_request(_messages(request.state))
+            user_request = find_latest_request(_get_messages(request.state))
             question = make_result_question(
                 user_request[1] if user_request else None,
                 tool,
@@ -203,12 +203,14 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
                 document = document or await self._store(text, tool)
-            failure_text = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
+            failure_text = _format_failure(
+                tool, text, error, self._result_tokens, run_id, is_stored=document is not None
+            )
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
             new = _replace_text(message, failure_text, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
-        return _replace_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
+        return _replace_text(message, _format_reading(tool, tokens, result), values), {run_id: result.document}
 
     async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
@@ -295,7 +297,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             raise
 
 
-def _tool_messages(result: ToolResult) -> list[ToolMessage]:
+def _find_tool_messages(result: ToolResult) -> list[ToolMessage]:
     """Return the tool messages in what a tool returned, except those for a parent graph."""
     if isinstance(result, ToolMessage):
         return [result]
@@ -305,7 +307,7 @@ def _tool_messages(result: ToolResult) -> list[ToolMessage]:
     return []
 
 
-def _messages(state: Any) -> list[AnyMessage]:
+def _get_messages(state: Any) -> list[AnyMessage]:
     """Return the messages of an agent's state of any type."""
     if isinstance(state, list):
         return state
@@ -313,7 +315,7 @@ def _messages(state: Any) -> list[AnyMessage]:
     return list(messages or [])
 
 
-def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
+def _format_reading(tool: str, tokens: int, result: ReadResult) -> str:
     """Return the text that the model sees in place of a tool result of `tokens` tokens that was read."""
     return (
         f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
@@ -322,7 +324,7 @@ def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
     )
 
 
-def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
+def _format_failure(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
     """Return the text that the model sees in place of a tool result that could not be read.
 
     Args:

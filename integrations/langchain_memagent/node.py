@@ -79,7 +79,7 @@ def memagent_node(
     """
     reads = GraphReads(agent, response_format)
 
-    def values_of(result: ReadResult) -> dict[str, Any]:
+    def select_values(result: ReadResult) -> dict[str, Any]:
         """Return the values of one result. Quotes are looked up in the document's text, which may take a moment."""
         keys = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
         keys[stop_reason] = result.stop_reason.value
@@ -89,12 +89,12 @@ def memagent_node(
 
     def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
         """Return what the node writes."""
-        rows = [values_of(result) for result in results]
+        rows = [select_values(result) for result in results]
         changes = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
         return changes | dict(write(state, results if is_list else results[0]) if write else {})
 
-    def inputs_of(state: Any) -> tuple[Any, Any]:
-        return _value(state, document, "document"), _value(state, question, "question")
+    def get_inputs(state: Any) -> tuple[Any, Any]:
+        return _get_value(state, document, "document"), _get_value(state, question, "question")
 
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
@@ -106,11 +106,11 @@ def memagent_node(
         return raise_first([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = inputs_of(state)
+        source, questions = get_inputs(state)
         return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = inputs_of(state)
+        source, questions = get_inputs(state)
         results = await read(source, questions, config)
         return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
@@ -132,7 +132,9 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
         """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
         function: Any = self.func
         self._require_keys(self.written_keys, config)
-        change = self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
+        change = self._call_with_config(
+            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
+        )
         self._require_keys(change, config)
         return change
 
@@ -141,7 +143,7 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
         function: Any = self.afunc
         self._require_keys(self.written_keys, config)
         change = await self._acall_with_config(
-            lambda _, config: function(input, config), _keys(input), ensure_config(config)
+            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
         )
         self._require_keys(change, config)
         return change
@@ -154,11 +156,11 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
             )
 
 
-def _keys(state: Any) -> dict[str, list[str]]:
+def _list_keys(state: Any) -> dict[str, list[str]]:
     return {"keys of the state": list(state if isinstance(state, Mapping) else getattr(state, "__dict__", ()))}
 
 
-def _value(state: Any, source: StateSource, name: str) -> Any:
+def _get_value(state: Any, source: StateSource, name: str) -> Any:
     if callable(source):
         return source(state)
     value = state.get(source) if isinstance(state, Mapping) else getattr(state, source, None)

@@ -134,7 +134,7 @@ class ReadLongDocument(BaseTool):
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
         if self.args_schema is None:
-            self.args_schema = _arguments_schema(self._sources, self.max_questions)
+            self.args_schema = _make_arguments_schema(self._sources, self.max_questions)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -165,7 +165,7 @@ class ReadLongDocument(BaseTool):
             run_ids = {
                 question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
             }
-            earlier = await self._unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
+            earlier = await self._find_unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
                 reference, run_ids | earlier, caller.report, limits=self.limits, past_limit=earlier
             )
@@ -186,7 +186,7 @@ class ReadLongDocument(BaseTool):
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
-    async def _unfinished_runs(
+    async def _find_unfinished_runs(
         self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
     ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
@@ -250,7 +250,7 @@ class _Arguments(BaseModel):
         return values
 
 
-def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
+def _make_arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
     """Return the arguments, with only the kinds of source that can be read here."""
     fields: dict[str, Any] = {
         "questions": (

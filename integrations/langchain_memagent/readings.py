@@ -94,11 +94,11 @@ def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: b
     parts = []
     for number, (question, outcome) in enumerate(outcomes, 1):
         heading = f"Question {number}: {question}" if len(outcomes) > 1 else ""
-        parts.append("\n".join(filter(None, (heading, *_outcome_lines(outcome, can_continue=can_continue)))))
+        parts.append("\n".join(filter(None, (heading, *_format_outcome(outcome, can_continue=can_continue)))))
     return "\n\n".join(parts)
 
 
-def _outcome_lines(outcome: Outcome, *, can_continue: bool) -> list[str]:
+def _format_outcome(outcome: Outcome, *, can_continue: bool) -> list[str]:
     again = ["Ask the same question about the same document again to read on from there."] if can_continue else []
     if isinstance(outcome, MemAgentError):
         return [f"The read failed: {outcome}", *(again if outcome.run_id else [])]

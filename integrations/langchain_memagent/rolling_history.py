@@ -98,8 +98,8 @@ class RollingHistory:
         short_request = _shorten_request(messages, request, self._tokens, context.tokenizer)
         request_size = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
         room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
-        cuts = self._cuts(messages, thread)
-        begin, memory = self._newest_memory(cuts)
+        cuts = self._list_cuts(messages, thread)
+        begin, memory = self._find_newest_memory(cuts)
         cut = self._choose_cut(cuts, sizes, room)
         position = begin
         if sum(sizes[begin:]) > room and cut.position > begin:
@@ -118,7 +118,7 @@ class RollingHistory:
                 recent[request[0] - position] = short_request
         return result + recent
 
-    def _newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
+    def _find_newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
         """Return the number of messages that are in a memory already, and that memory."""
         for cut in reversed(cuts):
             memory = self._memories.get(cut.key)
@@ -139,7 +139,7 @@ class RollingHistory:
         while len(self._memories) > _MAX_MEMORIES:
             self._memories.popitem(last=False)
 
-    def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
+    def _list_cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
         """Return every safe cut before the last message. A cut's key is a digest of all messages before it."""
         start = hashlib.sha256(thread.encode()).hexdigest()
         keys = list(accumulate(map(_digest, messages), _chain, initial=start))

@@ -28,7 +28,7 @@ def format_transcript(messages: Iterable[BaseMessage]) -> str:
             continue
         text = get_text(message.content)
         if text.strip():
-            paragraphs.append(f"{_speaker(message)}: {text}")
+            paragraphs.append(f"{_name_speaker(message)}: {text}")
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
                 tools[call["id"] or ""] = call["name"]
@@ -45,7 +45,7 @@ def get_text(content: str | Sequence[str | dict[str, Any]]) -> str:
     """Return a message's content as text; other blocks as their kind in brackets."""
     if isinstance(content, str):
         return content
-    return "\n".join(get_block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
+    return "\n".join(get_block_text(block) or f"[{_get_kind(block)}]" for block in content if _is_shown(block))
 
 
 def get_block_text(block: str | dict[str, Any]) -> str | None:
@@ -85,14 +85,21 @@ def _call_ids(message: AIMessage) -> list[str]:
     return [call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)]
 
 
-def _speaker(message: BaseMessage) -> str:
+def _name_speaker(message: BaseMessage) -> str:
     return next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
 
 
-def _kind(block: str | dict[str, Any]) -> str:
+def _get_kind(block: str | dict[str, Any]) -> str:
     return str(block.get("type", "something")) if isinstance(block, dict) else "text"
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
     """Return whether a block is shown. Tool calls are taken from `tool_calls`, and reasoning is left out."""
-    return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}
+    return _get_kind(block) not in {
+        "tool_use",
+        "tool_call",
+        "function_call",
+        "reasoning",
+        "thinking",
+        "redacted_thinking",
+    }

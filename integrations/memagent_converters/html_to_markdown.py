@@ -99,10 +99,10 @@ class _Cell:
 
 def convert(source: SourceFile) -> Parts:
     """Convert an HTML file, which is UTF-8."""
-    yield from markdown_blocks(source.read().decode("utf-8", "surrogatepass"))
+    yield from iter_markdown(source.read().decode("utf-8", "surrogatepass"))
 
 
-def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
+def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
     """Yield HTML as Markdown, one block for each heading with the text below it, then the omissions.
 
     Args:
@@ -132,7 +132,7 @@ def list_omissions(omission_counts: Counter[str], place: str = "") -> Iterator[O
         yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
 
-def html_as_markdown(html: str) -> str:
+def render_markdown(html: str) -> str:
     """Return HTML as Markdown, as one text."""
     return _render(html, Counter()).replace(_BEGIN, "")
 
@@ -143,14 +143,14 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
     if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
-    script_classes = _script_classes(tree) if "vertical-align" in html else None
+    script_classes = _find_script_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
     in_pre = excess_depth = 0
     for node, is_end in _iter_nodes(tree.root):
         frame = frames[-1]
         tag = node.tag
         if tag == "span" and script_classes is not None:
-            tag = _script_tag(node.attributes, script_classes)
+            tag = _find_script_tag(node.attributes, script_classes)
         if tag == "-text":
             _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
         elif tag in _FRAMED_TAGS and (
@@ -185,7 +185,7 @@ def _parse(html: str) -> Any:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out
 
 
-def _script_classes(tree: Any) -> dict[str, str]:
+def _find_script_classes(tree: Any) -> dict[str, str]:
     """Return the classes for superscripts and subscripts in the page's style sheets, with the tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
@@ -196,7 +196,7 @@ def _script_classes(tree: Any) -> dict[str, str]:
     }
 
 
-def _script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
+def _find_script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
     """Return the tag that the style of a span corresponds to: sup, sub or span."""
     if match := _SCRIPT_STYLE.search(attributes.get("style") or ""):
         return match[1][:3]
@@ -314,7 +314,7 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
                 [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
             )
         case "select":
-            tokens.append(f" {_selected_options(node)} ")
+            tokens.append(f" {_format_selection(node)} ")
         case "textarea":
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADINGS:
@@ -353,7 +353,7 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
     tokens += [before, _Verbatim(text), after] if text else [raw]
 
 
-def _selected_options(node: Any) -> str:
+def _format_selection(node: Any) -> str:
     """Return the selected options, or the option that a browser shows by default."""
     options = node.css("option")
     selection = [option for option in options if "selected" in option.attributes]

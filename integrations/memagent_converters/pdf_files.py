@@ -55,7 +55,7 @@ def convert(source: SourceFile) -> Parts:
         label = f"page {number + 1}"
         try:
             page = document[number]
-            text, omissions = _page(pypdfium2, document, page, label)
+            text, omissions = _convert_page(pypdfium2, document, page, label)
             page.close()
         except pypdfium2.PdfiumError as error:
             raise ConversionError(
@@ -100,7 +100,7 @@ def _select_pages(source: SourceFile, count: int) -> list[int]:
     return sorted(pages)
 
 
-def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
+def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
     text = _join_words(_sort_columns(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
@@ -147,13 +147,13 @@ def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) 
         if count >= _MIN_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
             columns.append(left)
 
-    def column(part: _Part) -> int:
+    def find_column(part: _Part) -> int:
         return bisect(columns, part[2] + 1)
 
     ordered: list[_Part] = []
-    for fits, rows in groupby(lines, lambda line: all(part[3] < [*columns, inf][column(part)] for part in line)):
+    for fits, rows in groupby(lines, lambda line: all(part[3] < [*columns, inf][find_column(part)] for part in line)):
         parts = [*chain(*rows)]
-        sides = [[part for part in parts if column(part) == number] for number in range(len(columns) + 1)]
+        sides = [[part for part in parts if find_column(part) == number] for number in range(len(columns) + 1)]
         ordered += chain(*sides) if fits and all(_is_prose(text, side) for side in sides) else parts
     return [(0, len(text))] if ordered == sorted(ordered) else [part[:2] for part in ordered]
 

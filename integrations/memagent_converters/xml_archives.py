@@ -67,7 +67,7 @@ class XmlArchive:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
-    def relations(self, member: str) -> dict[str, tuple[str, str]]:
+    def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
         """Return what an Office member refers to, by id: the relation's type, and the member or address."""
         folder, _, last = member.rpartition("/")
         root = self.read_xml(f"{folder}/_rels/{last}.rels")

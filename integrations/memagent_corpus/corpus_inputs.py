@@ -118,7 +118,7 @@ def open_inputs(
     if get_scheme(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
     if is_pattern(source) and not (get_scheme(source) == "" and Path(source).exists()):
-        root = _fixed_part(source)
+        root = _get_fixed_part(source)
         files = FileInputs(root, _with_root(access, root), source)
         if not is_table(source):
             access.filesystem(root)  # refuses schemes
@@ -183,7 +183,7 @@ class FileInputs(CorpusInputs):
                 document = CorpusDocument(
                     name=name, version=_find_version(info), size=info.get("size"), location=location
                 )
-            elif local_document := _local_document(path, name, root, info):
+            elif local_document := _make_local_document(path, name, root, info):
                 document = local_document
             else:
                 continue
@@ -193,7 +193,7 @@ class FileInputs(CorpusInputs):
         """Yield the information of all files that match, without following links to folders."""
         pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
         relative = pattern.removeprefix(root).lstrip("/")
-        matches, shows_hidden = _matcher(pattern), re.search(r"(^|/)\.", relative) is not None
+        matches, shows_hidden = _compile_matcher(pattern), re.search(r"(^|/)\.", relative) is not None
         depth = relative.count("/") if relative and "**" not in relative else None
         folders = [(root, 0)]
         while folders:
@@ -281,7 +281,7 @@ def _with_root(access: SourceAccess, root: str) -> SourceAccess:
     return access if access.root else replace(access, root=root)
 
 
-def _fixed_part(pattern: str) -> str:
+def _get_fixed_part(pattern: str) -> str:
     """Return the part of a pattern before the first folder or file name with wildcards."""
     scheme, separator, path = pattern.rpartition("://")
     parts = path.split("/")
@@ -303,7 +303,7 @@ def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mappi
             return
 
 
-def _local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
+def _make_local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
     """Return a file on a disk as a document; None if it is neither a regular file nor a link to one."""
     if info["type"] == "file":
         return CorpusDocument(
@@ -324,7 +324,7 @@ def _local_document(path: str, name: str, root: str, info: Mapping[str, Any]) ->
     return CorpusDocument(name=_to_valid_unicode(name), version=version, size=status.st_size, location=path)
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
+def _compile_matcher(pattern: str) -> Callable[[str], object]:
     """Return a function that matches paths against a pattern; all paths match an empty one."""
     from fsspec.utils import glob_translate  # noqa: PLC0415  an optional dependency
 

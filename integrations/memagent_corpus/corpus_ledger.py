@@ -76,7 +76,7 @@ class CorpusLedger:
             questions: all questions about it.
             retry_failed: treat questions whose row has an error as unanswered.
         """
-        name = _storable(document)
+        name = _to_storable(document)
         with self._reading() as connection:
             record = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if record is None:
@@ -98,7 +98,7 @@ class CorpusLedger:
         with self._writing() as connection:
             connection.execute(
                 "INSERT INTO documents VALUES (?, '', 1) ON CONFLICT (name) DO UPDATE SET begun = 1",
-                (_storable(document),),
+                (_to_storable(document),),
             )
 
     def finish(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
@@ -107,7 +107,7 @@ class CorpusLedger:
         Returns:
             The size of the encoded rows in bytes.
         """
-        name, payloads = _storable(document), [encode_row(row) for row in rows]
+        name, payloads = _to_storable(document), [encode_row(row) for row in rows]
         with self._writing() as connection:
             for row, payload in zip(rows, payloads, strict=True):
                 question = _digest(row.question)
@@ -164,7 +164,7 @@ class CorpusLedger:
     def parts(self) -> list[TablePart]:
         """Return the parts of the table, in the order of their numbers."""
         with self._reading() as connection:
-            return [_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
+            return [_make_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
 
     def mark_written(self, part: TablePart, last: int) -> None:
         """Record that all waiting rows up to the number `last` are in a part, and delete their content.
@@ -181,7 +181,7 @@ class CorpusLedger:
     def stale_parts(self) -> list[TablePart]:
         """Return the parts with rows that newer rows have replaced."""
         with self._reading() as connection:
-            return [_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
+            return [_make_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
 
     def list_ids(self, part: TablePart) -> set[str]:
         """Return the ids of the rows in a part, without those that newer rows have replaced."""
@@ -208,7 +208,7 @@ class CorpusLedger:
         with self._writing() as connection:
             _add_part(connection, part)
             for identity, document, question, failed in rows:
-                key = (_storable(document), _digest(question))
+                key = (_to_storable(document), _digest(question))
                 _remove_row(connection, *key)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
@@ -274,7 +274,7 @@ def _add_part(connection: sqlite3.Connection, part: TablePart, *, stale: bool = 
     )
 
 
-def _part(row: sqlite3.Row) -> TablePart:
+def _make_part(row: sqlite3.Row) -> TablePart:
     return TablePart.numbered(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
 
 
@@ -283,6 +283,6 @@ def _digest(question: str) -> str:
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _storable(name: str) -> str:
+def _to_storable(name: str) -> str:
     """Return a name that SQLite can store: half surrogate pairs become question marks."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

@@ -146,7 +146,7 @@ class CorpusReader:
             reference = await self._store(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
-            return [self._failure(document, None, question, settings, error) for question in questions]
+            return [self._make_failed_row(document, None, question, settings, error) for question in questions]
         digest = digest_from_key(reference["key"])
         self._text_users[digest] += 1
         try:
@@ -155,7 +155,7 @@ class CorpusReader:
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
             outcomes = await in_passes(reads, MAX_SHARED_READS)
             return [
-                await self._row(document, digest, question, settings, outcome)
+                await self._make_row(document, digest, question, settings, outcome)
                 for question, outcome in zip(unanswered, outcomes, strict=True)
             ]
         finally:
@@ -233,21 +233,21 @@ class CorpusReader:
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
         return await await_result(stream, self.on_update)
 
-    async def _row(
+    async def _make_row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
     ) -> CorpusRow:
         """Return the row for the outcome of one question."""
         if isinstance(outcome, Exception):
             _raise_if_fatal(outcome)
-            return self._failure(document, digest, question, settings, outcome)
+            return self._make_failed_row(document, digest, question, settings, outcome)
         try:  # in a thread: it looks for the evidence
             return await asyncio.to_thread(
                 row_from_result, outcome, document.name, question, document.metadata, self.columns
             )
         except ValueError as error:  # from the serializers of a user's model
-            return self._failure(document, digest, question, settings, error)
+            return self._make_failed_row(document, digest, question, settings, error)
 
-    def _failure(
+    def _make_failed_row(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> CorpusRow:
         """Return the row of a document or question that could not be read; paths in its message are relative."""

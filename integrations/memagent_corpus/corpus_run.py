@@ -307,7 +307,7 @@ class _CorpusRun:
         """Run the engine over all documents once, until it has finished or the time limit is reached."""
         self._source, self._is_exhausted = self._inputs.documents(), False
         self._queue.clear()
-        reading = asyncio.create_task(engine.read(self._next, self._store))
+        reading = asyncio.create_task(engine.read(self._take_task, self._store))
         try:
             await asyncio.wait([reading], timeout=self._seconds_left())
             if reading.done() or not self._is_limit_reached():
@@ -375,7 +375,7 @@ class _CorpusRun:
 
     # Listing
 
-    async def _next(self) -> DocumentTask | None:
+    async def _take_task(self) -> DocumentTask | None:
         """Return the next document with unanswered questions; None if there are no more or a limit is reached."""
         async with self._listing:
             while not self._queue and not self._is_exhausted:

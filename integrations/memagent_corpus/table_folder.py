@@ -206,7 +206,7 @@ class TableFolder:
 
         On a disk, contents are compared. In a store, which checks contents itself, only sizes are.
         """
-        sizes = self._sizes()
+        sizes = self._list_sizes()
 
         def is_whole(part: TablePart) -> bool:
             if sizes.get(part.name) != part.bytes:
@@ -237,7 +237,9 @@ class TableFolder:
         pyarrow("corpus", "reading and writing tables")
         manifest = self.manifest()
         if manifest is None:
-            if other_files := [name for name in self._sizes() if name != WORK and not name.startswith(_UNFINISHED)]:
+            if other_files := [
+                name for name in self._list_sizes() if name != WORK and not name.startswith(_UNFINISHED)
+            ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
                     hint="Use a new folder with --out.",
@@ -304,7 +306,7 @@ class TableFolder:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
         part_names = {part.name for part in self._current.parts}
         with self._as_corpus_error():
-            for name in self._sizes():
+            for name in self._list_sizes():
                 if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
@@ -333,7 +335,7 @@ class TableFolder:
 
     # Files
 
-    def _sizes(self) -> dict[str, int | None]:
+    def _list_sizes(self) -> dict[str, int | None]:
         """Return the names in the folder with their sizes in bytes."""
         with self._as_corpus_error("read"), store_errors(self.location):
             self._filesystem.invalidate_cache()

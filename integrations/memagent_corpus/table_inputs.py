@@ -91,7 +91,7 @@ class FileTable:
             if self._kind == "parquet":
                 return list(self._parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
-                rows = _json_rows(file, self.access.encoding)
+                rows = _iter_json_rows(file, self.access.encoding)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
             with self._csv(file) as reader:
                 return list(reader.fieldnames or ())
@@ -103,7 +103,7 @@ class FileTable:
                 for part in row_parts(self._parquet(file), columns):
                     yield from part.to_pylist()
             elif self._kind == "jsonl":
-                yield from _json_rows(file, self.access.encoding)
+                yield from _iter_json_rows(file, self.access.encoding)
             else:
                 with self._csv(file) as reader:
                     for row in reader:
@@ -218,7 +218,7 @@ def document_from_row(  # noqa: PLR0911  one return for each kind of error
         default_name, name = name, choose_name(row.get(columns.id), name)
         if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
-    metadata = {column: _json_ready(row.get(column)) for column in columns.copied}
+    metadata = {column: _to_json(row.get(column)) for column in columns.copied}
     try:
         questions = _parse_questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
@@ -258,7 +258,7 @@ def is_table(location: str) -> bool:
     return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 
-def _json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
+def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
     for number in itertools.count(1):
         line = reader.readline(_MAX_LINE_BYTES)
@@ -284,14 +284,14 @@ def _parse_questions(value: Any) -> tuple[str, ...]:
     raise TypeError(type(value).__name__)
 
 
-def _json_ready(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert a cell to a JSON-serializable value. Dates and other types become strings."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _json_ready(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_ready(item) for item in value]
+        return [_to_json(item) for item in value]
     return str(value)
 
 

@@ -30,7 +30,7 @@ from memagent_graph.plain_text import in_one_line, plain
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_mcp.client_roots import Roots
-from memagent_mcp.tool_results import error_message
+from memagent_mcp.tool_results import format_error
 from memagent_mcp.tools import Tools
 
 MAX_BYTES: Final = 256 * 2**20
@@ -74,7 +74,7 @@ class MemAgentServer(FastMCP[Any]):
                 return await super().call_tool(name, arguments)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
-                raise ToolError(error_message(error)) from error
+                raise ToolError(format_error(error)) from error
             # Reversed, since a union has an error for each of its types, and the first fits best.
             problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.__cause__.errors())}
         details = "; ".join(f"{argument}: {problem}" for argument, problem in problems.items())

@@ -22,7 +22,7 @@ from memagent_report.evidence_matrix import (
     from_json,
     to_json,
 )
-from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
+from memagent_report.rendering import Chapter, Manuscript, Passage, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
@@ -150,25 +150,25 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
-        return markdown(self.manuscript())
+        return render_markdown(self.manuscript())
 
     def to_html(self) -> str:
         """Return the report as one HTML page that loads nothing from other positions."""
-        return html_page(self.manuscript())
+        return render_html(self.manuscript())
 
     def manuscript(self) -> Manuscript:
         """Return the content of the report in reading order, for every format."""
-        chapters = [self._section(section) for section in self.sections]
+        chapters = [self._make_chapter(section) for section in self.sections]
         if self.contradictions:
-            pairs = tuple(map(self._contradiction, self.contradictions))
+            pairs = tuple(map(self._make_contradiction_passage, self.contradictions))
             chapters.append(Chapter("Answers that contradict each other, as judged by the policy", pairs))
-        chapters.append(Chapter("Evidence matrix", table=tuple(self._table())))
+        chapters.append(Chapter("Evidence matrix", table=tuple(self._iter_table())))
         if self.references:
-            chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
-        chapters.append(Chapter("How this report was made", tuple(self._notes())))
+            chapters.append(Chapter("Quotes", tuple(map(self._make_quote_passage, self.references))))
+        chapters.append(Chapter("How this report was made", tuple(self._iter_notes())))
         return Manuscript(self.matrix.question, self.report_id, self.summary, tuple(chapters))
 
-    def _section(self, section: ReportSection) -> Chapter:
+    def _make_chapter(self, section: ReportSection) -> Chapter:
         passages = tuple(
             Passage(
                 sentence.text,
@@ -180,27 +180,27 @@ class Report:
         )
         return Chapter(section.heading, passages, note="" if passages else "(empty: no document gives an answer)")
 
-    def _contradiction(self, contradiction: Contradiction) -> Passage:
+    def _make_contradiction_passage(self, contradiction: Contradiction) -> Passage:
         lines = []
         for group in contradiction.groups:
             names = ", ".join(self.matrix.documents[document].name for document in group)
             lines.append(f"{names}: {self.matrix.cell(group[0], contradiction.question).answer}")
         return Passage(self.matrix.questions[contradiction.question], details=tuple(lines))
 
-    def _table(self) -> Iterator[tuple[str, ...]]:
+    def _iter_table(self) -> Iterator[tuple[str, ...]]:
         yield "Document", *self.matrix.questions
         for number, document in enumerate(self.matrix.documents):
             cells = (self.matrix.cell(number, question) for question in range(len(self.matrix.questions)))
-            yield document.name, *map(_cell_text, cells)
+            yield document.name, *map(_format_cell, cells)
 
-    def _reference(self, reference: Reference) -> Passage:
+    def _make_quote_passage(self, reference: Reference) -> Passage:
         name = self.matrix.documents[reference.document].name
         quote = reference.quote
         page = f"{quote.page}, " if quote.page else ""
         text = f"{name}, {page}characters {quote.start_char:,}-{quote.end_char:,}"
         return Passage(text, number=reference.number, quote=quote.text)
 
-    def _notes(self) -> Iterator[Passage]:
+    def _iter_notes(self) -> Iterator[Passage]:
         total = self.totals
         yield Passage(f"Policy: {self.model}; id: {self.report_id}")
         yield Passage(f"Tokens: {total['prompt_tokens']:,} in, {total['completion_tokens']:,} out")
@@ -213,7 +213,7 @@ def _join_problems(sentence: ReportSentence) -> str:
     return "; ".join(problem.detail for problem in sentence.problems)
 
 
-def _cell_text(cell: MatrixCell) -> str:
+def _format_cell(cell: MatrixCell) -> str:
     """Return a cell's answer, or why there is none."""
     if cell.state is CellState.ANSWERED:
         return cell.answer or ""

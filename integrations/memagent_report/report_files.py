@@ -26,17 +26,17 @@ _COLUMNS: Final = (
 _QUOTE_GAP: Final = "\n---\n"
 
 
-def matrix_csv(report: Report) -> bytes:
+def format_matrix_csv(report: Report) -> bytes:
     """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     writer.writerow(_COLUMNS)
-    for row in _rows(report):
-        writer.writerow([_csv_value(row[name]) for name in _COLUMNS])
+    for row in _iter_rows(report):
+        writer.writerow([_format_value(row[name]) for name in _COLUMNS])
     return file.getvalue().encode("utf-8-sig", "replace")
 
 
-def _csv_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
     if value is None:
@@ -44,7 +44,7 @@ def _csv_value(value: Any) -> str:
     return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
 
 
-def _rows(report: Report) -> Iterator[dict[str, Any]]:
+def _iter_rows(report: Report) -> Iterator[dict[str, Any]]:
     matrix = report.matrix
     for cell in matrix.cells:
         yield {
@@ -73,7 +73,7 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "json": (_REPORT_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
     "md": ("report.md", lambda report: report.to_markdown().encode("utf-8", "replace")),
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
-    "csv": ("matrix.csv", matrix_csv),
+    "csv": ("matrix.csv", format_matrix_csv),
 }
 """By format: the file name, and the function that returns the file's content."""
 

@@ -177,7 +177,7 @@ def _in_title_case(facts: Facts) -> bool:
 
 def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
-    sentence, quotes = _terms(facts), [_terms(quote) for quote in quote_facts]
+    sentence, quotes = _list_terms(facts), [_list_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
     overlaps = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
     best = overlaps.index(max(overlaps))
@@ -197,7 +197,7 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
         )
 
 
-def _terms(facts: Facts) -> list[str]:
+def _list_terms(facts: Facts) -> list[str]:
     """Return the words and numbers in their order."""
     numbers = ((number.start, number.key) for number in facts.numbers)
     return [term for _, term in sorted([*numbers, *((word.start, word.text) for word in facts.words)])]

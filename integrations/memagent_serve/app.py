@@ -30,7 +30,7 @@ from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
-from memagent_serve.keys import Owner, installation_secret
+from memagent_serve.keys import Owner, load_secret
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
@@ -63,7 +63,7 @@ class ServerResources:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
         settings = self.settings
         needs_salts = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
-        secret = installation_secret(settings.folder) if needs_salts else None
+        secret = load_secret(settings.folder) if needs_salts else None
         self.manager = ReadManager(self.reader, self.ledger, settings, self.metrics, secret=secret)
         self.uploads = Uploads(
             settings.folder / "files",
@@ -120,7 +120,7 @@ def make_app(
         )
         middleware.insert(0, cors)
     app = Starlette(
-        routes=[*_routes(serving), *routes],
+        routes=[*_make_routes(serving), *routes],
         middleware=middleware,
         exception_handlers={HTTPException: _error_response},
         lifespan=lifespan,
@@ -154,18 +154,18 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
             return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
 
 
-def _routes(serving: ServerResources) -> list[Route]:
+def _make_routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
     async def create_completion(request: Request) -> Response:
         return await serving.completions.respond(request, get_owner(request))
 
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": await _served_models(reader)})
+        return JSONResponse({"object": "list", "data": await _list_models(reader)})
 
     async def get_model(request: Request) -> Response:
         model_id = request.path_params["name"]
-        for entry in await _served_models(reader):
+        for entry in await _list_models(reader):
             if entry.get("id") == model_id:
                 return JSONResponse(entry)
         raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
@@ -216,8 +216,8 @@ def _routes(serving: ServerResources) -> list[Route]:
         usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
         parts = {
             "server": "ok",
-            "policy": await _policy_health(reader),
-            "reads": await _ledger_health(serving.ledger),
+            "policy": await _check_policy(reader),
+            "reads": await _check_ledger(serving.ledger),
             "disk": "ok" if usage.free >= _MIN_FREE_BYTES else "its disk is full",
         }
         is_healthy = all(part == "ok" for part in parts.values())
@@ -260,7 +260,7 @@ def _read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]
     return {"object": "read", **values}
 
 
-async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
+async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
     if not isinstance(reader.policy, OpenAICompatiblePolicy):
         context, created = await reader.aprepare(), int(time.time())
         window = context.window or context.budget.context_window
@@ -271,7 +271,7 @@ async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
 
-async def _policy_health(reader: MemAgent) -> str:
+async def _check_policy(reader: MemAgent) -> str:
     """Return the policy's state. Its error messages are left out, because anyone may request the health."""
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
@@ -287,7 +287,7 @@ async def _policy_health(reader: MemAgent) -> str:
     return "ok"
 
 
-async def _ledger_health(ledger: Ledger) -> str:
+async def _check_ledger(ledger: Ledger) -> str:
     try:
         await asyncio.to_thread(ledger.list_reads, "", newest=1)
     except MemAgentError:

@@ -154,7 +154,7 @@ class ChatCompletions:
             )
             if long_request.options.stream:
                 return EventSourceResponse(
-                    self._events(long_request, read),
+                    self._stream_events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
                     ping=HEARTBEAT_SECONDS,
                     send_timeout=_SEND_SECONDS,
@@ -189,7 +189,7 @@ class ChatCompletions:
                 if isinstance(plan, bytes):
                     self._metrics.ways.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
-                long_request = await cancel_on_disconnect(request, self._long_request(*plan, owner, context))
+                long_request = await cancel_on_disconnect(request, self._make_long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
             if long_request.continuation:
@@ -224,7 +224,7 @@ class ChatCompletions:
             raise
         if fits and not chat.has_files:
             return body
-        room = self._settings.read_above or window - min(_tokens_for_reply(chat, budget.answer_tokens), window // 4)
+        room = self._settings.read_above or window - min(_count_reply_tokens(chat, budget.answer_tokens), window // 4)
         sizes = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
         total = await asyncio.to_thread(count_prompt_tokens, chat, sizes, tokenizer)
         findings = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
@@ -237,7 +237,7 @@ class ChatCompletions:
             return await asyncio.to_thread(shorten_task, chat, room, tokenizer)
         return chat, plan
 
-    async def _long_request(
+    async def _make_long_request(
         self, chat: ChatRequest, plan: ReadingPlan, owner: Owner, context: ReaderContext
     ) -> LongRequest:
         """Store the texts to read. Converting files may take long."""
@@ -246,9 +246,9 @@ class ChatCompletions:
         continues = self._server is not None and needs_model_server(chat, plan)
         if self._server is None:
             require_possible(chat, self._reader.policy)
-        question, short_request = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, continues)
         self._manager.require_capacity(owner, question)
-        files = await self._files(chat, owner)
+        files = await self._store_files(chat, owner)
         sources = list_sources(chat, plan, files, self._reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
@@ -268,15 +268,15 @@ class ChatCompletions:
             continuation=Continuation(chat, plan, names, short_request) if continues else None,
         )
 
-    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
+    async def _store_files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
         files = {}
         for index, message in enumerate(chat.messages):
             for part_index, part in enumerate(message.parts):
                 if part.file is not None:
-                    files[PartPosition(index, part_index)] = await self._file(part.file, owner)
+                    files[PartPosition(index, part_index)] = await self._store_file(part.file, owner)
         return files
 
-    async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
+    async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
             upload = self._uploads.get(owner, file.file_id)
             with self._uploads.content(owner, upload.id).open("rb") as content:
@@ -308,7 +308,7 @@ class ChatCompletions:
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
+        response = await pass_on(self._server, "POST", "chat/completions", continuation.make_body(result))
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
             reply = msgspec.json.decode(response.body)
@@ -320,7 +320,7 @@ class ChatCompletions:
             reply["memagent"] = read_details(result, long_request.names)
             return JSONResponse(reply)
 
-    async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
+    async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
@@ -330,16 +330,18 @@ class ChatCompletions:
                 memory, last_note = "", 0.0
                 async for part in parts:
                     if isinstance(part, ReadResult):
-                        async for event in self._final_events(long_request, head, part):
+                        async for event in self._stream_result(long_request, head, part):
                             yield event
                     elif (part.update or not part.state.has_ended) and time.monotonic() - last_note >= _NOTE_SECONDS:
                         yield head.chunk({"reasoning_content": format_progress(part, memory)})
                         memory = part.update.memory if part.update else memory
                         last_note = time.monotonic()
 
-    async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+    async def _stream_result(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
-            async for event in self._continuation_events(long_request, continuation, head, result):
+            async for event in self._stream_continuation(long_request, continuation, head, result):
                 yield event
             return
         text = answer_text(result, long_request.options.stops)
@@ -351,14 +353,14 @@ class ChatCompletions:
             yield head.usage_chunk(sum_usage(result.usage))
         yield DONE
 
-    async def _continuation_events(
+    async def _stream_continuation(
         self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
         annotations = await asyncio.to_thread(build_annotations, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay("POST", "chat/completions", continuation.body_after(result), headers) as relayed:
+        async with self._server.relay("POST", "chat/completions", continuation.make_body(result), headers) as relayed:
             if get_media_type(relayed) != EVENTS:
                 raise await gateway_error(relayed)
             async for event in iter_events(relayed):
@@ -405,7 +407,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
+def _count_reply_tokens(chat: ChatRequest, usual: int) -> int:
     """Return how many tokens to leave for the reply. Contradictory limits are left to the model server."""
     try:
         return chat.options.answer_tokens or usual
@@ -413,7 +415,9 @@ def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
         return usual
 
 
-def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+def _compose_questions(
+    chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool
+) -> tuple[str, str]:
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _escape_within(

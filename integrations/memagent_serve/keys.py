@@ -95,7 +95,7 @@ class Keys:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
-            pairs += [_parse_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
+            pairs += [_parse_entry(file, name, value) for name, value in read_toml(file, "keys", _EXAMPLE).items()]
         return cls(pairs)
 
     def find_owner(self, authorization: str | None) -> Owner | None:
@@ -128,7 +128,7 @@ def _parse_entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     return Owner(name, **limits), table["key"]
 
 
-def toml_values(path: Path, what: str, hint: str) -> dict[str, Any]:
+def read_toml(path: Path, what: str, hint: str) -> dict[str, Any]:
     """Return the values in a TOML file.
 
     Raises:
@@ -144,7 +144,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def installation_secret(folder: Path) -> bytes:
+def load_secret(folder: Path) -> bytes:
     """Return the secret of this data folder, made at first use; another one if others could read it.
 
     Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.

@@ -69,7 +69,7 @@ def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[i
     A part of another type, such as a tool's result with parts of its own, counts with its JSON.
     """
 
-    def size(part: MessagePart) -> int:
+    def count_tokens(part: MessagePart) -> int:
         if part.text is not None:
             exact, text = part.text.size <= _EXACT_BYTES, part.text
             return tokenizer.count(text.decode()) if exact else text.size // _BYTES_PER_TOKEN
@@ -81,7 +81,7 @@ def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[i
         exact = len(content) <= _EXACT_BYTES
         return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
 
-    return [[size(part) for part in message.parts] for message in request.messages]
+    return [[count_tokens(part) for part in message.parts] for message in request.messages]
 
 
 def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
@@ -129,7 +129,7 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
         remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
         rest = sum(sum(sizes[index]) + MESSAGE_TOKENS for index in remaining_indices)
         large = [position for position in largest if position.message in remaining_indices]
-        rest -= sum(_saved_tokens(sizes, position) for position in large)
+        rest -= sum(_count_saved_tokens(sizes, position) for position in large)
         if rest <= room:
             return _add_files(history, large, files, remaining_indices, latest)
     # Not even the last message fits with the system message: everything is read.
@@ -182,7 +182,7 @@ def compose_question(
     texts = []
     for part_index, part in enumerate(message.parts if message else ()):
         if part.text is not None and PartPosition(plan.latest or 0, part_index) in plan.positions:
-            texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, only_one=is_small))
+            texts.append(_cut_to_paragraphs(part.text, tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
             texts.append(_limit_length(part.text, tokens))
     question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
@@ -190,10 +190,10 @@ def compose_question(
         return shortened(question, tokens, tokenizer.count)
     question = shortened(question, tokens // 2, tokenizer.count)
     room = tokens - tokenizer.count(question) - _STUB_TOKENS
-    system = _unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
+    system = _collect_unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
     system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
-    earlier = _unread_text(
+    earlier = _collect_unread_text(
         request, plan, tokens, lambda index, role: role not in _SYSTEM and index < (plan.latest or 0)
     )
     earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
@@ -210,7 +210,9 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]) -> str:
+def _collect_unread_text(
+    request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]
+) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
     for index, message in enumerate(request.messages):
@@ -239,7 +241,7 @@ def _limit_length(text: JsonText, tokens: int) -> str:
     return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
 
 
-def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
+def _cut_to_paragraphs(text: JsonText, tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
@@ -278,11 +280,11 @@ def _choose_largest(
         if total <= room:
             break
         chosen.append(position)
-        total -= _saved_tokens(sizes, position)
+        total -= _count_saved_tokens(sizes, position)
     return chosen, total
 
 
-def _saved_tokens(sizes: Sizes, position: PartPosition) -> int:
+def _count_saved_tokens(sizes: Sizes, position: PartPosition) -> int:
     return sizes[position.message][position.part] - _STUB_TOKENS
 
 

@@ -48,13 +48,13 @@ def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: D
     """Return the texts that a plan reads, in order."""
     sources = []
     if plan.history:
-        sources.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
+        sources.append(Source("the earlier conversation", lambda: _iter_transcript(request, plan, files, store)))
     for position in plan.positions:
         message = request.messages[position.message]
         part = message.parts[position.part]
         reference = files.get(position)
         sources.append(
-            Source(_source_name(request, message, position, reference), _make_pieces(part, reference, store), reference)
+            Source(_name_source(request, message, position, reference), _make_pieces(part, reference, store), reference)
         )
     return sources
 
@@ -64,10 +64,10 @@ def join_sources(sources: Sequence[Source]) -> Document:
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
     names = in_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
-    return Document.from_pieces(lambda: _join(sources), f"{len(sources)} texts: {names}")
+    return Document.from_pieces(lambda: _iter_sources(sources), f"{len(sources)} texts: {names}")
 
 
-def _join(sources: Sequence[Source]) -> Pieces:
+def _iter_sources(sources: Sequence[Source]) -> Pieces:
     for number, source in enumerate(sources, 1):
         begin = "" if number == 1 else _BREAK
         yield Block(f"{begin}[{number} of {len(sources)}: {source.name}]{_BREAK}", source.name)
@@ -107,7 +107,7 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
+def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for index, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or index == plan.latest:
@@ -124,25 +124,25 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         yield Block(_BREAK)
 
 
-def _source_name(
+def _name_source(
     request: ChatRequest, message: ChatMessage, position: PartPosition, reference: DocumentRef | None
 ) -> str:
     if reference is not None:
         return in_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {in_one_line(_tool_name(request, message), _MAX_NAME_LENGTH)}"
+        return f"the result of {in_one_line(_find_tool_name(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
     return f"message {position.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
 
 
-def _tool_name(request: ChatRequest, message: ChatMessage) -> str:
+def _find_tool_name(request: ChatRequest, message: ChatMessage) -> str:
     """Return the name of the tool whose result a message has; "a tool" if no message has the call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")
     for other in request.messages:
-        for call in _tool_calls(other):
+        for call in _parse_tool_calls(other):
             if call.id == call_id and call.function is not None:
                 return call.function.name
     return "a tool"
@@ -160,7 +160,7 @@ class _ToolCall(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
-def _tool_calls(message: ChatMessage) -> list[_ToolCall]:
+def _parse_tool_calls(message: ChatMessage) -> list[_ToolCall]:
     if "tool_calls" not in message.fields:
         return []
     try:
@@ -204,7 +204,7 @@ class Continuation:
     shortened_request: str
     """The text that replaces the user's latest request if the request itself was read."""
 
-    def body_after(self, result: ReadResult) -> bytes:
+    def make_body(self, result: ReadResult) -> bytes:
         """Return the body that is passed on to the model: the request's body with the findings of a read."""
         reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
         report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
@@ -234,7 +234,7 @@ class Continuation:
                 elif is_system and (instructions := message.parts[part_index].text) is not None:
                     text = f"{instructions.decode()[:_HEAD_CHARS]} [...]\n\n{text}"
                 texts[part_index] = text
-            messages.append({**message.fields, "content": _content(message, texts)})
+            messages.append({**message.fields, "content": _replace_texts(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
         if self.request.options.stream and not self.request.options.wants_usage:
             # The server reports the call's usage at the stream's end, if requested.
@@ -242,7 +242,7 @@ class Continuation:
         return msgspec.json.encode(values)
 
 
-def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
+def _replace_texts(message: ChatMessage, texts: dict[int, str]) -> Any:
     if len(message.parts) == 1 and message.parts[0].raw is None:
         return texts[0]
     return [

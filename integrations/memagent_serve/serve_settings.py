@@ -10,7 +10,7 @@ from typing import Any
 from memagent_graph.addresses import client_host_names, is_local
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_serve.keys import Keys, toml_values
+from memagent_serve.keys import Keys, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def read_settings_file(path: Path, option_names: Collection[str]) -> dict[str, A
     Raises:
         MemAgentError: it cannot be read, or has an unknown setting.
     """
-    values = toml_values(path, "settings", "The file must be TOML.")
+    values = read_toml(path, "settings", "The file must be TOML.")
     settings = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(settings.keys() - set(option_names)):
         raise MemAgentError(

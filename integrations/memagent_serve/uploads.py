@@ -88,7 +88,7 @@ class Uploads:
             ApiError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
         """
         file_id = f"file-{secrets.token_hex(16)}"
-        path = self._path(owner, file_id)
+        path = self._get_path(owner, file_id)
         private_folder(path.parent)
         private_file(path)
         try:
@@ -174,7 +174,7 @@ class Uploads:
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
-        return self._files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
+        return self._select_files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:
         """Return a file.
@@ -182,14 +182,14 @@ class Uploads:
         Raises:
             ApiError: 404; there is none, or it belongs to another key.
         """
-        for file in self._files("owner = ? AND id = ?", (owner.name, file_id)):
+        for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
         raise _missing_file_error(file_id)
 
     def content(self, owner: Owner, file_id: str) -> Path:
         """Return the path of its bytes. Raises like `get`."""
         self.get(owner, file_id)
-        return self._path(owner, file_id)
+        return self._get_path(owner, file_id)
 
     def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. What was read of it stays with its runs. Raises like `get`."""
@@ -197,12 +197,12 @@ class Uploads:
         self._ledger.run("DELETE FROM files WHERE owner = ? AND id = ?", (owner.name, file_id))
         path.unlink(missing_ok=True)
 
-    def _files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
+    def _select_files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
         columns = "id, bytes, created_at, filename, purpose"
         rows = self._ledger.run(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
 
-    def _path(self, owner: Owner, file_id: str) -> Path:
+    def _get_path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
             raise _missing_file_error(file_id)
         return self._folder / owner.name / f"{file_id}.bin"

@@ -47,7 +47,7 @@ class ReadWatcher:
         edits = self._reads.edits[self._run_id]
         if edits != self._edits:
             self._edits, self._read, self._sent = edits, read, 0
-            yield _event("snapshot", await self._snapshot())
+            yield _event("snapshot", await self._make_snapshot())
         elif read is not None and read is not self._read:
             self._read, self._sent = read, 0
         if self._read is not None:
@@ -59,10 +59,10 @@ class ReadWatcher:
         state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
             self._state = state
-            value = {**format_read(entry, read), **await self._outcome()}
+            value = {**format_read(entry, read), **await self._get_outcome()}
             yield _event("state", value)
 
-    async def _snapshot(self) -> dict[str, Any]:
+    async def _make_snapshot(self) -> dict[str, Any]:
         self._memories, self._by_step = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
@@ -91,7 +91,7 @@ class ReadWatcher:
     def _record(self, update: MemoryUpdate) -> None:
         self._memories[update.branch] = self._by_step[update.step] = update.memory
 
-    async def _outcome(self) -> dict[str, Any]:
+    async def _get_outcome(self) -> dict[str, Any]:
         try:
             view = await self._reads.get_view(self._owner, self._run_id)
         except ApiError:

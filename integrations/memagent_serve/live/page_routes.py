@@ -178,45 +178,45 @@ class LivePage:
         return _json_response({"reads": reads, "total": total})
 
     async def _pause(self, request: Request) -> Response:
-        await self._live.pause(*_owner_and_run_id(request))
+        await self._live.pause(*_get_owner_and_run_id(request))
         return Response(status_code=204)
 
     async def _stop(self, request: Request) -> Response:
-        await self._live.pause(*_owner_and_run_id(request), ReadState.CANCELLED)
+        await self._live.pause(*_get_owner_and_run_id(request), ReadState.CANCELLED)
         return Response(status_code=204)
 
     async def _resume(self, request: Request) -> Response:
-        await self._live.resume(*_owner_and_run_id(request))
+        await self._live.resume(*_get_owner_and_run_id(request))
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Edit)
-        await self._live.edit(*_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
+        await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
         answer = await self._live.answer_now(
-            *_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
+            *_get_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
         )
         return _json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Thumb)
-        await self._live.judge(*_owner_and_run_id(request), up=body.up, note=body.note)
+        await self._live.judge(*_get_owner_and_run_id(request), up=body.up, note=body.note)
         return Response(status_code=204)
 
     async def _show_sources(self, request: Request) -> Response:
-        view = await self._live.get_view(*_owner_and_run_id(request))
+        view = await self._live.get_view(*_get_owner_and_run_id(request))
         return _json_response({"lines": await asyncio.to_thread(lambda: format_sources(build_timeline(view)))})
 
     async def _show_passage(self, request: Request) -> Response:
-        view, query = await self._live.get_view(*_owner_and_run_id(request)), request.query_params
+        view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
         return _json_response(await asyncio.to_thread(format_passage, view, self._serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
-        owner, run_id = _owner_and_run_id(request)
+        owner, run_id = _get_owner_and_run_id(request)
         view = await self._live.get_view(owner, run_id)
         page = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
         return Response(page.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
@@ -251,7 +251,7 @@ class _Stream(EventSourceResponse):
             self._on_end()
 
 
-def _owner_and_run_id(request: Request) -> tuple[Owner, str]:
+def _get_owner_and_run_id(request: Request) -> tuple[Owner, str]:
     return get_owner(request), request.path_params["id"]
 
 

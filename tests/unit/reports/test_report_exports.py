@@ -37,7 +37,7 @@ from memagent_report.evidence_matrix import (
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell
 from memagent_report.report_data import ReportEvent
-from memagent_report.report_files import matrix_csv, write_report
+from memagent_report.report_files import format_matrix_csv, write_report
 from memagent_report.source_text import SourceText
 
 ATTACKS = (
@@ -189,7 +189,7 @@ def test_any_text_stays_text_in_markdown(text: str) -> None:
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
-    rows = list(csv.reader(io.StringIO(matrix_csv(attacked).decode("utf-8-sig"))))
+    rows = list(csv.reader(io.StringIO(format_matrix_csv(attacked).decode("utf-8-sig"))))
     assert len(rows) == len(ATTACKS) + 1
     for row in rows:
         assert not [cell for cell in row if re.match(r"\s*[=+\-@\t\r\uff1d]", cell)]

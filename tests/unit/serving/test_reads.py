@@ -25,7 +25,7 @@ from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve import completions
 from memagent_serve.api_errors import ApiError
-from memagent_serve.keys import LOCAL, Keys, Owner, derive_salt, installation_secret
+from memagent_serve.keys import LOCAL, Keys, Owner, derive_salt, load_secret
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ReadRequest
@@ -244,12 +244,12 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
     ids=["open to others", "cut off", "lost", "a pipe", "a link"],
 )
 def test_a_secret_that_is_not_whole_and_private_is_replaced(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
-    first = installation_secret(tmp_path)
-    assert installation_secret(tmp_path) == first
+    first = load_secret(tmp_path)
+    assert load_secret(tmp_path) == first
     damage(tmp_path / "secret")
-    second = installation_secret(tmp_path)
+    second = load_secret(tmp_path)
     assert second != first
-    assert installation_secret(tmp_path) == second
+    assert load_secret(tmp_path) == second
 
 
 def test_a_secret_that_is_lost_between_two_starts_costs_no_read(slow: FakeServer, tmp_path: Path) -> None:
