@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import hashlib
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -146,10 +147,9 @@ class CallingGraph:
     @classmethod
     def current(cls, tool_call_id: str | None = None) -> CallingGraph:
         """Return the graph that runs the calling code; outside a graph, events are dropped."""
-        try:
+        write: Callable[[Any], None] = lambda event: None  # noqa: E731  outside a graph
+        with suppress(RuntimeError, KeyError):
             write = get_stream_writer()
-        except (RuntimeError, KeyError):
-            write = _write_nothing
         return cls(ensure_config(), write, contextvars.copy_context(), tool_call_id)
 
     def report(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
@@ -164,7 +164,3 @@ class CallingGraph:
             "memory": update.memory,
         }
         self.context.copy().run(self.write, event)
-
-
-def _write_nothing(event: Any) -> None:
-    """Write nothing."""

@@ -28,7 +28,8 @@ def format_transcript(messages: Iterable[BaseMessage]) -> str:
             continue
         text = get_text(message.content)
         if text.strip():
-            paragraphs.append(f"{_name_speaker(message)}: {text}")
+            speaker = next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
+            paragraphs.append(f"{speaker}: {text}")
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
                 tools[call["id"] or ""] = call["name"]
@@ -74,19 +75,12 @@ def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
         # Another speaker ends the wait. Otherwise, a call without a result would keep all later messages together.
         open_calls = {}
         if isinstance(message, AIMessage):
-            open_calls = dict.fromkeys(_call_ids(message), position)
+            calls_of_message = (*message.tool_calls, *message.invalid_tool_calls)
+            open_calls = dict.fromkeys((call["id"] or "" for call in calls_of_message), position)
             calls.update(open_calls)
     for call in open_calls.values():
         inseparable.update(range(call + 1, len(messages) + 1))
     return [position for position in range(len(messages) + 1) if position == 0 or position not in inseparable]
-
-
-def _call_ids(message: AIMessage) -> list[str]:
-    return [call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)]
-
-
-def _name_speaker(message: BaseMessage) -> str:
-    return next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
 
 
 def _get_kind(block: str | dict[str, Any]) -> str:

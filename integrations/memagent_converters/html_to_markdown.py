@@ -152,7 +152,8 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
         if tag == "span" and script_classes is not None:
             tag = _find_script_tag(node.attributes, script_classes)
         if tag == "-text":
-            _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
+            text = (node.text_content or "").replace("\xad", "")
+            frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
         elif tag in _FRAMED_TAGS and (
             excess_depth or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)
         ):
@@ -219,11 +220,6 @@ def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
             return
         next_node = node.next
         node, is_done = (next_node, False) if next_node is not None else (node.parent, True)
-
-
-def _add_text(frame: _Frame, text: str, *, in_pre: bool) -> None:
-    text = text.replace("\xad", "")
-    frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
 
 
 def _add_element(frame: _Frame, tag: str, node: Any) -> None:

@@ -54,7 +54,9 @@ def convert(source: SourceFile) -> Parts:
         texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
         yield Block(f"## {name}\n\n" + format_rows(texts) + GAP, f"sheet {name}", (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(data)):
-            pieces = _FORMAT_CODE.sub(_format_text, html.unescape(heading.decode("utf-8", "replace"))).split()
+            pieces = _FORMAT_CODE.sub(
+                lambda code: "&" if code[0] == "&&" else " ", html.unescape(heading.decode("utf-8", "replace"))
+            ).split()
             yield Block(f"On each page: {' '.join(pieces)}{GAP}" if pieces else "")
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
@@ -89,10 +91,6 @@ def _iter_rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
             yield cells[0].row, {cell.column: _format_cell(cell.value, cell.number_format) for cell in cells}
         elif (empty := empty + 1) > _MAX_EMPTY_ROWS:
             return
-
-
-def _format_text(code: re.Match[str]) -> str:
-    return "&" if code[0] == "&&" else " "
 
 
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:

@@ -136,7 +136,7 @@ class _WordDocument:
             return f'<li marker="{escape(label)}" level="{level}">{runs}</li>{boxes}'
         return f"<p>{runs}</p>{boxes}"
 
-    def _iter_runs(self, parent: Element, tags: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    def _iter_runs(self, parent: Element) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the pieces of a paragraph, each with the HTML elements that it is in."""
         for element in parent:
             name = local_name(element)

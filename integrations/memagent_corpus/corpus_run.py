@@ -298,7 +298,8 @@ class _CorpusRun:
             self._summary.seconds = time.monotonic() - self._began
             self._summary.rows, self._summary.failed_rows = self._ledger.counts()
         if self._summary.ended is StopCause.DONE and not self._ledger.is_reading():
-            await self._clean_up()
+            await self._reader.agent.aclose()
+            await asyncio.to_thread(self._remove_work_files)
         return self._summary
 
     # Reading
@@ -418,14 +419,8 @@ class _CorpusRun:
             if self._watcher and skipped:
                 self._watcher.on_skip(skipped, skipped_bytes)
 
-    # Cleaning up
-
-    async def _clean_up(self) -> None:
-        """Close the agent and remove the files that only unfinished reads need."""
-        await self._reader.agent.aclose()
-        await asyncio.to_thread(self._remove_work_files)
-
     def _remove_work_files(self) -> None:
+        """Remove the files that only unfinished reads need."""
         work, texts = self._writer.table.work, self._reader.agent.store.root
         for path in work.glob(f"{CHECKPOINTS}*"):
             if path.is_dir():

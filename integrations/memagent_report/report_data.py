@@ -174,7 +174,9 @@ class Report:
                 sentence.text,
                 source="" if sentence.document is None else self.matrix.documents[sentence.document].name,
                 cites=tuple(self.numbers(sentence)),
-                mark=f"{NOT_QUOTED}: {_join_problems(sentence)}" if sentence.problems else "",
+                mark=f"{NOT_QUOTED}: {'; '.join(problem.detail for problem in sentence.problems)}"
+                if sentence.problems
+                else "",
             )
             for sentence in section.sentences
         )
@@ -207,10 +209,6 @@ class Report:
         yield Passage(WHAT_QUOTED_MEANS)
         for event in self.events:
             yield Passage(f"{event.kind.value}: {event.detail}")
-
-
-def _join_problems(sentence: ReportSentence) -> str:
-    return "; ".join(problem.detail for problem in sentence.problems)
 
 
 def _format_cell(cell: MatrixCell) -> str:

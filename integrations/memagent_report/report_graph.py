@@ -166,10 +166,10 @@ class ReportWork:
             for question, run_id in zip(distinct_questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
-            # Another report of this process may read the same document. All take the locks in the same order, so
+            # Another report on this event loop may read the same document. All take the locks in the same order, so
             # there is no deadlock.
             for run_id in sorted(run_ids):
-                await stack.enter_async_context(_get_lock(run_id))
+                await stack.enter_async_context(_locks.get().setdefault(run_id, asyncio.Lock()))
             outcomes = dict(
                 zip(distinct_questions, await _run_in_new_context(in_passes(reads, MAX_SHARED_READS)), strict=True)
             )
@@ -306,11 +306,6 @@ def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
 
 
 _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
-
-
-def _get_lock(run_id: str) -> asyncio.Lock:
-    """Return the lock of a run, which all reports on this event loop share."""
-    return _locks.get().setdefault(run_id, asyncio.Lock())
 
 
 async def _run_in_new_context(work: Coroutine[Any, Any, T]) -> T:

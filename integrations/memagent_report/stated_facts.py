@@ -257,13 +257,10 @@ def _find_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
         word = match[0]
         has_capital = word[0].isupper() and len(word) > 1 and not in_capitals
         is_acronym = has_capital and any(map(str.isupper, word[1:]))
-        is_first = has_capital and not is_acronym and _begins_sentence(text, match.start())
+        begins_sentence = _SENTENCE_START.search(text, max(0, match.start() - 8), match.start()) is not None
+        is_first = has_capital and not is_acronym and begins_sentence
         lower = re.sub(r"'s?$", "", word.casefold())
         yield Word(lower, *match.span(), is_name=has_capital and not is_first, is_first=is_first)
-
-
-def _begins_sentence(text: str, start: int) -> bool:
-    return _SENTENCE_START.search(text, max(0, start - 8), start) is not None
 
 
 def stem(word: str) -> str:

@@ -247,7 +247,9 @@ def _parse_part(raw: Raw) -> MessagePart:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return MessagePart("file", file=content, raw=raw)
-    source = _parse_source(fields) if kind == "document" else None
+    source = None
+    if kind == "document":
+        source = msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
     if source is not None and source.type == "base64":
         name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
         return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
@@ -264,10 +266,6 @@ class _DocumentSource(msgspec.Struct, frozen=True):
 
     type: str | None = None
     data: Raw = Raw(b"")
-
-
-def _parse_source(fields: Fields) -> _DocumentSource | None:
-    return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
 
 
 def _find_field(message: str) -> str | None:
