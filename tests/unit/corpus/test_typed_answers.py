@@ -389,7 +389,7 @@ def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> No
         run("b", f"{tmp_path / 'form.py'}:Key")
         told = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
         assert "has other settings: response_format.schema." in told
-        assert "Name a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
+        assert "Pass a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
         asked = [body for body in server.requests if "response_format" in body]
     assert len(asked) == 2, "the server guides the answers, and only these"
     for out in ("a", "b"):
