@@ -32,7 +32,7 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.loop_status import LoopStatus
-from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
+from memagent_training.rl.rl_job import BEST, JOURNAL, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
 from memagent_training.training_errors import TrainingError
 
@@ -115,7 +115,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         preset="memagent-paper", settings={"beta": 0.5, "report_to": "none"}, iterations=7,
         collect=CollectSettings(rollouts=4, groups=5, max_questions=33, concurrency=12), temperature=0.9,
         reward="token_f1", steps_behind=1, advance_at=0.7,
-        measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
+        measure_every=3, measure_lengths=(4096,), measure_count=9, measure_temperatures=(0.0, 1.0), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
         lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours", data=Path("mine.csv"), held_out=0.2,
@@ -131,9 +131,8 @@ def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop)
     plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option"}
-    apart = {"collect", "measure", "reading", "retries"}
+    apart = {"collect", "reading"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
-    assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
 
 
 def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, monkeypatch) -> None:

@@ -95,12 +95,10 @@ class RL(LoopOptions, WordingSettings):
             "evidence_f2 or longrlvr; or your own, as module:function or file.py:function."
         ),
     ] = "exact_match"
-    measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
     measure_lengths: Annotated[
         str | None,
         typer.Option(help="Document lengths to measure with.", show_default="--lengths, and 4 times the last"),
     ] = None
-    measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
     measure_temperatures: Annotated[
         str,
         typer.Option(help="Temperatures to measure at, comma-separated; the first decides which policy is best."),
@@ -137,16 +135,10 @@ def _job(request: RL) -> RLJob:
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import choose_reward  # noqa: PLC0415
-    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.rl_job import RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
-    measure = MeasureSettings(
-        every=request.measure_every,
-        lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
-        count=request.measure_count,
-        temperatures=_parse_temperatures(request.measure_temperatures),
-    )
     return from_options(
         RLJob,
         request,
@@ -157,7 +149,8 @@ def _job(request: RL) -> RLJob:
         collect=from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
         reading=from_options(WordingSettings, request, strategy=None),
-        measure=measure,
+        measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
+        measure_temperatures=_parse_temperatures(request.measure_temperatures),
         api_key=key,
         server_options=_split_options(request.server_option or ()),
     )
