@@ -19,7 +19,7 @@ from memagent_evaluation.statistics import Estimate
 from memagent_graph import RunLog
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings
-from memagent_training.rewards import ExactMatch
+from memagent_training.rewards.outcome_rewards import ExactMatch
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase

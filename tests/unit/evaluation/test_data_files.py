@@ -502,11 +502,6 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path) -> None:
         records_of([tmp_path], "squad")
 
 
-def test_near_misses_of_a_name_are_offered() -> None:
-    with pytest.raises(EvaluationError, match=r"no data task 'hotpot_qa'\. Did you mean hotpotqa"):
-        load_data_task("hotpot_qa", Path("x"), SETTINGS)
-
-
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", [longbench_row()])
     real = importlib.import_module

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 import logging
-import shutil
 import sys
 import time
 import warnings
@@ -15,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.added_package import add_package
 from typer.testing import CliRunner
 
 from memagent_evaluation.statistics import wilson
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.installation import install_command
-from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process
@@ -152,22 +148,6 @@ def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
         Path("judging.py").write_text(f"{wrong}\n")
         told = memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
         assert "def reward(run: TrainingRun) -> float | None" in " ".join(told.split())
-
-
-def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_path, monkeypatch) -> None:
-    memagent("--policy", "embedded")
-    assert loop.job.model == "embedded"
-    weights = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "weights")
-    code = "from memagent_graph import LocalPolicy, ScriptedPolicy\n"
-    code += f"def ours(request):\n    return LocalPolicy({str(weights)!r})\n"
-    code += "def scripted(request):\n    return ScriptedPolicy([])\n"
-    entries = {name: f"policies_for_rl:{name}" for name in ("ours", "scripted")}
-    monkeypatch.syspath_prepend(add_package(tmp_path / "site", "policies_for_rl", code, {POLICIES: entries}))
-    memagent("--policy", "ours")
-    assert loop.job.model == str(weights)
-    told = memagent("--policy", "scripted", code=ExitCode.USAGE).stderr
-    assert "'scripted' has no weights in this process" in told and "--model" in told
-    assert "there is no policy 'nobody'" in memagent("--policy", "nobody", code=ExitCode.POLICY).stderr
 
 
 # Who watches

@@ -19,7 +19,7 @@ from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop import measure
 from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import PreparedLoop, prepare
-from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
+from memagent_training.serving.policy_sync.sync import ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServerError
 
 

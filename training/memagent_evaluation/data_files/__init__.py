@@ -70,7 +70,7 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
         settings: the tokenizer measures lengths, the seed orders HotpotQA's and SQuAD's paragraphs.
 
     Raises:
-        EvaluationError: there is no such name or file, or a row is damaged; the message names the file and line.
+        EvaluationError: there is no such file, or a row is damaged; the message names the file and line.
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
     paths = data_paths(name, path, name)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import EvaluationError
-from memagent_graph.plain_text import did_you_mean
 from memagent_graph.storage.paths import data_folder
 
 
@@ -49,15 +48,14 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
     A folder that several data sets share may have a subfolder for each, named like the task.
 
     Args:
-        name: the data set.
+        name: the data set, a key of `PUBLISHED`.
         path: where to look; `evaluation` in the data folder if None.
         task: the task that needs the data set, for messages.
 
     Raises:
-        EvaluationError: there is no such name, or there are no files; the message says where the file is published and
-            how to pass it.
+        EvaluationError: there are no files; the message says where the file is published and how to pass it.
     """
-    published, given_path = find_published(name), path
+    published, given_path = PUBLISHED[name], path
     path = path or data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
@@ -71,18 +69,6 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
         if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_by_number):
             return matches
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
-
-
-def find_published(name: str) -> Published:
-    """Return the data set of a name.
-
-    Raises:
-        EvaluationError: there is none.
-    """
-    if name not in PUBLISHED:
-        hint = did_you_mean(name, PUBLISHED, f"There are: {', '.join(PUBLISHED)}.")
-        raise EvaluationError(f"there is no data task {name!r}", hint=hint)
-    return PUBLISHED[name]
 
 
 def _by_number(path: Path) -> tuple[int, str]:

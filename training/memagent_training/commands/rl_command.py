@@ -20,7 +20,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON, Quiet
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
-from memagent_graph.settings import PolicySettings, WordingSettings
+from memagent_graph.settings import WordingSettings
 from memagent_training.commands.training_process import (
     Settings,
     from_options,
@@ -69,14 +69,10 @@ class RL(LoopOptions, WordingSettings):
             help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.", show_default="those of --data"
         ),
     ] = None
-    policy: str | None = None
     model: Annotated[
-        str | None,
-        typer.Option(
-            help='The policy to start from: a folder, a hub id, one that was added, or "embedded".',
-            show_default="embedded",
-        ),
-    ] = None
+        str,
+        typer.Option(help='The policy to start from: a folder, a hub id, one that was added, or "embedded".'),
+    ] = "embedded"
     settings: Settings = None
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per question.")] = 16
     groups: Annotated[
@@ -129,7 +125,7 @@ def _job(request: RL) -> RLJob:
     """Return the loop with the given options.
 
     Raises:
-        TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
+        TrainingError, EvaluationError: a value cannot be parsed.
     """
     from memagent_evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
@@ -144,7 +140,6 @@ def _job(request: RL) -> RLJob:
         request,
         tasks=tuple(dict.fromkeys(request.task or ())),
         lengths=() if request.lengths is None else parse_lengths(request.lengths),
-        model=_model(request),
         settings=parse_settings(request.settings or ()),
         collect=from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
@@ -154,22 +149,6 @@ def _job(request: RL) -> RLJob:
         api_key=key,
         server_options=_split_options(request.server_option or ()),
     )
-
-
-def _model(request: RL) -> str:
-    """Return the folder or hub id of the weights to start from; for a named policy, those that it runs on."""
-    if request.policy is None:
-        return request.model or "embedded"
-    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-    from memagent_graph.policy_registry import make_policy  # noqa: PLC0415
-
-    policy = make_policy(PolicySettings(policy=request.policy, model=request.model))
-    if not isinstance(policy, LocalPolicy):
-        raise TrainingError(
-            f"the policy {request.policy!r} has no weights in this process to start from",
-            hint="Name one that has its own weights, or a folder or hub id with --model.",
-        )
-    return policy.name
 
 
 def _parse_temperatures(text: str) -> tuple[float, ...]:

@@ -20,8 +20,8 @@ from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.policy_sync.probe import RowLogProbs
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
