@@ -112,12 +112,7 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
 
 
 def standings_table(lines: Sequence[SystemStanding]) -> str:
-    """Return standings in Markdown."""
-    return markdown(standings_cells(lines))
-
-
-def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
-    """Return standings as rows of cells, the header first; columns without a value for any system are left out."""
+    """Return standings in Markdown; columns without a value for any system are left out."""
     columns: dict[str, Callable[[SystemStanding], str]] = {
         "task": lambda line: line.task,
         "length": lambda line: line.length,
@@ -135,7 +130,7 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return [names, *([cells[name][number] for name in names] for number in range(len(lines)))]
+    return markdown([names, *([cells[name][number] for name in names] for number in range(len(lines)))])
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:

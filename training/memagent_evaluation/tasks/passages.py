@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from memagent_evaluation.data_files.published import data_paths
+from memagent_evaluation.data_files import data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, seeded_rng

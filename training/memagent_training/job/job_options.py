@@ -32,9 +32,6 @@ class TrainingOptions:
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
     ] = False
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="How many of those versions a run may be behind the last.")
-    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
     ] = None

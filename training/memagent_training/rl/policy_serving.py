@@ -190,7 +190,7 @@ class ServerBackend(PolicyBackend):
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
         methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
-        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=job.lora_rank is not None)
         self._sync = PolicySync(server, settings=settings)
         self.served: ServedPolicy | None = None
         """The newest version, if there is one."""

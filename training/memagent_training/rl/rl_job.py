@@ -93,11 +93,6 @@ class RLJob(LoopOptions):
         """Whether the server holds a version's adapters beside the weights that the loop starts from."""
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
-    @property
-    def reloads_embeddings(self) -> bool:
-        """Whether a version may have other embeddings than the one before: adapters do not change them."""
-        return self.lora_rank is None
-
 
 @dataclass(frozen=True, slots=True)
 class _IdleSettings:
@@ -215,7 +210,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
-    if job.base_url is not None and job.reloads_embeddings and has_tied_embeddings(base.folder):
+    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
