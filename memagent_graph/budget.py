@@ -25,7 +25,7 @@ class Budget:
         for field in fields(self):
             if getattr(self, field.name) < 1:
                 raise BudgetError(
-                    f"{field.name} is {getattr(self, field.name)}", hint="Every budget is at least one token."
+                    f"{field.name} must be at least 1, got {getattr(self, field.name)}", hint="Use 1 or more tokens."
                 )
 
     def require(self, update_template_tokens: int, answer_template_tokens: int) -> None:

@@ -99,26 +99,6 @@ class Call:
         """The first chunk that it read; None if it read none, or what belongs to no chunk."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all attempts' prompts."""
-        return self.usage.prompt_tokens
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all attempts' completions."""
-        return self.usage.completion_tokens
-
-    @property
-    def model(self) -> str:
-        """The model that wrote the completion."""
-        return self.completion.model
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the policy stopped writing."""
-        return self.completion.finish_reason.value
-
 
 def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     """Return a call as plain data for a graph's state, whose `memory` after the call need not be there twice."""
@@ -127,7 +107,7 @@ def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     return values
 
 
-def calls_of(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
+def load_calls(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
     """Return the calls among a state's `steps`; `state` is the one after them, or the change that has them."""
     calls = (msgspec.convert(record, Call) for record in records)
     return [call if call.text is not None else replace(call, text=state.get("memory", "")) for call in calls]

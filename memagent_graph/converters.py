@@ -122,7 +122,7 @@ class SourceFile:
         module, _, function = self.converters[self.kind].partition(":")
         try:
             convert: Converter = getattr(importlib.import_module(module), function)
-            yield from parts_of(convert(self))
+            yield from as_parts(convert(self))
         except ModuleNotFoundError as error:
             raise ConversionError(error.name or str(error), kind="missing") from error
         except (ConversionError, MemoryError):
@@ -171,7 +171,7 @@ class SourceFile:
             )
 
 
-def parts_of(value: Any) -> Parts:
+def as_parts(value: Any) -> Parts:
     """Yield what a converter returned, which may also be text or pieces of text."""
     for part in (value,) if isinstance(value, str) else value:
         if not isinstance(part, Block | Omission | str):

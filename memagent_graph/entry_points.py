@@ -27,7 +27,7 @@ def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     return dict(sorted(by_name.items()))
 
 
-def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
+def entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
     """Return the error for an entry point that cannot be loaded or that fails; it names the package.
 
     Args:

@@ -45,7 +45,7 @@ _NONE: Final = re.compile(r"(?:none|nothing)[.!]*", re.IGNORECASE)
 
 
 def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
-    """Whether an answer is empty, or says that there is none.
+    """Return whether an answer is empty, or says that there is none.
 
     Args:
         answer: the answer.

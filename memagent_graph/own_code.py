@@ -21,7 +21,7 @@ _OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
 
 def names_own_code(text: str) -> bool:
-    """Whether a text has the form of a user's own code, not of a built-in name."""
+    """Return whether a text has the form of a user's own code, not of a built-in name."""
     return _OWN.fullmatch(text) is not None
 
 

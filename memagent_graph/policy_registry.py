@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
-from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
+from memagent_graph.entry_points import POLICIES, entry_point_error, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
@@ -47,18 +47,18 @@ def make_policy(settings: PolicySettings) -> Policy:
     entries = list_entry_points(POLICIES)
     if name not in entries:
         names = policy_names()
-        hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}. A server's model is named with --model.")
+        hint = did_you_mean(name, names, f"Choose one of: {', '.join(names)}. For a model on a server, use --model.")
         raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
         policy = entries[name].load()(settings)
         if not isinstance(policy, Policy):
             raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
     except Exception as error:  # another package can raise anything
-        raise failure_of(entries[name], "the policy", error, PolicyError) from error
+        raise entry_point_error(entries[name], "the policy", error, PolicyError) from error
     return policy
 
 
-def policy_of(value: object, settings: PolicySettings) -> Policy:
+def as_policy(value: object, settings: PolicySettings) -> Policy:
     """Return the policy that an object stands for: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
@@ -162,8 +162,8 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
     ]
     if names:
         raise MemAgentError(
-            f"{', '.join(names)} cannot be set: the policy is made already",
-            hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
+            f"{', '.join(names)} cannot be set for a policy that was created already",
+            hint="Set it where the policy is created, or pass --model and --base-url instead of the policy.",
         )
 
 
@@ -174,7 +174,7 @@ def policy_names() -> tuple[str, ...]:
 
 def _local(settings: PolicySettings) -> Policy:
     if settings.model is None:
-        raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
+        raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
     return _in_process(settings.model, settings)
 
 
@@ -191,12 +191,12 @@ def _server(settings: PolicySettings) -> Policy:
         model = f"{settings.model} is not a folder here, and " if settings.model else ""
         raise PolicyError(
             f"{model}no server is named that might have it",
-            hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
+            hint="Pass its server (--base-url), a folder, or a hub id. With OPENAI_API_KEY, OpenAI's server is used.",
         )
     if settings.dtype is not None:
         raise PolicyError(
             f"{settings.dtype} was asked for, but a server chooses its own number format",
-            hint="Start the server with it, and leave --dtype out.",
+            hint="Start the server with it, and leave out --dtype.",
         )
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 

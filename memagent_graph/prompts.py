@@ -26,7 +26,7 @@ from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have; a role may name others."""
 ANSWER_FIELDS = frozenset({"prompt", "memory", "schema"})
-"""Those of the answer's template. {schema} is for structured answers, and stays empty in others."""
+"""The fields of the answer's template. {schema} is empty unless the answer is structured."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
@@ -161,7 +161,7 @@ class Prompts:
 
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
-        """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
+        """The patterns that must not be in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
         following: dict[str, list[str]] = {}
         if tags:
@@ -268,5 +268,5 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
     try:
         text = text_file(Path(path), MAX_WORDING_BYTES)
     except (OSError, ValueError) as error:
-        raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
+        raise PromptError(f"the template {path} cannot be read: {error}", hint="Use a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

@@ -30,12 +30,12 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import profile_folder, require_profile
 from memagent_graph.policy import Policy
-from memagent_graph.policy_registry import make_policy, policy_of
+from memagent_graph.policy_registry import as_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
-from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
+from memagent_graph.reading.outcome import Progress, await_result, raise_first, result_from_state
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, with_response_format
@@ -43,7 +43,7 @@ from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import lease_of, open_saver
+from memagent_graph.storage.checkpoints import hold_run, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
@@ -61,8 +61,8 @@ DocumentSource: TypeAlias = Any
 class MemAgent:
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
-    What is left out is taken from the policy: its tokenizer, its context window, and the budgets and prompts it
-    was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
+    Settings that are left out come from the policy: its tokenizer, its context window, and the budgets and prompts that
+    it was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
     >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
@@ -70,8 +70,8 @@ class MemAgent:
 
     Args:
         policy: the language model: a policy, a LangChain chat model, a client of the `openai` package (its settings are
-            taken over), a policy's name, or a server's address; if left out, `model` or `base_url` says it, else
-            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
+            taken over), a policy's name, or a server's address. If left out, `model` or `base_url` choose it, then
+            OPENAI_BASE_URL, then a policy that was added to this machine (`memagent policy add`).
         settings: how it reads; the command line builds the same object.
         store: where documents' text is kept; by default in the user's data folder.
         checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
@@ -83,7 +83,7 @@ class MemAgent:
             be names or objects; the groups `budget`, `sampling` and `rules` stand for several fields.
 
     Raises:
-        MemAgentError: there is no such setting, or it is for a policy that is made already.
+        MemAgentError: there is no such setting, or it belongs to a policy that was passed as an object.
         BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
         PolicyError: no policy is named and none was added, or it does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
@@ -107,7 +107,7 @@ class MemAgent:
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            self.policy = policy_of(settings.policy, settings)
+            self.policy = as_policy(settings.policy, settings)
         self.store = (
             store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         ).with_converter(settings.converter)
@@ -129,7 +129,7 @@ class MemAgent:
         )
 
     def _settle(self, parts: Parts) -> None:
-        """Use these parts; nothing is opened or asked yet."""
+        """Use these parts. Nothing is opened, and no policy is called yet."""
         self._parts = parts
         self.settings = parts.settings
         """How it reads."""
@@ -213,7 +213,7 @@ class MemAgent:
         if (question is None) == (questions is None):
             raise MemAgentError(
                 "there is no question" if question is None else "both question and questions were given",
-                hint='Give one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
+                hint='Pass one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
             )
         if question is not None:
             if return_exceptions or on_update is not None:
@@ -221,7 +221,7 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await result_of(self._start(document, question, options, is_shown=False))
+            return await await_result(self._start(document, question, options, is_shown=False))
         outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
         return outcomes if return_exceptions else raise_first(outcomes)
 
@@ -294,7 +294,9 @@ class MemAgent:
             MemAgentError: as for `aread`, or the reader has no run log.
         """
         if self.run_log is None:
-            raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
+            raise MemAgentError(
+                "this reader keeps no run log", hint="Create it with run_log=True, or pass the document."
+            )
         record = await asyncio.to_thread(self.run_log.get, run_id)
         return await self.aread(
             record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
@@ -324,7 +326,7 @@ class MemAgent:
             RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording; or another
                 `response_format`, or none where the log does not have it.
         """
-        return await result_of(
+        return await await_result(
             self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
         )
 
@@ -345,7 +347,7 @@ class MemAgent:
         `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
         result, too.
         """
-        with lease_of((await self._graph()).checkpointer, run_id):
+        with hold_run((await self._graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -464,7 +466,7 @@ class MemAgent:
 
     @property
     def prepared(self) -> ReaderContext | None:
-        """What the nodes work with; None while the policy has to be asked for a part of it."""
+        """The context of the nodes; None until `aprepare` has asked the policy for what was left out."""
         return self._context
 
     async def aprepare(self) -> ReaderContext:
@@ -552,7 +554,7 @@ class MemAgent:
             raise RunMismatchError(
                 "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
                 f"with ({now} now, {state['settings']} then)",
-                hint="Continue it with the settings that it began with; --strategy chooses another way of reading.",
+                hint="Continue with the settings that the run began with. --strategy chooses the strategy.",
                 run_id=run_id,
             )
         if document is None:
@@ -584,7 +586,7 @@ class MemAgent:
     ) -> list[ReadResult | Exception]:
         """Return the outcome of each question, in their order."""
         if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
         context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
@@ -595,7 +597,7 @@ class MemAgent:
             single: ReadOptions = {**options, "response_format": form, "pages": None}
             single["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            return await result_of(
+            return await await_result(
                 self._start(reference, question, single, is_shown=report is not None, pace=pace), report
             )
 
@@ -621,7 +623,7 @@ class MemAgent:
         if graph.reader_context.structure is not None:
             initial["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
-        with lease_of(graph.checkpointer, run_id):
+        with hold_run(graph.checkpointer, run_id):
             async with aclosing(
                 self._run(graph, initial, initial, done, options, is_shown=is_shown, pace=pace)
             ) as parts:

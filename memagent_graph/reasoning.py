@@ -137,7 +137,7 @@ def _markers(family: int, name: str) -> re.Pattern[str]:
 
 
 def _is_mention(text: str, begin: int, end: int, after: int) -> bool:
-    """Whether two markers are named in a sentence, as in "<think> and </think> are tags"."""
+    """Return whether two markers are named in a sentence, as in "<think> and </think> are tags"."""
     inside = text[begin:end]
     is_short = "\n" not in inside and len(inside.split()) <= 4 and not inside.strip(" .…,")[:1].isupper()
     is_apart = not inside.strip(" .…,") or (inside[:1] == " " == inside[-1:])
@@ -155,7 +155,7 @@ def _end_of_open_block(text: str) -> int:
 
 
 def _ends_block(text: str, start: int, end: int) -> bool:
-    """Whether an end marker without a beginning ends a block, and is not named in a sentence."""
+    """Return whether an end marker without a beginning ends a block, and is not named in a sentence."""
     before = text[:start]
     if before[-1:] in set(_QUOTES) or _GOES_ON.match(text, end) or _OPENING.search(before.rstrip().rpartition("\n")[2]):
         return False

@@ -104,7 +104,7 @@ class ResponseFormat:
         if not isinstance(source, Mapping):
             raise ResponseFormatError(
                 f"{_describe(source)} is not a response_format",
-                hint="Give a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
+                hint="Pass a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
             )
         schema, name = source, None
         if source.get("type") == "json_schema":
@@ -128,7 +128,7 @@ class ResponseFormat:
         except (PydanticUserError, TypeError, ValueError) as error:
             raise ResponseFormatError(
                 f"the model {model.__name__} has no JSON schema: {error}".split("\n")[0],
-                hint="Give its fields types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
+                hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
             ) from error
         return cls(_server_name(model.__name__), _bounded_text(schema), model)
 
@@ -143,12 +143,12 @@ class ResponseFormat:
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if names_own_code(name) and not Path(name).is_file():
-            hint = "Name a subclass of pydantic.BaseModel after the colon."
+            hint = "Write a subclass of pydantic.BaseModel after the colon."
             model = load_own(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)
-        hint = "Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
+        hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = json_value(text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
         except OSError as error:
@@ -305,12 +305,12 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
         ) from error
     if size > MAX_SCHEMA_BYTES:
         raise ResponseFormatError(
-            f"the schema has {size:,} bytes and may have {MAX_SCHEMA_BYTES:,}: it stands in the prompt of every answer",
+            f"the schema must have at most {MAX_SCHEMA_BYTES:,} bytes, got {size:,} (it is in every answer prompt)",
             hint="Ask for fewer fields, or shorten their descriptions.",
         )
     if depth > MAX_SCHEMA_DEPTH:
         raise ResponseFormatError(
-            f"the schema is nested {depth} levels deep and may be {MAX_SCHEMA_DEPTH}",
+            f"the schema must be nested at most {MAX_SCHEMA_DEPTH} levels deep, got {depth}",
             hint="Use $defs, or fewer levels.",
         )
     return text
@@ -351,7 +351,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
     """Check that this is a valid JSON schema, and that replies can be checked against it.
 
     Raises:
-        ResponseFormatError: it is not, or they cannot.
+        ResponseFormatError: the schema is not valid, or uses an unsupported keyword.
         MissingExtraError: the extra "schema" is not installed.
     """
     if importlib.util.find_spec("jsonschema") is None:
@@ -369,7 +369,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
         if keyword := next((keyword for keyword in _UNSUPPORTED if keyword in part), None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
-                hint="Name the fields in properties, and refer to shared parts with $ref and $defs.",
+                hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
         if "$ref" in part:
             _check_reference(schema, part["$ref"])

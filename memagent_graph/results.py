@@ -104,7 +104,7 @@ class ReadResult:
     def view(self) -> RunView:
         """Return the result in the form that timelines use; see `memagent_graph.timeline`."""
         from memagent_graph.documents import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.view import RunView, texts_of  # noqa: PLC0415  rarely needed
+        from memagent_graph.timeline.view import RunView, load_texts  # noqa: PLC0415  rarely needed
 
         store = DocumentStore(self.store_root) if self.store_root else None
         return RunView(
@@ -117,7 +117,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            **texts_of(store, self.document, self.trace),
+            **load_texts(store, self.document, self.trace),
         )
 
     def _repr_html_(self) -> str:

@@ -128,7 +128,9 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
             hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give every role a unique name.")
+        raise StrategyError(
+            f"the strategy {strategy} has two roles {twice!r}", hint="Use a unique name for every role."
+        )
 
 
 def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:

@@ -25,7 +25,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
 from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -98,11 +98,11 @@ class GraphReads:
             if run_id is not None:
                 try:
                     stream = self.reader.astream_resume(name, past_limit=question in past_limit, **options)
-                    return await result_of(stream, on_update)
+                    return await await_result(stream, on_update)
                 except (RunNotFoundError, RunMismatchError):
                     pass  # it has not begun, or by a reader with other settings
             reference = document if isinstance(document, dict) else await document()
-            return await result_of(self.reader.astream(reference, question, run_id=name, **options), on_update)
+            return await await_result(self.reader.astream(reference, question, run_id=name, **options), on_update)
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
         return await in_passes(reads, MAX_SHARED_READS)

@@ -44,7 +44,7 @@ from memagent_graph.errors import (
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
@@ -109,7 +109,7 @@ class CorpusReader:
             check_question(question, graph.reader_context)
         return settings_of(graph.reader_context)
 
-    def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
+    def expand_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
@@ -136,7 +136,7 @@ class CorpusReader:
             CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        questions = self.questions_of(document) if questions is None else tuple(questions)
+        questions = self.expand_questions(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
         if not questions:
             return []
@@ -225,11 +225,11 @@ class CorpusReader:
         if may_resume and self.agent.keeps_checkpoints:
             try:
                 stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
-                return await result_of(stream, self.on_update)
+                return await await_result(stream, self.on_update)
             except (RunNotFoundError, RunMismatchError, CheckpointError):
                 pass  # there is no checkpoint that can be continued
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
-        return await result_of(stream, self.on_update)
+        return await await_result(stream, self.on_update)
 
     async def _row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception

@@ -400,7 +400,7 @@ class _CorpusRun:
             if document is None:
                 self._is_exhausted = True
                 break
-            questions = self._reader.questions_of(document)
+            questions = self._reader.expand_questions(document)
             status = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
             self._summary.changed += status.changed and not self._is_last_pass
             if status.questions:

@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
-from memagent_graph.addresses import LOCAL_NAMES, in_url
+from memagent_graph.addresses import LOCAL_NAMES, host_in_url
 from memagent_graph.bounded_http import BOUNDED_HTTP
 from memagent_graph.plain_text import in_one_line, plain
 from memagent_graph.reader import MemAgent
@@ -187,12 +187,12 @@ def _shorten(record: logging.LogRecord) -> bool:
 def url_of(listener: socket.socket) -> str:
     """Return the URL of the server."""
     host, port = listener.getsockname()[:2]
-    return f"http://{in_url(host)}:{port}/mcp"
+    return f"http://{host_in_url(host)}:{port}/mcp"
 
 
 def allow_names(names: Iterable[str]) -> TransportSecuritySettings:
     """Return the accepted Host and Origin headers: this machine and `names`, with any port."""
-    hosts = [in_url(name) for name in (*LOCAL_NAMES, *names)]
+    hosts = [host_in_url(name) for name in (*LOCAL_NAMES, *names)]
     forms = [form for host in dict.fromkeys(hosts) for form in (host, f"{host}:*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,

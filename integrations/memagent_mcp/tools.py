@@ -24,7 +24,7 @@ from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -313,7 +313,7 @@ class Tools:
 
     def _run_report(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
-        timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
+        timeline = build_timeline(load_run_view(self._log, run_id, self._reader.store))
         return RunReport.of(timeline), run_text(timeline)
 
 

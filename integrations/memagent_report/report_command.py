@@ -21,8 +21,8 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
+    expand_questions,
     open_reader,
-    questions_of,
 )
 
 if TYPE_CHECKING:
@@ -70,12 +70,6 @@ class ReportDocuments(ReaderOptions):
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
     documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
-    report_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Your own id for the report.", show_default="computed from documents, questions and settings"
-        ),
-    ] = None
     out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
         None
     )
@@ -120,7 +114,7 @@ class ReportDocuments(ReaderOptions):
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
-        questions = questions_of(self.ask or ())
+        questions = expand_questions(self.ask or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
         console.print_policy(settings.policy_reason)
@@ -132,7 +126,7 @@ class ReportDocuments(ReaderOptions):
                 len(documents),
                 lambda show: areport(
                     reader, self.question, documents, questions=questions, extractive=self.extractive,
-                    judge=self.judge, report_id=self.report_id, limits=None if limits == Limits() else limits,
+                    judge=self.judge, limits=None if limits == Limits() else limits,
                     documents_at_once=self.documents_at_once, on_update=show,
                 ),
             )  # fmt: skip

@@ -30,7 +30,7 @@ from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundEr
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
@@ -99,11 +99,11 @@ class ReportWork:
         question: the question of the report.
         questions: the questions that every document is read for; if there are none, the policy writes them.
         documents: the documents, which are in the store.
+        runs: the prefix of the ids of the documents' runs. Reports with the same settings share these runs, so a
+            document is not read twice for the same question.
         extractive: whether the sections are the cells' answers, even if the policy could write them.
         judge: whether the policy judges which answers contradict each other.
         limits: the limits of each read.
-        runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
-            is not read twice for the same question.
         on_update: called with every memory update.
     """
 
@@ -112,10 +112,10 @@ class ReportWork:
     question: str
     questions: tuple[str, ...]
     documents: tuple[ReportDocument, ...]
+    runs: str
     extractive: bool = False
     judge: bool = False
     limits: Limits | None = None
-    runs: str = "cell"
     on_update: OnUpdate | None = field(default=None, repr=False)
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:
@@ -290,10 +290,10 @@ async def _resume_or_read(
     """Continue the run with this id if there is one; otherwise read."""
     if agent.keeps_checkpoints:
         try:
-            return await result_of(agent.astream_resume(run_id, **options), on_update)
+            return await await_result(agent.astream_resume(run_id, **options), on_update)
         except (RunNotFoundError, RunMismatchError):
             pass
-    return await result_of(agent.astream(reference, question, run_id=run_id, **options), on_update)
+    return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:

@@ -79,7 +79,7 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
 def finish_reason(result: ReadResult) -> str:
     """Return the API's finish reason of the reply."""
     answers = result.trace.answers
-    was_cut = bool(answers) and answers[-1].finish_reason == "length"
+    was_cut = bool(answers) and answers[-1].completion.finish_reason == "length"
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 

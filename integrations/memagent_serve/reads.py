@@ -23,7 +23,7 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -340,12 +340,12 @@ class ReadManager:
         limits = self._settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
-                return await result_of(reader.astream_resume(read.run_id, limits=limits), read.add)
+                return await await_result(reader.astream_resume(read.run_id, limits=limits), read.add)
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
         stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
-        return await result_of(stream, read.add)
+        return await await_result(stream, read.add)
 
     async def reader_for(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""

@@ -14,7 +14,7 @@ import msgspec
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.documents.omissions import omissions_of
+from memagent_graph.documents.omissions import stored_omissions
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
@@ -88,7 +88,7 @@ def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentSto
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
-    yield from omissions_of(ref)
+    yield from stored_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))

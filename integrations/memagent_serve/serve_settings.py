@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.addresses import as_name, is_local
+from memagent_graph.addresses import client_host_names, is_local
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_serve.keys import Keys, toml_values
@@ -65,7 +65,7 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
             f"other machines can reach {host}, and there are no keys",
             hint="Name a file of keys with --keys, or add --without-keys if everyone may use this server.",
         )
-    if not names and not as_name(host):
+    if not names and not client_host_names(host):
         raise MemAgentError(
             f"{host} means all addresses of this machine, and no host name is set for clients",
             hint="Add --server-name with the host's name or address; requests with another one are refused.",

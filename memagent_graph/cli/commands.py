@@ -219,7 +219,7 @@ def _click_command(register: Callable[[typer.Typer], Any]) -> Any:
 
 def _added_command(entry: EntryPoint) -> Any:
     """Return a command of another package; if it cannot be loaded, a command that says what is wrong."""
-    from memagent_graph.entry_points import failure_of
+    from memagent_graph.entry_points import entry_point_error
     from memagent_graph.errors import MemAgentError
 
     def fail(error: Exception) -> NoReturn:
@@ -227,7 +227,7 @@ def _added_command(entry: EntryPoint) -> Any:
         from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
-            Console().report_error(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
+            Console().report_error(entry_point_error(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
         ) from error
 
     try:

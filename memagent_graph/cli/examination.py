@@ -52,7 +52,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
             yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
             if policy.unlisted:
                 detail = policy.unlisted.message
-                yield Check("models", Health.NOTE, detail, "If its name is right, nothing need be done.")
+                yield Check("models", Health.NOTE, detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield Check("model", Health.GOOD, f"{policy.name}{computed}")
@@ -117,7 +117,7 @@ async def _agreement(context: ReaderContext, completion: Completion) -> Check:
         "tokenizer",
         Health.NOTE,
         f"{name} counts {ours} tokens and the policy {theirs}: it can read, but chunks are longer or shorter than set",
-        "Name the served model's own tokenizer with --tokenizer.",
+        "Pass the served model's own tokenizer with --tokenizer.",
     )
 
 
@@ -140,9 +140,7 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):
         tokens = server_count + missing
         detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
-        remedy = (
-            f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
-        )
+        remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
         return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
     reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():

@@ -47,7 +47,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (
-        "run_id", "report_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
+        "run_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
     ),
     "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip
@@ -139,7 +139,7 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
 _MAX_QUESTIONS = 10_000
 
 
-def questions_of(texts: Iterable[str]) -> list[str]:
+def expand_questions(texts: Iterable[str]) -> list[str]:
     """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:

@@ -54,7 +54,7 @@ class Resume(RunOptions):
             from memagent_graph.concurrency.pace import MAX_SHARED_READS, in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
-            from memagent_graph.reading.outcome import raise_first, result_of
+            from memagent_graph.reading.outcome import await_result, raise_first
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
@@ -95,7 +95,9 @@ class Resume(RunOptions):
                 options: Any = {"document": source, "response_format": form, "limits": self.limits}
 
                 async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
-                    return await result_of(reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id))
+                    return await await_result(
+                        reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id)
+                    )
 
                 try:
                     await self.prepare(reader, console)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from memagent_graph.documents.sources import Document, DocumentRef, SourceMark
-from memagent_graph.documents.store import DocumentStore, open_store, store_of
+from memagent_graph.documents.store import DocumentStore, find_store, open_store
 
-__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark", "open_store", "store_of"]
+__all__ = ["Document", "DocumentRef", "DocumentStore", "SourceMark", "find_store", "open_store"]

@@ -146,7 +146,7 @@ class AllowedRoots:
         return f"Read its files one by one; it contains {', '.join(names[:_MAX_LISTED_NAMES])}{more}."
 
     def _is_readable(self, entry: Path) -> bool:
-        """Whether a name in a folder leads to a file or a folder below a root."""
+        """Return whether a name in a folder leads to a file or a folder below a root."""
         targets = (_target_below(root, str(entry)) for root in self.roots)
         return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
 

@@ -126,7 +126,7 @@ _FINAL: Final = frozenset("ךםןףץ".encode("cp1255"))
 _MIN_LETTERS: Final = 6
 _NEARLY_ALL: Final = 0.95
 _MAX_ACCENTED_SHARE: Final = 0.35
-"""In no language of these charsets do more of the letters have accents."""
+"""No language of these charsets has accents on more of its letters."""
 
 
 def latin_charset(sample: bytes) -> str | None:
@@ -141,13 +141,13 @@ def latin_charset(sample: bytes) -> str | None:
     """
     if all(byte < 0x80 or byte in _SIGNS for byte in sample):
         return "cp1252"
-    shares = {charset: _share(sample, charset, alphabets) for charset, alphabets in _ALPHABETS.items()}
-    best = max(shares, key=lambda charset: shares[charset])  # the first of equal ones
-    return best if shares[best] >= _NEARLY_ALL else None
+    fractions = {charset: _language_fraction(sample, charset, texts) for charset, texts in _ALPHABETS.items()}
+    best = max(fractions, key=lambda charset: fractions[charset])  # the first of equal ones
+    return best if fractions[best] >= _NEARLY_ALL else None
 
 
 def is_hebrew(sample: bytes) -> bool:
-    """Whether all letters beyond ASCII are Hebrew's in cp1255, with the five final forms only at the ends of words.
+    """Return whether all non-ASCII letters are Hebrew in cp1255, with the five final forms only at the ends of words.
 
     In Cyrillic and Greek charsets these bytes are letters that stand anywhere.
     """
@@ -160,8 +160,8 @@ def is_hebrew(sample: bytes) -> bool:
     )
 
 
-def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
-    """Return the largest share of the accented letters that one language has."""
+def _language_fraction(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
+    """Return the largest fraction of the accented letters that belong to one language."""
     try:
         text = sample.decode(charset)
     except UnicodeDecodeError:

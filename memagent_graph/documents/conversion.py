@@ -69,7 +69,7 @@ class ConversionBounds:
                 values[name] = float(text)
             if not values.get(name, 0) > 0:
                 raise DocumentError(
-                    f"{variable} is {text!r}, which is not a number above 0",
+                    f"{variable} must be a number above 0, got {text!r}",
                     hint=f"Set it to a number such as {default}, or leave it unset.",
                 )
         return cls(**values)
@@ -158,7 +158,7 @@ def convert_parts(
     if kind not in converter_kinds() and converter is None:
         raise UnsupportedDocumentError(
             f"no converter for {kind} files is installed, so {name} cannot be read",
-            hint="Install one (memagent_graph.converters says how packages add them), name your own with --converter, "
+            hint="Install one (memagent_graph.converters says how packages add them), pass your own with --converter, "
             "or convert the file to text.",
         )
     bounds = ConversionBounds.from_environment()
@@ -171,7 +171,7 @@ def convert_parts(
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _location_of(converter),
+        "converter": _converter_location(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
         **limits,
     }
@@ -183,7 +183,7 @@ def convert_parts(
         yield from _parts(task, result, bounds, code)
 
 
-def _location_of(converter: str | None) -> str | None:
+def _converter_location(converter: str | None) -> str | None:
     """Return the location of a user's converter, independent of the current folder."""
     if converter is None or converter in converter_kinds():
         return converter and converter_kinds()[converter][0]

@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, parts_of
+from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, as_parts
 
 PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
@@ -57,7 +57,7 @@ def convert_file(source: SourceFile, own: str | None) -> Parts:
         try:
             parts = load_own(own, what="a converter", error=DocumentError)(source)
             if parts is not None:
-                yield from parts_of(parts)
+                yield from as_parts(parts)
                 return
         except DocumentError as error:
             raise ConversionError(error.message, error.hint) from error

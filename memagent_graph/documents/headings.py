@@ -51,7 +51,7 @@ _NEXT_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\
 
 
 def is_markdown(media_type: str) -> bool:
-    """Whether texts of this type are stored as Markdown."""
+    """Return whether texts of this type are stored as Markdown."""
     return media_type in _MARKDOWN_TYPES
 
 
@@ -74,7 +74,7 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
 
 
 def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
-    """Where headings begin between two characters of a text, in order, for chunks to end before them."""
+    """Return where headings begin between two characters of a text, in order, so that chunks can end before them."""
     begin = text.rfind("\n", 0, start) + 1
     window = text[begin : end + _MAX_TITLE * 4]
     reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
@@ -133,7 +133,7 @@ class _Reader:
         return _cut(f"{name}{stop} {short or ''}".strip())
 
     def _is_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, whole: bool) -> bool:
-        """Whether a line with a single number is an item of a list, or a sentence, and not a heading."""
+        """Return whether a line with a single number is an item of a list, or a sentence, and not a heading."""
         following = _NEXT_LINE.match(block, line.end())
         after = _parts(following["number"]) if following else None
         is_continued = after is not None and len(after) == 1 and after[0] == number[0] + 1
@@ -148,14 +148,14 @@ class _Reader:
         return not whole and line["stop"] is None
 
     def _stands_alone(self, line: re.Match[str], block: str) -> bool:
-        """Whether blank lines, or the text's ends, are around a line."""
+        """Return whether blank lines, or the text's ends, are around a line."""
         before = (self._before + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
         after = block[line.end() : line.end() + 4].replace("\r", "")
         return before.endswith("\n\n") and after[:2] in {"\n\n", "\n", ""}
 
 
 def _is_in_sentence(line: re.Match[str], block: str) -> bool:
-    """Whether a line continues a sentence of the previous line, as the second of "under section" and "7. It does"."""
+    """Return whether a line continues a sentence of the previous line, as "7. It does" after "under section"."""
     end = line.start() - 1
     before = block[block.rfind("\n", 0, max(end, 0)) + 1 : max(end, 0)].strip()
     return len(before) >= _MIN_WRAPPED_LINE and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
@@ -179,7 +179,7 @@ def _parts(number: str) -> tuple[int, ...]:
 
 
 def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
-    """Whether a clause's number may follow another one: the next at some level, the first below it, or a restart."""
+    """Return whether a clause's number may follow another: the next at a level, the first below it, or a restart."""
     if 0 in number:
         return False
     if before is None or set(number) == {1}:
@@ -202,7 +202,7 @@ def _short_title(title: str) -> str | None:
 
 
 def _is_in_title_case(title: str) -> bool:
-    """Whether a few words all begin with capital letters or digits, except for articles and prepositions."""
+    """Return whether a few words all begin with capital letters or digits, except for articles and prepositions."""
     words = title.split()
     return len(words) <= _MAX_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 

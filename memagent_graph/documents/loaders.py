@@ -1,4 +1,4 @@
-"""Reads a source's text, block by block: decodes it, and has files of other kinds than text converted."""
+"""Reads a source's text block by block: decodes text, and converts files of other kinds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memagent_graph.documents.decoding import (
     decode_pieces,
     find_charset,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_from_media_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular
 
@@ -41,7 +41,7 @@ _PAGE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _TEMPLATE = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
-"""Of a program that writes a page: its text is more than the page's."""
+"""Marks of a template that a program fills in, which is not a page itself."""
 _BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
 _HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
 _MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
@@ -116,14 +116,14 @@ def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
     """Return the error for pages that were chosen of a document that has none; `kind` says what it is."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
-        hint="Leave out the pages, or give the PDF file of the document.",
+        hint="Leave out the pages, or pass the PDF file of the document.",
     )
 
 
 def _open(document: Document) -> IO[bytes]:
     path: Path = document.content
     hint = None
-    name = path if document.root is None else document.name  # a client of the root learns nothing of its place
+    name = path if document.root is None else document.name  # clients must not learn where the root is
     try:
         return path.open("rb") if document.root is None else open_regular(path, document.root)
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
 
 def _kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file, by its first bytes, its type or else how it begins; None for plain text."""
-    declared = kind_of_type(document.media_type)
+    declared = kind_from_media_type(document.media_type)
     start = file.tell()
     sample = _sample(file)
     marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None

@@ -31,7 +31,7 @@ class StoredOmission(TypedDict):
     remedy: str
 
 
-def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
+def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     """Return omissions grouped by sort, as a bounded list of bounded texts."""
     sorts: dict[tuple[str, str], list[Omission]] = {}
     for omission in omissions:
@@ -44,7 +44,7 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
     ]
 
 
-def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
+def stored_omissions(document: Mapping[str, Any]) -> list[Omission]:
     """Return the omissions of a stored document, to be passed on with its text into another document."""
     return [
         Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
@@ -55,7 +55,7 @@ def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
 def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
     """Return the events for the omissions in a document's reference."""
     return tuple(
-        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(omission))
+        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, describe_omission(omission))
         for omission in document.get("omissions", ())
     )
 
@@ -68,14 +68,14 @@ def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
     """
     omissions: Sequence[StoredOmission] = document.get("omissions", ())
     if on_incomplete == "stop" and omissions:
-        sentences = "; ".join(map(sentence_of, omissions))
+        sentences = "; ".join(map(describe_omission, omissions))
         raise IncompleteDocumentError(
             f"{document['name']} contains content that could not be converted to text: {sentences}",
             hint="To read the document anyway, use --on-incomplete report.",
         )
 
 
-def sentence_of(omission: StoredOmission) -> str:
+def describe_omission(omission: StoredOmission) -> str:
     """Return an omission as a sentence: what is missing, how often, where, and what to do."""
     places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""

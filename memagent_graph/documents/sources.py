@@ -163,7 +163,7 @@ class Document:
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
         """Return a file: text, Markdown, or of a kind that has a converter. It is opened when it is added."""
         path = Path(path)
-        return cls(_readable(path.name or str(path)), media_type_of(path), path, encoding)
+        return cls(_readable(path.name or str(path)), guess_media_type(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -173,14 +173,14 @@ class Document:
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "bytes", encoding: str | None = None) -> Document:
         """Return a file's content in memory; its kind follows from `name` and how it begins."""
-        return cls(name, media_type_of(name), bytes(data), encoding)
+        return cls(name, guess_media_type(name), bytes(data), encoding)
 
     @classmethod
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         path = getattr(file, "name", None)
         name = name or (_readable(Path(path).name) if isinstance(path, str) else "file")
-        return cls(name, media_type_of(name), file, encoding)
+        return cls(name, guess_media_type(name), file, encoding)
 
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
@@ -251,19 +251,19 @@ class Document:
         )
 
 
-def media_type_of(name: str | os.PathLike[str]) -> str:
+def guess_media_type(name: str | os.PathLike[str]) -> str:
     """Return the MIME type that a file's suffix stands for; `UNKNOWN` for a suffix that no converter has."""
-    kind = _kind_of(name)
+    kind = _kind_from_name(name)
     return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
-def kind_of_type(media_type: str) -> str | None:
+def kind_from_media_type(media_type: str) -> str | None:
     """Return the kind of file with a MIME type, if it is not plain text."""
     kind = KINDS.get(media_type) or media_type.removeprefix("application/x-")
     return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *converter_kinds()} else None
 
 
-def _kind_of(name: str | os.PathLike[str]) -> str | None:
+def _kind_from_name(name: str | os.PathLike[str]) -> str | None:
     """Return the kind of file that a suffix stands for, if any."""
     suffix = Path(name).suffix.lower().removeprefix(".")
     kind = _OTHER_SUFFIXES.get(suffix, suffix)
@@ -287,7 +287,7 @@ def _refuse_file_name(text: str) -> None:
         what, hint = f"the text {text!r} is an address", "Download it and pass the content"
     elif exists:
         what, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
-    elif not re.search(r"\s", text) and _kind_of(text) is not None:
+    elif not re.search(r"\s", text) and _kind_from_name(text) is not None:
         what, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
     else:
         return

@@ -27,7 +27,7 @@ from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import ConversionCancellation, run_in_thread
 from memagent_graph.documents.headings import MAX_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
-from memagent_graph.documents.omissions import sentence_of, summary_of
+from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -103,7 +103,7 @@ class DocumentStore:
             if titles:
                 ref["headings"] = self._add_marks(titles)
             if omissions:
-                ref["omissions"] = summary_of(omissions)
+                ref["omissions"] = summarize_omissions(omissions)
             if document.pages is not None:
                 ref["pages"] = str(document.pages)
             if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
@@ -192,7 +192,7 @@ class DocumentStore:
             return []
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
-        return self._sections / f"{_digest_of(ref)}-{kind}.json"
+        return self._sections / f"{_text_digest(ref)}-{kind}.json"
 
     def _decode(self, ref: DocumentRef) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
@@ -249,10 +249,10 @@ class DocumentStore:
         return name
 
     def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{_digest_of(ref)}.txt"
+        return self._texts / f"{_text_digest(ref)}.txt"
 
 
-def _digest_of(ref: DocumentRef) -> str:
+def _text_digest(ref: DocumentRef) -> str:
     """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
@@ -273,7 +273,7 @@ def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
         raise EncodingError(
             f"{name} has half of a surrogate pair at character {position + error.start}, which no text file can hold",
-            hint="Ask for replacement of undecodable bytes to put U+FFFD there.",
+            hint="Use --replace-undecodable to put U+FFFD there.",
         ) from None
 
 
@@ -309,10 +309,10 @@ def _write(
         characters += len(part.text)
         blank = blank and (not part.text or part.text.isspace())
     if blank:
-        omitted = "; ".join(map(sentence_of, summary_of(omissions)))
+        omitted = "; ".join(map(describe_omission, summarize_omissions(omissions)))
         raise EmptyDocumentError(
             f"{name} holds no text" + (" but white space" if size else "") + (f"; {omitted}" if omitted else ""),
-            hint="Name a converter of your own that reads it (--converter), such as one for scanned pages."
+            hint="Pass a converter of your own that reads it (--converter), such as one for scanned pages."
             if omitted
             else "Check that it is the document you meant.",
         )
@@ -320,20 +320,20 @@ def _write(
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:
-    """Return the store in a folder; the user's own if no folder is named.
+    """Return the store in a folder; by default the user's own.
 
     Raises:
-        DocumentStoreError: an address is named.
+        DocumentStoreError: it is an address, not a folder.
     """
     if isinstance(folder, str) and "://" in folder:
         raise DocumentStoreError(
-            f"the document store {folder.split('://')[0]}://... is an address",
-            hint="Name a folder with --store. Machines share a store in a folder that all of them mount.",
+            f"--store must be a folder, got the address {folder.split('://')[0]}://...",
+            hint="Use a folder. Machines can share one that all of them mount.",
         )
     return DocumentStore(folder or default_store())
 
 
-def store_of(document: DocumentRef, log: Path) -> DocumentStore:
+def find_store(document: DocumentRef, log: Path) -> DocumentStore:
     """Return the store with a logged run's document: one next to the log (of an evaluation), otherwise the user's."""
     beside = DocumentStore(log.with_name(default_store().name))
     try:

@@ -1,7 +1,7 @@
 """Adds a policy to this machine: dequantises base weights, merges an adapter into them, and writes a model folder.
 
-The folder is written under a temporary name and renamed when it is complete, so a folder that exists is complete. The
-next call removes what a killed call left. The weights are computed in float32 and stored in float16: half the size, and
+The folder is written under a temporary name and renamed when it is complete. The next call removes the temporary
+folder of a killed call. The weights are computed in float32 and stored in float16: half the size, and
 with greedy decoding 20 of 20 completions of the base stayed the same (16 in bfloat16).
 
 An adapter is plain LoRA as PEFT saves it, added to the base's weights: W + scale * B A. That takes a few lines, so peft
@@ -38,7 +38,7 @@ from memagent_graph.policies.added import (
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, sha256_of
+from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, file_sha256
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.file_locks import locked
 
@@ -74,10 +74,10 @@ def add_policy(
 
     Args:
         name: one of `KNOWN`.
-        file: the base's file, if it should not be downloaded.
+        file: a local copy of the base's file, instead of a download.
         adapter: a PEFT folder instead of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of the
             files that it was trained on.
-        gguf: write a GGUF file in float16, too, for llama.cpp.
+        gguf: whether to also write a GGUF file in float16, for llama.cpp.
         base: the base model.
         report: called with a line of text at each step.
 
@@ -87,7 +87,7 @@ def add_policy(
             running.
     """
     if name not in KNOWN:
-        raise PolicyError(f"there is no policy {name!r} to add", hint=f"There are: {', '.join(KNOWN)}.")
+        raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(KNOWN)}.")
     if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
@@ -160,7 +160,7 @@ def _folder_digest(folder: Path) -> str:
     """Return a short hash of a folder's contents: every file's path and bytes."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        digest.update(f"{file.relative_to(folder).as_posix()}\0{sha256_of(file)}\0".encode())
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{file_sha256(file)}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -175,7 +175,7 @@ def _check_base(adapter: Path, base: Base) -> None:
     if base.sha256 not in bases:
         raise PolicyError(
             f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
-            hint=f"Its bases are {', '.join(map(str, bases))}.",
+            hint=f"Use a base with one of these SHA-256: {', '.join(map(str, bases))}.",
         )
 
 
@@ -183,19 +183,21 @@ def _check_room(base: Base, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < base.disk_bytes:
         raise PolicyError(
-            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB on disk in {folder}; {free / 1e6:,.0f} are free",
-            hint="Make room there, or set MEMAGENT_HOME to a folder that has it.",
+            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB of disk space in {folder}, "
+            f"and {free / 1e6:,.0f} MB are free",
+            hint="Free disk space there, or set MEMAGENT_HOME to a folder on another disk.",
         )
     available = _available_memory()
     if available is not None and available < base.memory_bytes:
         raise PolicyError(
-            f"adding this policy needs {base.memory_bytes / 1e6:,.0f} MB of memory; {available / 1e6:,.0f} are free",
-            hint="End other programs, or add it on a larger machine and copy the folder.",
+            f"adding this policy needs {base.memory_bytes / 1e6:,.0f} MB of memory, "
+            f"and {available / 1e6:,.0f} MB are free",
+            hint="Close other programs, or add it on a larger machine and copy the folder.",
         )
 
 
 def _available_memory() -> int | None:
-    """Bytes that are available without swapping; None if the system does not report it, as only Linux does."""
+    """Return the bytes of memory that are available without swapping, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -222,7 +224,7 @@ class Adapter:
             if name not in weights or weights[name].shape != delta.shape:
                 raise PolicyError(
                     f"the adapter in {self.folder} changes {name}, which its base does not have in that shape",
-                    hint="Name an adapter that was trained on this base.",
+                    hint="Use an adapter that was trained on this base.",
                 )
             weights[name] += delta
 
@@ -243,7 +245,7 @@ def load_adapter(folder: Path) -> Adapter:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyError(
             f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
-            hint=f"Name a folder that PEFT saved: {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
+            hint=f"Use a folder that PEFT saved, with {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
         ) from error
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
     unsupported += ["bias"] if config.get("bias", "none") != "none" else []
@@ -256,7 +258,7 @@ def load_adapter(folder: Path) -> Adapter:
         reason = ", ".join([*unsupported, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
         raise PolicyError(
             f"the adapter in {folder} is not plain LoRA: {reason}",
-            hint="Merge it with peft (merge_and_unload), and name the merged folder with --model.",
+            hint="Merge it with peft (merge_and_unload), and pass the merged folder with --model.",
         )
     return Adapter(folder, factors, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
@@ -274,7 +276,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
         except Exception as error:  # whatever transformers raises for files that it cannot use
             raise PolicyError(
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"Is transformers within the range of the extra? {install_command('language')}.",
+                hint=f"Install the versions that the extra needs: {install_command('language')}.",
             ) from error
         if base.normalizes_nfc:
             tokenizer.backend_tokenizer.normalizer = normalizers.NFC()

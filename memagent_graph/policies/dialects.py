@@ -84,7 +84,7 @@ def content_text(content: object) -> str | None:
 
 
 def has_refusal(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that the model refused."""
+    """Return whether a message says that the model refused."""
     parts = message["content"] if isinstance(message.get("content"), list) else ()
     kinds = (part.get("type") for part in parts if isinstance(part, Mapping))
     return bool(message.get("refusal")) or "refusal" in kinds
@@ -179,7 +179,7 @@ def server_message(content: bytes) -> str:
 
 
 def speaks_of_length(words: str) -> bool:
-    """Whether a server says that the prompt, or what should be written, is too long."""
+    """Return whether a server says that the prompt, or what should be written, is too long."""
     for field in OPTIONAL_FIELDS:
         words = words.replace(field, "")
     return bool(_LENGTH.search(words))
@@ -203,7 +203,7 @@ def refused_field(words: str, sent: Collection[str]) -> str | None:
 
 
 def is_final(words: str) -> bool:
-    """Whether the same request is bound to fail again, although the status says that it need not."""
+    """Return whether the same request is bound to fail again, although the status says that it need not."""
     return speaks_of_length(words) or bool(_UNSUPPORTED.search(words) and refused_field(words, OPTIONAL_FIELDS))
 
 

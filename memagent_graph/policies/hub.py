@@ -14,7 +14,7 @@ _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is not a folder's has the form of a repository on the hub."""
+    """Return whether a name that is not a folder's has the form of a repository on the hub."""
     return _HUB_ID.fullmatch(name) is not None
 
 

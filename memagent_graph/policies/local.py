@@ -1,8 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
-One thread owns the model. Of the requests that are waiting when it becomes free, those whose prompts begin alike (the
-same section, for several questions) are answered together, as one batch: their common prefix is computed once. It is
-kept for the next batch, which may have late requests, or other questions, about the same section.
+One thread owns the model. When it becomes free, it answers all waiting requests whose prompts have a common prefix
+(several questions about one section) as one batch, and computes that prefix once. The prefix stays in memory for the
+next batch, which may have late requests or other questions about the same section.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LINGER = 0.002
 _MAX_BATCH = 64
 """How many requests are computed together."""
 _MIN_REUSED_TOKENS = 320
-"""A shorter prefix is not reused: it costs little to compute."""
-_KEPT_BYTES = 256 * 2**20
+"""Shorter prefixes are not reused, because they cost little to compute."""
+_MAX_PREFIX_BYTES = 256 * 2**20
 """A prefix whose keys and values are larger is not kept."""
 
 
@@ -71,7 +71,7 @@ class LocalPolicy:
         processed_logprobs: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._folder = _folder_of(model)
+        self._folder = _find_model_folder(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         profile = load_profile(self._folder)
         self._device = device = device or _default_device()
@@ -254,8 +254,8 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _folder_of(model: Path | str) -> Path:
-    """Where the model's files are; those of a hub model are downloaded if necessary."""
+def _find_model_folder(model: Path | str) -> Path:
+    """Return the folder with the model's files; a model on the hub is downloaded if necessary."""
     folder = policy_folder(model)
     if folder.is_dir():
         return folder
@@ -265,7 +265,8 @@ def _folder_of(model: Path | str) -> Path:
         return model_folder(model, with_weights=True)
     raise PolicyError(
         f"there is no folder {model}",
-        hint="Name a folder with config.json, weights and tokenizer, or a hub id; if it is on a server, name that.",
+        hint="Pass a folder with config.json, weights and tokenizer, or a hub id. "
+        "For a model on a server, pass --base-url.",
     )
 
 
@@ -306,7 +307,7 @@ class _Engine:
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",
-                hint="Name a folder with config.json, weights and tokenizer of one model, or a hub id that is in the "
+                hint="Pass a folder with config.json, weights and tokenizer of one model, or a hub id that is in the "
                 "local cache.",
             ) from error
         finally:
@@ -317,7 +318,7 @@ class _Engine:
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
         self._padding = self._tokenizer.pad_token_id or 0
-        self._kept = _Beginning()
+        self._prefix = _PrefixCache()
 
     def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
         """Return the prompt's token ids; messages are formatted with the chat template and its arguments."""
@@ -342,7 +343,7 @@ class _Engine:
         """Write one draft per prompt, one token of all rows at a time."""
         with self._torch.inference_mode():
             shared = _common_prefix(prompts)
-            reused = self._kept.common_with(prompts[0][:shared])
+            reused = self._prefix.common_with(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
             drafts = [_Draft(shared if row else reused) for row in range(len(prompts))]
@@ -371,15 +372,15 @@ class _Engine:
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        Of the first `shared` tokens, the previous batch computed the first `known`.
+        The previous batch computed the first `reused` of the `shared` tokens.
         """
         torch, rows = self._torch, len(prompts)
-        cache: Any = self._kept.cache(reused) if reused else None
+        cache: Any = self._prefix.cache(reused) if reused else None
         if shared > reused:
             head = torch.tensor([prompts[0][reused:shared]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared:
-            self._kept = _Beginning.of(prompts[0][:shared], cache)
+            self._prefix = _PrefixCache.of(prompts[0][:shared], cache)
             cache.batch_repeat_interleave(rows)
         tails = [prompt[shared:] for prompt in prompts]
         width = max(map(len, tails))
@@ -400,7 +401,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._kept = _Beginning.of(prompts[0], output.past_key_values)
+            self._prefix = _PrefixCache.of(prompts[0], output.past_key_values)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _choose(
@@ -448,7 +449,7 @@ class _Engine:
             draft.logprobs.pop()
 
 
-class _Beginning:
+class _PrefixCache:
     """The prefix that a batch shared, with its keys and values in each layer; at first empty."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
@@ -456,7 +457,7 @@ class _Beginning:
         self._layers = layers
 
     @classmethod
-    def of(cls, ids: list[int], cache: Any) -> _Beginning:
+    def of(cls, ids: list[int], cache: Any) -> _PrefixCache:
         """Return the contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
 
         Empty if the cache is large, or if a layer has only the end of the text (with a sliding window, for example).
@@ -467,10 +468,12 @@ class _Beginning:
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
             return cls()
         pairs = [(layer.keys, layer.values) for layer in layers]
-        return cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _KEPT_BYTES else cls()
+        return (
+            cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES else cls()
+        )
 
     def common_with(self, ids: list[int]) -> int:
-        """How many tokens at the beginning are the same as here; 0 if too few to be useful."""
+        """Return how many leading tokens are the same as here; 0 if they are too few to be useful."""
         length = _common_length(self._ids, ids)
         return length if self._layers and length >= _MIN_REUSED_TOKENS else 0
 
@@ -482,7 +485,7 @@ class _Beginning:
 
 
 def _common_prefix(prompts: Sequence[list[int]]) -> int:
-    """How many leading tokens all prompts share, at most all but one of the shortest."""
+    """Return how many leading tokens all prompts share, at most all but one of the shortest prompt."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1
     return min(_common_length(first, last), bound)

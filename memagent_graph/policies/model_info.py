@@ -44,7 +44,7 @@ class ModelShape:
         return cls(parameters=layers * (attention + mlp) + head_weights, layers=layers, width=heads * head)
 
     def forward_flops(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Floating-point operations of one call without a cached prefix."""
+        """Return the floating-point operations of one call without a cached prefix."""
         tokens = prompt_tokens + completion_tokens
         return 2.0 * self.parameters * tokens + 2.0 * self.layers * self.width * tokens * tokens
 

@@ -53,7 +53,7 @@ class ScriptedPolicy:
                 reply = next(self._replies)
             except StopIteration:
                 raise PolicyError(
-                    f"the script ended after {len(self.prompts) - 1} completions", hint="Give it more replies."
+                    f"the script ended after {len(self.prompts) - 1} completions", hint="Add replies to the script."
                 ) from None
         if isinstance(reply, Exception):
             raise reply
@@ -61,7 +61,7 @@ class ScriptedPolicy:
 
 
 def is_scripted(policy: Policy) -> bool:
-    """Whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
+    """Return whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
     "scripted".
     """
     return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

@@ -38,7 +38,7 @@ _IDLE_SECONDS: Final = 4.0
 next request is being sent."""
 _RETRIABLE_STATUSES: Final = frozenset({408, 409, 429})
 _SCATTER: Final = 0.1
-"""After a pause, requests return within this share of its length."""
+"""After a pause, requests resume within this fraction of its length."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 8.0
 
@@ -105,7 +105,7 @@ class RedirectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds. Pauses between attempts do not count; each attempt has the full time."""
+    """Time-outs in seconds for each attempt. Pauses between attempts do not count."""
 
     connect: float
     read: float
@@ -145,7 +145,7 @@ class Sender:
     Args:
         base_url: where requests are sent; it determines TLS.
         headers: sent with every request.
-        max_concurrency: how many completions may wait for their replies; whoever sends one holds one of `slots`.
+        max_concurrency: the maximum number of completions in flight; the caller holds one of `slots` for each.
         timeouts: for the connection, and for one attempt as a whole.
         max_retries: how often a failed request is sent again.
         pause: the pause that a reply with `Retry-After` asks for.
@@ -172,7 +172,7 @@ class Sender:
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # whoever sends has bounds of its own
+                limit=0,  # callers bound their own requests
                 keepalive_timeout=_IDLE_SECONDS,
                 ssl=(trust or httpx2.create_ssl_context()) if secure else True,
             ),
@@ -281,7 +281,7 @@ async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     async for part in reply.content.iter_any():
         content += part
         if len(content) > max_bytes:
-            raise OverlongReplyError(f"it may have {max_bytes:,} bytes and is longer")
+            raise OverlongReplyError(f"it has more than {max_bytes:,} bytes")
     return bytes(content)
 
 
@@ -320,7 +320,7 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
 
 
 def _pause(retries: int) -> float:
-    """Seconds before the next attempt: doubled each time, with jitter so that many requests do not retry at once."""
+    """Return the seconds before the next attempt: doubled each time, with jitter to spread requests out."""
     return min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
 
 
@@ -346,7 +346,7 @@ def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(Path(ca_file).expanduser()))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise PolicyRequestError(
-            f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
+            f"the certificates in {ca_file} cannot be used: {error}", hint="Use a file in PEM format."
         ) from error
 
 

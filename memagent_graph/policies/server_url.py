@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from memagent_graph.errors import PolicyRequestError
 
 NO_KEY: Final = "none"
-"""The key for a server that only a log names: nobody's."""
+"""The placeholder key for a server that only a log names."""
 _PORTS = {"http": 80, "https": 443}
 _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
 """User name and password, even in an address that is otherwise wrong."""
@@ -39,7 +39,7 @@ def without_password(url: str) -> str:
 
 
 def without_query(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without what follows a question mark, and that as names and values."""
+    """Return the address without its query, and the query's names and values."""
     parts = _parts(url)
     return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
@@ -58,7 +58,7 @@ def basic_authorization(url: str) -> str | None:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port: equal for two addresses of the same server.
+    """Return scheme, host and port, which are equal for two addresses of the same server.
 
     Raises:
         PolicyRequestError: it is not an address.

@@ -134,7 +134,7 @@ class SupportSpan:
     end: int
 
 
-def provenance_of(
+def find_provenance(
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
     places: Places = _NOWHERE,
@@ -200,7 +200,7 @@ def excerpt_evidence(
         trace: the run. If it showed no excerpt, nothing is found.
         answer: its answer.
         span_text: the document's text in a span; None if it is not known.
-        places: as for `provenance_of`.
+        places: as for `find_provenance`.
 
     Returns:
         Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory; whole
@@ -261,12 +261,12 @@ def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> E
     )
 
 
-def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """Return, for each of `Trace.updates`, the chunks that the memory after it quotes, as `provenance_of` finds them.
+def quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
+    """Return, for each of `Trace.updates`, the chunks that the memory after it quotes, as `find_provenance` finds them.
 
     Args:
         trace: the run.
-        chunk_text: as for `provenance_of`.
+        chunk_text: as for `find_provenance`.
     """
     after: list[list[_Line]] = []
     chunks: dict[int, WordedText | None] = {}
@@ -413,7 +413,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     lost: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in path:
-        index = trace.place(update.step)
+        index = trace.update_index(update.step)
         lines = join_memories(trace.sources(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, memory_lines(update.memory), index)

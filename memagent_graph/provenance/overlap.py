@@ -117,7 +117,7 @@ class Quote:
     """The most of them in a row, in the line's order: the same words in another order may say the opposite."""
 
     def overlaps(self, other: Quote) -> bool:
-        """Whether the two share text."""
+        """Return whether the two share text."""
         return self.source == other.source and self.start < other.end and other.start < self.end
 
 

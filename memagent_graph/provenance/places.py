@@ -48,7 +48,7 @@ class Places:
         return f"{self.file}#page={page}" if self.file and page is not None else None
 
     def _begins_a_source_since(self, char: int, source: int) -> bool:
-        """Whether another source has begun since a heading; pages do not end a section."""
+        """Return whether another source begins after a heading; pages do not end a section."""
         if not source or self.sections[source - 1].start_char <= char:
             return False
         return not _PAGE.fullmatch(self.sections[source - 1].label)

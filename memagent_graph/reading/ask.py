@@ -1,7 +1,7 @@
-"""Calls the policy with one prompt in a role until a reply is accepted or the attempts are used up; counts and logs.
+"""Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the calls.
 
-Every call of the policy in a read goes through `Ask`, for every strategy: sampling, the rules for replies that are
-cut off, empty or refused, retries, counting and logging are only here.
+Every call of the policy in a read goes through `Ask`, in every strategy. Only this module has sampling, the rules for
+replies that are cut off, empty or refused, retries, counting and logging.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Ask:
         state: the state of the step that asks.
         context: policy, prompts, budgets and rules.
         execution: the graph's call.
-        accounts: those of the step that asks.
+        accounts: the accounts of the step that asks.
         role: the role.
         messages: the prompt.
-        call: what is asked: the record of the call before its reply.
+        call: the record of the call before its reply.
         previous: the memory that is kept if no reply is accepted.
         continues: whether the only parent is the call that wrote the previous memory.
     """
@@ -220,7 +220,7 @@ class Ask:
         return completion
 
     def _spend(self, usage: TokenUsage) -> None:
-        """Count what a request took."""
+        """Count the tokens and operations of a request."""
         context = self._context
         flops = 0.0
         if context.shape is not None:
@@ -253,8 +253,8 @@ class Ask:
         if self._context.on_incomplete == "stop":
             raise PromptCutError(
                 detail,
-                hint="Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or name its window with "
-                "context_window (--context-window); `memagent doctor` shows it.",
+                hint="Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or set --context-window to the window "
+                "that `memagent doctor` shows.",
             )
         self._note(EventKind.PROMPT_CUT, detail)
 
@@ -272,7 +272,7 @@ class Ask:
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
     def _check(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
-        """Return what a reply says, or the first thing that is wrong with it."""
+        """Return the parsed reply, or the first problem with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:
             verb = "update the memory" if what == "memory" else f"write the {what}"

@@ -21,7 +21,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Parts:
-    """What a reader is made of: its settings, and the objects that they name."""
+    """The settings of a reader, and the objects that they name."""
 
     settings: ReadSettings
     policy: Policy
@@ -33,7 +33,7 @@ class Parts:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the policy need not be asked for anything."""
+        """Whether nothing remains to be asked from the policy."""
         needs_logprobs = self.run_log is not None and self.settings.logprobs is None
         needs_profile = self.profile is None and (self.settings.on_invented is None or self.settings.strategy is None)
         asks = isinstance(self.policy, SelfDescribing) and (needs_logprobs or needs_profile)
@@ -62,8 +62,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",
-            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
-            "--tokenizer embedded, because any that counts roughly alike will do.",
+            hint="Set it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
+            "--tokenizer embedded, because a similar count is enough.",
         )
     profile = parts.profile or info.profile
     prompts = load_prompts(

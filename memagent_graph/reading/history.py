@@ -12,7 +12,7 @@ import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.calls import Call, Writes, calls_of, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, stored_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
@@ -79,7 +79,7 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     calls: list[Call] = []
     size: int | None = None
     for snapshot in reversed(await _lineage(graph, run_id)):
-        calls += calls_of(snapshot.values["steps"], snapshot.values)
+        calls += load_calls(snapshot.values["steps"], snapshot.values)
         size = snapshot.values["document"]["size"]
     return Trace(tuple({call.id: call for call in calls}.values()), size)
 
@@ -107,7 +107,7 @@ async def edit_memory(
     lineage = await _lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
-        for index, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
+        for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
             events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))

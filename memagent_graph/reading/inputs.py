@@ -35,7 +35,7 @@ class ReadOptions(TypedDict, total=False):
 
 
 def check_options(options: ReadOptions) -> None:
-    """Raise `MemAgentError` for an option that a call does not take."""
+    """Raise `MemAgentError` for an option that calls do not have."""
     names = ReadOptions.__annotations__
     if unknown := next((name for name in options if name not in names), None):
         hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
@@ -74,7 +74,7 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
         raise MemAgentError(what, hint="Pass a text, or several in a list.")
     texts = [questions] if isinstance(questions, str) else list(questions)
     if not texts:
-        raise MemAgentError("there is no question", hint="Give at least one.")
+        raise MemAgentError("there is no question", hint="Pass at least one question.")
     for question in texts:
         check_question(question, context)
     return texts

@@ -18,7 +18,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, calls_of, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, stored_call
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -98,7 +98,7 @@ class StepNode(Runnable[Any, Change]):
             change = {"span": None, **change}
         change = _add_accounts(change, accounts, seconds)
         if context.looks_back:
-            execution.cache.calls += calls_of(change.get("steps", ()), change)
+            execution.cache.calls += load_calls(change.get("steps", ()), change)
         execution.consumption.chunks += accounts.chunks
         return change, accounts.calls
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from memagent_graph.calls import Call, Writes, calls_of
+from memagent_graph.calls import Call, Writes, load_calls
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import ReaderContext, zero_counters
 from memagent_graph.results import ReadResult, Usage
@@ -28,7 +28,7 @@ class Progress:
 
     def add(self, change: Mapping[str, Any]) -> None:
         """Add the steps of a change of the state."""
-        self.steps += calls_of(change.get("steps", ()), {"memory": self._memory, **change})
+        self.steps += load_calls(change.get("steps", ()), {"memory": self._memory, **change})
         self._memory = change.get("memory", self._memory)
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
@@ -39,7 +39,7 @@ class Progress:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
         indices = dict.fromkeys(
-            self._replayed.place(step.id)
+            self._replayed.update_index(step.id)
             for step in self.steps[steps:]
             if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )
@@ -58,7 +58,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         run_id=state["run_id"],
         question=state["question"],
         document=state["document"],
-        model=(trace.steps[-1].model if trace.steps else "") or context.policy.name,
+        model=(trace.steps[-1].completion.model if trace.steps else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
         memory=state.get("memory") or "",
@@ -97,7 +97,7 @@ def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int
     return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))
 
 
-async def result_of(
+async def await_result(
     parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
 ) -> ReadResult:
     """Return the result that a reader's stream ends with; every update before it is reported."""

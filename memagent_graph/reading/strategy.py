@@ -58,7 +58,7 @@ class Strategy(ABC):
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
-    """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
+    """Describes to agents which parts of a document the policy sees; `ReadResult.extent` says what a read has shown."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
         """Refuse an option that is a number below `minimum`.
@@ -66,16 +66,17 @@ class Strategy(ABC):
         Args:
             minimum: the smallest allowed number.
             options: the options' names.
-            alternative: what to do to get none, for the error.
+            alternative: another remedy for the error's hint, such as a strategy without this option.
 
         Raises:
             StrategyError: it is below that number.
         """
         for option in options:
             if (value := getattr(self, option)) < minimum:
-                remedy = f"{self.name}:{option} must be at least {minimum}"
+                remedy = f"Use {minimum} or more"
                 raise StrategyError(
-                    f"{option} is {value}", hint=f"{remedy}; {alternative}." if alternative else f"{remedy}."
+                    f"{self.name}:{option} must be at least {minimum}, got {value}",
+                    hint=f"{remedy}, or {alternative}." if alternative else f"{remedy}.",
                 )
 
     @abstractmethod
@@ -112,7 +113,9 @@ class StrategyGraph:
     def __init__(self, strategy: Strategy) -> None:
         check_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
-            raise StrategyError(f"{type(strategy).__name__} has no name", hint='Give its class a `name`, as "my_way".')
+            raise StrategyError(
+                f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'
+            )
         self.builder: StateGraph[Any, Execution, ReaderInput, ReaderOutput] = StateGraph(
             strategy.state, context_schema=Execution, input_schema=ReaderInput, output_schema=ReaderOutput
         )

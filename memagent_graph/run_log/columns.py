@@ -100,23 +100,23 @@ _COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
 }
 
 
-def columns_of(kind: type) -> Mapping[str, Column]:
+def record_columns(kind: type) -> Mapping[str, Column]:
     """Return the columns of a class of records, by the names of its fields."""
     return _COLUMNS[kind]
 
 
-def row_of(record: Any) -> dict[str, Any]:
+def pack_row(record: Any) -> dict[str, Any]:
     """Return a record's row: its values as SQLite stores them, by column."""
-    return {name: column.pack(getattr(record, name)) for name, column in columns_of(type(record)).items()}
+    return {name: column.pack(getattr(record, name)) for name, column in record_columns(type(record)).items()}
 
 
-def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
+def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
     """Return the record in a row. A column that the row lacks has the field's default; one of another table is ignored.
 
     Raises:
-        ValueError, TypeError: it is not a row that `row_of` made; a value may be of another type.
+        ValueError, TypeError: it is not a row that `pack_row` made; a value may be of another type.
     """
-    columns = columns_of(kind)
+    columns = record_columns(kind)
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
     numbers = {name: values.pop(name) for name in tuple(values) if columns[name].is_numbers}
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
@@ -132,7 +132,7 @@ def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
     """
     size = 0
     for record in records:
-        stored = columns_of(type(record)).items()
+        stored = record_columns(type(record)).items()
         size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
         if size > MAX_RUN_SIZE:
             raise RunLogError(

@@ -17,8 +17,8 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bound_records, record_of
-from memagent_graph.run_log.logged_trace import trace_of
+from memagent_graph.run_log.columns import bound_records, unpack_row
+from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
@@ -197,14 +197,14 @@ class RunLog:
         """
         new = Reward(run_id, name, float(value), source, time.time(), conversation, note)
         if not math.isfinite(new.value):
-            raise MemAgentError(f"a reward is not {new.value}", hint="Give a finite number, as in 0.5.")
+            raise MemAgentError(f"a reward must be a finite number, got {new.value}", hint="Use a number such as 0.5.")
         self.get(run_id)
 
         def job(connection: sqlite3.Connection) -> None:
             if conversation is not None:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
-                    hint = "Give the `id` of one that `conversations(run_id)` returns."
+                    hint = "Pass the `id` of one that `conversations(run_id)` returns."
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", hint=hint, run_id=run_id)
             rows.insert_reward(connection, new)
 
@@ -241,14 +241,14 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            row_of = {
+            pack_row = {
                 conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
                 for conversation in conversations
             }
             for event in events:
                 rows.insert_event(connection, run.run_id, event)
             for reward in rewards:
-                row = None if reward.conversation is None else row_of[reward.conversation]
+                row = None if reward.conversation is None else pack_row[reward.conversation]
                 rows.insert_reward(connection, replace(reward, conversation=row))
 
         try:
@@ -329,7 +329,7 @@ class RunLog:
         condition, values = (selection or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
-                yield record_of(RunRecord, row)
+                yield unpack_row(RunRecord, row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
         """Yield a run's conversations in order of position and attempt.
@@ -346,7 +346,7 @@ class RunLog:
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
             records = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((record_of(Conversation, row) for row in records), f"run {run_id} in {self.path}")
+            yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -356,19 +356,19 @@ class RunLog:
         """
         size = self.get(run_id).document["size"]
         with self._translate_errors():
-            return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
+            return build_trace(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Return a run's events that belong to no conversation: memories that a person edited."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bound_records((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
+            return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
         """Return all rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
             rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
-            return [record_of(Reward, row) for row in rewards]
+            return [unpack_row(Reward, row) for row in rewards]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
         """Return the newest value of each of a run's own rewards, by name."""
@@ -410,7 +410,7 @@ class RunLog:
         with self._connection() as connection:
             return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
-    # Within
+    # Internals
 
     def _redact_text(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
@@ -451,12 +451,12 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if isinstance(error, OtherTablesError):
-        hint = "Name another file with --log, or move this one away, and a new one is created."
+        hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
-        hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
+        hint = "Close the program that uses it, choose another file with --log, or read with --no-log."
     elif "full" in reason:
         hint = (
-            "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
+            "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or choose a file on another disk "
             "with --log."
         )
     elif (
@@ -464,7 +464,7 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
         or "not a database" in reason
         or "malformed" in reason
     ):
-        hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
+        hint = "Restore it from a copy, or move it away, and a new one is created. --log chooses another file."
     else:
-        hint = "Name another file with --log, or read without a log (--no-log)."
+        hint = "Choose another file with --log, or read without a log (--no-log)."
     return RunLogError(f"{path} cannot be used as a run log: {reason}", hint=hint)

@@ -12,7 +12,7 @@ from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
 from memagent_graph.trace import Trace
 
 
-def trace_of(
+def build_trace(
     conversations: Iterable[Conversation], edits: Sequence[LoggedEvent] = (), *, document_bytes: int | None = None
 ) -> Trace:
     """Return the trace of conversations. Those that no longer count are left out.

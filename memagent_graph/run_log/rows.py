@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from memagent_graph.run_log.columns import columns_of, row_of
+from memagent_graph.run_log.columns import pack_row, record_columns
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 from memagent_graph.storage.database import open_database, open_database_to_read
 
@@ -19,7 +19,7 @@ _KEY: Final = "INTEGER PRIMARY KEY"
 
 def _table(name: str, record: type, **columns: str) -> str:
     """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
-    types = {field: column.sql for field, column in columns_of(record).items()} | columns
+    types = {field: column.sql for field, column in record_columns(record).items()} | columns
     # SQLite reads a row from its first column on, so the large columns are last.
     definitions = sorted(
         (f"{field} {sql}" for field, sql in types.items()), key=lambda definition: definition.endswith("BLOB")
@@ -70,7 +70,7 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     return connection
 
 
-SMALL_COLUMNS: Final = ", ".join(name for name, column in columns_of(Conversation).items() if not column.is_numbers)
+SMALL_COLUMNS: Final = ", ".join(name for name, column in record_columns(Conversation).items() if not column.is_numbers)
 """Conversation columns except the token-id and log-prob blobs."""
 
 
@@ -91,7 +91,7 @@ def insert_run(
     connection: sqlite3.Connection, run: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
 ) -> None:
     """Add a run. If its id exists: fail, clear its end time and stop reason ('continue'), or replace it."""
-    values = row_of(run)
+    values = pack_row(run)
     updates = {"refuse": None, "continue": ("ended", "stop_reason"), "replace": values}
     insert(connection, "runs", values, update=updates[existing])
 
@@ -103,12 +103,12 @@ def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: M
 
 def insert_event(connection: sqlite3.Connection, run_id: str, event: LoggedEvent) -> None:
     """Add an event of a run that belongs to no conversation."""
-    insert(connection, "events", {**row_of(event), "run_id": run_id})
+    insert(connection, "events", {**pack_row(event), "run_id": run_id})
 
 
 def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     """Add a reward; its `conversation` is a row id or None."""
-    insert(connection, "rewards", row_of(replace(reward, id=None)))
+    insert(connection, "rewards", pack_row(replace(reward, id=None)))
 
 
 def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
@@ -144,7 +144,7 @@ class NewConversation:
             events = tuple(replace(event, position=conversation.position) for event in conversation.events)
             conversation = replace(conversation, events=events)
         self.supersede = supersede
-        self.values = row_of(conversation) | {"id": None}
+        self.values = pack_row(conversation) | {"id": None}
 
     def __call__(self, connection: sqlite3.Connection) -> int:
         """Add the conversation. If `seq` is None, it gets the run's next number."""

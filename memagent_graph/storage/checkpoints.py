@@ -68,7 +68,7 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     return saver
 
 
-def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
+def hold_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """Return the lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
 
     The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease: there two
@@ -81,7 +81,7 @@ def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
 
 
 def is_being_read(checkpoints: Path, run_id: str) -> bool:
-    """Whether a reader on this machine holds the lease of a run whose state is in this SQLite file."""
+    """Return whether a reader on this machine holds the lease of a run whose state is in this SQLite file."""
     folder = checkpoints.with_name(checkpoints.name + "-reading")
     try:
         with lease(folder, run_id) if folder.is_dir() else nullcontext():
@@ -103,7 +103,7 @@ def _stop(connection: aiosqlite.Connection) -> None:
 
 
 def is_server(checkpoints: Path | str) -> bool:
-    """Whether this is a PostgreSQL server's URL, and not a file."""
+    """Return whether this is a PostgreSQL server's URL, and not a file."""
     return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
 
 

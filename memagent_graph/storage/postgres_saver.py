@@ -51,7 +51,7 @@ class _Text:
 
 
 class _TextSerializer(SerializerProtocol):
-    """Another serialisation, and that of `_Text`."""
+    """Adds the serialization of `_Text` to another serializer."""
 
     def __init__(self, inner: SerializerProtocol) -> None:
         self._inner = inner
@@ -118,7 +118,7 @@ class PostgresSaver(AsyncPostgresSaver):
         return await self._execute(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        """States, newest first."""
+        """Yield states, newest first."""
         bound_next_state()
         try:
             async for state in super().alist(config, **options):

@@ -77,7 +77,7 @@ class SqliteSaver(AsyncSqliteSaver):
             return require_state(await super().aget_tuple(config))
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        """States, newest first."""
+        """Yield states, newest first."""
         bound_next_state()
         with self._translate_errors(config):
             async for state in super().alist(config, **options):
@@ -191,7 +191,7 @@ class SqliteSaver(AsyncSqliteSaver):
 
 
 def _has_delta_channels(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> bool:
-    """Whether a state has channels that are rebuilt from earlier writes: it has counters for those, or whole values."""
+    """Return whether a state has channels that are rebuilt from earlier writes, as its counters or values show."""
     return "counters_since_delta_snapshot" in metadata or any(
         isinstance(value, _DeltaSnapshot) for value in checkpoint["channel_values"].values()
     )

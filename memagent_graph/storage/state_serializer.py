@@ -105,7 +105,7 @@ def require_decodable(content: bytes) -> None:
     if len(content) > _MAX_BYTES:
         raise CheckpointError(
             f"a checkpoint would have {len(content):,} bytes, and only {_MAX_BYTES:,} can be read again",
-            hint="Give fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
+            hint="Use fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
         )
 
 

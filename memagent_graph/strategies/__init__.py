@@ -3,13 +3,13 @@
 overwrite    the paper's: the whole memory is rewritten at each chunk
 gated        memory is rewritten only if a chunk has something new; with stop=yes reading may end early
 refine       a draft of the answer, improved at each chunk
-map_reduce   what each chunk contributes, in parallel, then merged
+map_reduce   findings of each chunk, in parallel, then merged
 parallel     chunks read in parallel, findings merged, in up to `passes` passes
 segments     the paper's loop in several segments in parallel, whose memories are merged
 reread       after a whole read, the document is read again for each sub-question
-recall       the paper's, and earlier memories and chunks can be searched
+recall       the paper's loop; the policy can search earlier memories and chunks
 
-Three ask once, about a part of the document. They are quick, and what others are compared with:
+Three strategies ask once about a part of the document. They are fast, and serve as baselines:
 
 retrieval           the chunks that resemble the question most
 middle_truncation   the document's beginning and end
@@ -29,7 +29,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, failure_of, list_entry_points
+from memagent_graph.entry_points import STRATEGIES, entry_point_error, list_entry_points
 from memagent_graph.errors import ProfileError, StrategyError
 from memagent_graph.own_code import load_own
 from memagent_graph.plain_text import did_you_mean
@@ -59,15 +59,15 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def is_strategy(text: str) -> bool:
-    """Whether a text has the form of a strategy's name, not of another system that can be evaluated."""
+    """Return whether a text has the form of a strategy's name, not of another system that can be evaluated."""
     return ":" in text or text in strategy_names()
 
 
 def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
-    """Return the strategy that was chosen, or the one that the policy's profile names, or the paper's.
+    """Return the chosen strategy, or else the one in the policy's profile, or else the paper's.
 
-    A profile is a file that may be somebody else's. It names no code, and no strategy that shows the policy only a part
-    of the document: that is always the caller's own choice.
+    A profile may come from somebody else. So it must not name code, nor a strategy that shows the policy only a part of
+    the document: only the caller may choose those.
 
     Raises:
         ProfileError: the profile names such a strategy, or none that exists.
@@ -93,7 +93,7 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
     Args:
         strategy: a name, "file.py:Name" or "module:Name", each with optional options; a strategy, or its class; None is
             the paper's.
-        own_code: whether the name may be that of a user's own code. Not if it comes from a file.
+        own_code: whether the name may stand for a user's own code; False for names from files.
 
     Raises:
         StrategyError: there is none with that name, it cannot be loaded, is not a strategy, or has the name of another;
@@ -126,10 +126,10 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         try:
             loaded = entries[name].load()
         except Exception as error:  # another package can raise anything
-            raise failure_of(entries[name], "the strategy", error, StrategyError) from error
+            raise entry_point_error(entries[name], "the strategy", error, StrategyError) from error
         return _check(loaded, name, options)
     names = strategy_names()
-    names_hint = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
+    names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
 
 
@@ -139,7 +139,7 @@ def _load(path: str) -> Any:
 
 
 def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
-    """Return the given strategy, or an instance of the given class with these options."""
+    """Return a strategy, or an instance of a strategy's class, with these options."""
     kind = strategy if isinstance(strategy, type) else type(strategy)
     if not issubclass(kind, Strategy):
         raise StrategyError(
@@ -154,7 +154,7 @@ def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
     if instance.name in _SHIPPED and not kind.__module__.startswith(__name__):
         raise StrategyError(
             f"{name} has the name {instance.name!r}, which is the name of a strategy of this package",
-            hint="Give it another name: logs and resumed runs identify strategies by name.",
+            hint="Choose another name: logs and resumed runs identify strategies by name.",
         )
     return instance
 
@@ -176,7 +176,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     pairs = [option.split("=", 1) for option in suffix.split(":")[1:]]
     options = dict(pairs)
     if len(options) < len(pairs):
-        raise StrategyError(f"{text} has an option twice", hint="Give each once.")
+        raise StrategyError(f"{text} has an option twice", hint="Write each option once.")
     return text[: len(text) - len(suffix)], options
 
 

@@ -84,7 +84,9 @@ class Recall(Strategy):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "lookups", "passage_chars", alternative="use overwrite to read without look-ups")
+        self.require_at_least(
+            1, "lookups", "passage_chars", alternative="use the strategy overwrite to read without look-ups"
+        )
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""
@@ -142,7 +144,7 @@ class Recall(Strategy):
         ranking = await ranked(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MAX_CANDIDATES]:
             passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
-            text = _text_of(passage, step) if passage else earlier[number]
+            text = _read_span(passage, step) if passage else earlier[number]
             tokens = step.context.shown_tokens(text) + 2
             if tokens > room:
                 continue
@@ -183,7 +185,7 @@ def _after_look_up(state: RecallState) -> str:
 def _format(recalled: Recalled | None, step: StepContext) -> str:
     if not recalled:
         return _NOTHING
-    return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in _spans(recalled))]) or _NOTHING
+    return "\n".join([*recalled["memories"], *(_read_span(span, step) for span in _spans(recalled))]) or _NOTHING
 
 
 def _spans(recalled: Recalled | None) -> list[Span]:
@@ -201,7 +203,7 @@ def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
     return EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
 
 
-def _text_of(span: Span, step: StepContext) -> str:
+def _read_span(span: Span, step: StepContext) -> str:
     return step.context.store.read(step.state["document"], span.start_byte, span.end_byte)
 
 

@@ -90,7 +90,7 @@ class Reread(Strategy):
     state: ClassVar[type] = RereadState
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "rounds", alternative="use overwrite to read once")
+        self.require_at_least(1, "rounds", alternative="use the strategy overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""

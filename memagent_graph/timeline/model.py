@@ -229,8 +229,8 @@ def build_timeline(view: RunView) -> Timeline:
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(step.prompt_tokens for step in trace.steps),
-            completion_tokens=sum(step.completion_tokens for step in trace.steps),
+            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.steps),
+            completion_tokens=sum(step.usage.completion_tokens for step in trace.steps),
             seconds=sum(step.seconds for step in trace.steps),
             events=count_events([*view.document_events, *(event for step in trace.steps for event in step.events)]),
         ),
@@ -263,7 +263,7 @@ def _calls_by_update(trace: Trace) -> list[list[Call]]:
     calls: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            calls[trace.place(step.id)].append(step)
+            calls[trace.update_index(step.id)].append(step)
     return calls
 
 

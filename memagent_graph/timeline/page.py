@@ -105,7 +105,7 @@ def _json(value: Any) -> str:
 
 
 def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
-    """Where quotes lead: to the document that a server shows, or else into its PDF file on this machine."""
+    """Return the target of quotes: the document on a server, or else its PDF file on this machine."""
     if document_link:
         return {"documentLink": document_link}
     return {"pdf": file} if (file := timeline.view.places.file) else {}

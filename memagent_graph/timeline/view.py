@@ -18,7 +18,7 @@ from memagent_graph.provenance.evidence import (
     Evidence,
     Provenance,
     excerpt_evidence,
-    provenance_of,
+    find_provenance,
     sentence_around,
     supporting_lines,
 )
@@ -83,7 +83,7 @@ class RunView:
         """Where the final memory comes from; if an excerpt was shown instead of chunks, quotes for the answer."""
         if self.trace.excerpt is not None:
             return Provenance(evidence=excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places))
-        return provenance_of(self.trace, self.chunk_text, self.places)
+        return find_provenance(self.trace, self.chunk_text, self.places)
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -130,7 +130,7 @@ Value = TypeVar("Value")
 Default = TypeVar("Default")
 
 
-def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
+def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
     """Return a logged run, finished or not. Texts of chunks come from the store, if they are still there.
 
     Raises:
@@ -142,7 +142,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         run_id=run_id,
         question=record.question,
         document=record.document,
-        model=trace.steps[-1].model if trace.steps else "",
+        model=trace.steps[-1].completion.model if trace.steps else "",
         strategy=record.strategy,
         trace=trace,
         answer=record.answer,
@@ -151,11 +151,11 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         began=record.began,
         ended=record.ended,
         rewards=tuple(reward for reward in log.rewards(run_id) if reward.conversation is None),
-        **texts_of(store, record.document, trace),
+        **load_texts(store, record.document, trace),
     )
 
 
-def texts_of(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
+def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
     """Return the fields of a `RunView` that come from the document's store, as far as the document is still there."""
     if store is None:
         return {}

@@ -239,7 +239,7 @@ def _library_errors(name: str) -> Iterator[None]:
             raise
         raise TokenizerError(
             f"the tokenizer.json of {name} cannot be used: {in_one_line(str(error), 300)}",
-            hint="It may be damaged, or newer than the installed tokenizers library; --tokenizer names another.",
+            hint="It may be damaged, or newer than the installed tokenizers library. Choose another with --tokenizer.",
         ) from error
 
 
@@ -296,8 +296,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return _from_file(_download(spec), spec)
     names = [EMBEDDED, *tiktoken.list_encoding_names(), *tiktoken.model.MODEL_TO_ENCODING]
     accepted = (
-        f"Accepted are: embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
-        "a file or folder with a tokenizer.json, a hub id such as Qwen/Qwen2.5-7B-Instruct."
+        f"Use embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
+        "a file or folder with a tokenizer.json, or a hub id such as Qwen/Qwen2.5-7B-Instruct."
     )
     raise TokenizerError(f"there is no tokenizer {str(spec)!r}", hint=did_you_mean(str(spec), names, accepted))
 
@@ -324,8 +324,8 @@ def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"the tiktoken encoding {name} is not on this machine and could not be fetched ({type(error).__name__})",
-            hint="Set TIKTOKEN_CACHE_DIR to a folder that has it, or name a local one: --tokenizer embedded, or the "
-            "path of a tokenizer.json.",
+            hint="Set TIKTOKEN_CACHE_DIR to a folder that has it, or use a local tokenizer: --tokenizer embedded, or "
+            "the path of a tokenizer.json.",
         ) from error
 
 
@@ -354,7 +354,7 @@ def _download(repository: str) -> Path:
         ) from error
 
 
-_OTHER_TOKENIZER = "The ids are of another tokenizer: name the one of the model that wrote them."
+_OTHER_TOKENIZER = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )

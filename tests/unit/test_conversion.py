@@ -134,7 +134,9 @@ def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch)
     with pytest.raises(DocumentError, match="MB of text"):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html"))
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
-    with pytest.raises(DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB is 'much'.*such as 500"):
+    with pytest.raises(
+        DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB must be a number above 0, got 'much'.*such as 500"
+    ):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>x", name="a.html"))
 
 
@@ -220,10 +222,9 @@ def _repeated(rows: int, columns: int) -> bytes:
     return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
 
 
-def _book(text: str = "<p>word", *, chapters: int = 1) -> bytes:
-    """A book that has one chapter several times."""
-    items = '<manifest><item id="c" href="c.xhtml"/></manifest>'
-    spine = '<itemref idref="c"/>' * chapters
+def _book(text: str) -> bytes:
+    """A book of one chapter."""
+    items, spine = '<manifest><item id="c" href="c.xhtml"/></manifest>', '<itemref idref="c"/>'
     return zipped(
         {
             "mimetype": MEDIA_TYPES["epub"],
@@ -237,7 +238,7 @@ def _book(text: str = "<p>word", *, chapters: int = 1) -> bytes:
 _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
 
 
-_LARGE = "needs more than 800 MB|takes more than 2 seconds"
+_LARGE = "needs more than 800 MB|takes more than 1 seconds"
 """One of the bounds, which a quick and a busy machine reach in different order."""
 
 
@@ -250,14 +251,13 @@ _LARGE = "needs more than 800 MB|takes more than 2 seconds"
         ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
         ("deep.pptx", slides("<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000), "nested too deeply"),
         ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
-        ("chapters.epub", _book(chapters=1_000_000), _LARGE),
         ("zipped.epub", _book("<p>" + "a " * 100_000_000), _LARGE),
         ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), _LARGE),
         ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "2")
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "1" if error is _LARGE else "20")
     monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "800")
     store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=error):

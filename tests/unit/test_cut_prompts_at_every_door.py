@@ -17,7 +17,7 @@ from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
 from memagent_graph.documents import DocumentStore
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_mcp.tool_results import run_text
 from memagent_serve.chat_replies import read_details
 from memagent_serve.live.page_values import update_value
@@ -60,7 +60,7 @@ def result_of(place: Path) -> ReadResult:
 
 def timeline_of(place: Path) -> Any:
     result = result_of(place)
-    return build_timeline(view_of_run(RunLog(place / "log.sqlite"), result.run_id, DocumentStore(place / "texts")))
+    return build_timeline(load_run_view(RunLog(place / "log.sqlite"), result.run_id, DocumentStore(place / "texts")))
 
 
 def rows_of(place: Path) -> str:

@@ -52,7 +52,7 @@ from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
@@ -99,7 +99,7 @@ def shown(log: RunLog, folder: Path) -> str:
     """The runs of a log in all forms in which people see them."""
     pages = []
     for run in log.runs():
-        view = view_of_run(log, run.run_id, DocumentStore(folder / "documents"))
+        view = load_run_view(log, run.run_id, DocumentStore(folder / "documents"))
         pages.append(render_page(build_timeline(view)))
     return "".join(pages)
 

@@ -225,17 +225,19 @@ async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> No
 
 
 async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
-    castle = "What is the key of castle?"
-    with FakeServer() as server:
-        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
-            heard = Heard()
-            asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
-            read = await session.call_tool("read_document", asked, progress_callback=heard)
+    castle, prompts, heard = "What is the key of castle?", list[str](), Heard()
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return perfect_reader(prompt)
+
+    async with in_process(folder, script=script) as session:
+        asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
+        read = await session.call_tool("read_document", asked, progress_callback=heard)
     first, second, third = read.structuredContent["answers"]
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
-    prompts = [body["messages"][0]["content"] for body in server.requests]
     sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
     shares = [share for share, *_ in heard.told]
@@ -513,17 +515,13 @@ def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
 # Cancelling and stopping
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder, transport) -> None:
-    with FakeServer(delay=0.1) as server:
-        options = ("--root", folder, "--base-url", server.base_url, *SMALL)
-        if transport == "stdio":
-            async with over_stdio(*options) as session:
-                await cancel_a_read(session, server)
-        else:
-            with http_server(*options) as (url, _):
-                async with over_http(url) as session:
-                    await cancel_a_read(session, server)
+async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder) -> None:
+    with (
+        FakeServer(delay=0.1) as server,
+        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
+    ):
+        async with over_http(url) as session:
+            await cancel_a_read(session, server)
 
 
 async def cancel_a_read(session: Any, server: FakeServer) -> None:
@@ -605,17 +603,16 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                     assert await asyncio.to_thread(process.wait, 60) == 130
 
 
-def test_a_client_that_sends_headers_without_end_is_cut_off(folder) -> None:
-    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port), timeout=5) as client:
-            client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
-            try:
-                for number in range(64):
-                    client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
-                assert client.recv(100).startswith(b"HTTP/1.1 400")
-            except (ConnectionResetError, BrokenPipeError):
-                pass  # it was closed while the rest was sent
+def test_a_client_that_sends_headers_without_end_is_cut_off(http_url) -> None:
+    address = urlsplit(http_url)
+    with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+        client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
+        try:
+            for number in range(64):
+                client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it was closed while the rest was sent
 
 
 async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:

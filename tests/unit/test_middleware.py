@@ -45,13 +45,18 @@ def fetch(name: str) -> str:
     return LONG if name == "long" else "a short text"
 
 
-@pytest.fixture(params=["invoke", "ainvoke"])
+BOTH = pytest.mark.parametrize("run", ["invoke", "ainvoke"], indirect=True)
+"""One test for each of the middleware's synchronous methods, which run the asynchronous ones."""
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Call an agent synchronously, and once more asynchronously."""
+    """Call an agent, asynchronously unless a test says otherwise."""
+    way = getattr(request, "param", "ainvoke")
 
     async def call(agent: Any, given: Any, thread: str = "one") -> list[AnyMessage]:
         config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
-        state = agent.invoke(given, config) if request.param == "invoke" else await agent.ainvoke(given, config)
+        state = agent.invoke(given, config) if way == "invoke" else await agent.ainvoke(given, config)
         return list(state["messages"])
 
     return call
@@ -92,6 +97,7 @@ class Traced(BaseCallbackHandler):
 
 
 class TestToolResults:
+    @BOTH
     async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
         self, make_reader: MakeReader, run: Any
     ) -> None:
@@ -122,6 +128,7 @@ class TestToolResults:
         agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=bound)])
         assert tool_message(await run(agent, ASK)).content == LONG
 
+    @BOTH
     async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
         def script(messages: list[BaseMessage]) -> AIMessage:
             results = [message for message in messages if isinstance(message, ToolMessage)]
@@ -438,6 +445,7 @@ class TestHistories:
         assert usage["input_tokens"] > 2000
         assert [each.name for each in recorder.runs].count("MemAgent") == 2
 
+    @BOTH
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
         def keep_every_key(prompt: str) -> str:
             memory, section = part(prompt, "memory"), part(prompt, "section")
@@ -523,13 +531,6 @@ class TestHistories:
         assert shown.startswith("Begin.")
         assert shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
-
-    async def test_so_is_one_that_is_the_first_message(self, make_reader: MakeReader, run: Any) -> None:
-        model, saver = in_turn("fine"), InMemorySaver()
-        messages = await run(self.agent(make_reader(), model, saver), {"messages": [HumanMessage("word " * 500)]})
-        assert load_tokenizer("embedded").count(model.prompts[-1][-1].text) <= 100
-        assert "memory" not in str(model.prompts[-1])
-        assert messages[0].content == "word " * 500
 
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")

@@ -86,7 +86,7 @@ class TestSettings:
 async def test_remedies_name_variables(monkeypatch) -> None:
     with FakeServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        with pytest.raises(TokenizerError, match=r"Name it \(MEMAGENT_TOKENIZER\)"):
+        with pytest.raises(TokenizerError, match=r"Set it \(MEMAGENT_TOKENIZER\)"):
             await make_graph()
 
 

@@ -17,7 +17,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
-from memagent_graph.timeline.view import RunView, view_of_run
+from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
@@ -71,7 +71,7 @@ def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None 
 
     Args:
         sample: the question.
-        run: the read, from the log (`view_of_run`) or from a result (`ReadResult.view`).
+        run: the read, from the log (`load_run_view`) or from a result (`ReadResult.view`).
         completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
             known.
     """
@@ -93,7 +93,7 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
         for conversation in log.conversations(run_id, with_ids=False)
         if conversation.writes is Writes.MEMORY and conversation.text
     }
-    return view_of_run(log, run_id, store), completions
+    return load_run_view(log, run_id, store), completions
 
 
 def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:

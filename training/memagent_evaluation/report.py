@@ -298,7 +298,7 @@ def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
     }
     if prices is not None:
         costs["price"] = (
-            fmean(prices.of(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
+            fmean(prices.cost(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
         )
     return costs
 

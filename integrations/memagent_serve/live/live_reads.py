@@ -17,7 +17,7 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
-from memagent_graph.timeline.view import RunView, view_of_run
+from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.app import ServerResources
@@ -119,7 +119,7 @@ class LiveReads:
         """Return the current state of a read. Raises like `entry`, and also if the read has not begun."""
         await self.entry(owner, run_id)
         try:
-            return await asyncio.to_thread(view_of_run, self._log, run_id, self._reader.store)
+            return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 

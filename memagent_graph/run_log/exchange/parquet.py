@@ -26,24 +26,24 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, columns_of
+from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, record_columns
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow, row_parts
 
 _CONVERSATION_COLUMNS: Final = {
-    "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
+    "conversation" if name == "id" else name: column for name, column in record_columns(Conversation).items()
 }
 _RUN_COLUMNS: Final = {
     f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
-    for name, column in columns_of(RunRecord).items()
+    for name, column in record_columns(RunRecord).items()
 }
 """By the name of a column: the attribute of `RunRecord` that is in it, and its type."""
 _REWARDS: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
-    "run_events": columns_of(Conversation)["events"],
+    "run_events": record_columns(Conversation)["events"],
     "run_rewards": _REWARDS,
     **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
     "rewards": _REWARDS,
@@ -52,7 +52,9 @@ COLUMNS: Final = {
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
 _LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
 _REWARD: Final = {
-    name: column.arrow for name, column in columns_of(Reward).items() if name not in {"id", "run_id", "conversation"}
+    name: column.arrow
+    for name, column in record_columns(Reward).items()
+    if name not in {"id", "run_id", "conversation"}
 }
 _METADATA: Final = "memagent."
 _FORMAT: Final = "memagent-runs"

@@ -317,9 +317,10 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
 
 
 def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path) -> None:
-    keys = Keys([(Owner("alice", max_tokens=500), ALICE), (Owner("bob"), BOB)])
+    keys = Keys([(Owner("alice", max_tokens=500, max_bytes=20_000), ALICE), (Owner("bob"), BOB)])
     with served(slow.base_url, tmp_path, keys=keys) as server:
         stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
+        assert post(server.api, body(document="x" * 20_000)).status_code == 413
     assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
     assert stopped.json()["choices"][0]["finish_reason"] == "length"
     assert answer(whole) == "4711"
