@@ -36,7 +36,8 @@ from transformers import PreTrainedModel as Model
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import RolloutGroup as Group
 from memagent_training.data.rollouts import TrainingConversation as Conversation
-from memagent_training.rewards import BoxedExactMatch, GoldAnswers
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.outcome_rewards import BoxedExactMatch
 from memagent_training.rewards.reward_names import built_in
 
 

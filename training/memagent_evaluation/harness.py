@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, Final, Protocol
+from statistics import fmean
+from typing import Any, Final
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, with_losses
+from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
     EvaluationError,
@@ -56,16 +60,55 @@ class EvaluationEnd(StrEnum):
     MAX_SECONDS = "max_seconds"
 
 
-class EvaluationWatcher(Protocol):
-    """Sees the progress of an evaluation."""
+class EvaluationProgress:
+    """Shows an evaluation while it runs."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._total = self._done = self._failed = self._tokens = 0
+        self._length_left = self._length_done = 0
+        self._began = time.monotonic()
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """Note that the evaluation begins, or continues with existing rows."""
-        ...
+        """Count the rows that exist, and the lengths of the documents that are left."""
+        keys = list(dict.fromkeys(plan.keys()))
+        self._total = len(keys)
+        for key in keys:
+            if (row := rows.get(key)) is not None:
+                self._count(row)
+            else:
+                self._length_left += key[2]
+        self._began = time.monotonic()
+        self._display.update(self._done, total=self._total)
 
     def on_row(self, row: ResultRow) -> None:
-        """Note a new row."""
-        ...
+        """Count a new row, and update the display."""
+        self._count(row)
+        self._tokens += row.prompt_tokens + row.completion_tokens
+        self._length_done += row.length
+        self._length_left -= row.length
+        self._display.update(self._done, self.status, total=self._total)
+
+    @property
+    def status(self) -> str:
+        """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
+        lengths = " ".join(
+            f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
+            for (unit, length), scores in sorted(self._scores.items())
+        )
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
+        if self._length_done:  # by length, not by number, since long documents come first
+            left = timedelta(seconds=round(seconds * self._length_left / self._length_done))
+            parts.append(f"{left} left")
+        return ", ".join(filter(None, parts))
+
+    def _count(self, row: ResultRow) -> None:
+        self._done += 1
+        self._failed += row.outcome is QuestionOutcome.FAILED
+        if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
+            self._scores[row.unit, row.length].append(row.lenient)
 
 
 @dataclass(frozen=True)
@@ -105,7 +148,7 @@ class Evaluation:
 
 
 async def evaluate(
-    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None = None
+    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None = None
 ) -> EvaluationEnd:
     """Add the plan's missing rows to the journal.
 
@@ -123,7 +166,7 @@ async def evaluate(
 class _EvaluationCall:
     """One call of `evaluate`."""
 
-    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None) -> None:
+    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None) -> None:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher

@@ -1,6 +1,6 @@
 r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
 
-A read that failed, did not finish or gave no answer is wrong in every score. It X
+A read that failed, did not finish or gave no answer is wrong in every score.
 """
 
 from __future__ import annotations

@@ -88,16 +88,7 @@ def wilson(successes: float, n: int) -> Estimate:
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Return the chance that at least one of k samples is right, from the number of right samples.
-
-    Raises:
-        EvaluationError: k is not between 1 and the number of samples, or more samples are right than there are.
-    """
-    if not (1 <= k <= samples and 0 <= right <= samples):
-        raise EvaluationError(
-            f"pass@{k} is not defined for {right} right of {samples} samples",
-            hint="Give a k between 1 and the number of samples.",
-        )
+    """Return the chance that at least one of k samples is right, from the number of right samples; k <= samples."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 

@@ -52,8 +52,6 @@ class Attempt:
     """The run in the log; None if the run is not logged."""
     chunks: int = 0
     """How many chunks of the document the policy read; 0 for systems that ask about an excerpt."""
-    memory: str | None = None
-    """The memory that the answer is based on; None or empty if there is none."""
     trace: Trace = field(default=Trace(), repr=False)
     """The graph of policy calls; empty if unknown."""
     detail: str = ""
@@ -202,7 +200,6 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
         usage=result.usage,
         run_id=result.run_id if logged else None,
         chunks=result.chunks_read,
-        memory=result.memory,
         trace=result.trace,
         detail=", ".join(details),
     )

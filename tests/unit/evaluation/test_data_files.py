@@ -119,40 +119,29 @@ def test_squad_is_found_however_its_file_is_written(tmp_path, indent, version_la
     assert [each.id for each in records] == ["q1", "q2", "q4"]
 
 
-def hugging_face_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def hugging_face_row() -> dict[str, Any]:
     row = hotpot_row()
-    hotpot = {
+    return {
         "id": row["_id"], "question": row["question"], "answer": row["answer"],
         "supporting_facts": {"title": ["Port Alder", "Ada Born"], "sent_id": [1, 0]},
         "context": {"title": [title for title, _ in row["context"]], "sentences": [text for _, text in row["context"]]},
     }  # fmt: skip
-    squad = [
-        {
-            "id": question["id"], "title": article["title"], "context": paragraph["context"],
-            "question": question["question"],
-            "answers": {"text": [each["text"] for each in question["answers"]], "answer_start": [0]},
-        }
-        for article in squad_file()["data"] for paragraph in article["paragraphs"] for question in paragraph["qas"]
-    ]  # fmt: skip
-    return [hotpot], squad
 
 
-def test_the_hugging_face_datasets_give_the_same_records_from_every_kind_of_file(tmp_path) -> None:
+def test_the_hugging_face_dataset_gives_the_same_records_from_every_kind_of_file(tmp_path) -> None:
     import datasets
 
-    published = write_json(tmp_path / "h.json", [hotpot_row()]), write_json(tmp_path / "s.json", squad_file())
-    for name, rows, original in zip(("hotpotqa", "squad"), hugging_face_rows(), published, strict=True):
-        expected = records_of([original], name)
-        folder = tmp_path / f"{original.stem}-folder"
-        datasets.Dataset.from_list(rows).save_to_disk(folder)
-        written = write_lines(tmp_path / "rows.jsonl", rows), write_parquet(tmp_path / "rows.parquet", rows), folder
-        assert all(records_of([path], name) == expected for path in written)
+    rows, folder = [hugging_face_row()], tmp_path / "folder"
+    expected = records_of([write_json(tmp_path / "h.json", [hotpot_row()])], "hotpotqa")
+    datasets.Dataset.from_list(rows).save_to_disk(folder)
+    written = write_lines(tmp_path / "rows.jsonl", rows), write_parquet(tmp_path / "rows.parquet", rows), folder
+    assert all(records_of([path], "hotpotqa") == expected for path in written)
 
 
 def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
     import datasets
 
-    split = datasets.Dataset.from_list(hugging_face_rows()[0])
+    split = datasets.Dataset.from_list([hugging_face_row()])
     datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(tmp_path / "all")
     with pytest.raises(EvaluationError, match=r"several splits.* Name one: .*train, .*validation"):
         records_of([tmp_path / "all"], "hotpotqa")
@@ -500,11 +489,6 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "none.arrow"}]}')
     with pytest.raises(EvaluationError, match="cannot be read"):
         records_of([tmp_path], "squad")
-
-
-def test_near_misses_of_a_name_are_offered() -> None:
-    with pytest.raises(EvaluationError, match=r"no data task 'hotpot_qa'\. Did you mean hotpotqa"):
-        load_data_task("hotpot_qa", Path("x"), SETTINGS)
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:

@@ -15,8 +15,7 @@ from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 
 from memagent_evaluation.attempt_rows import run_id_of
-from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, evaluate
-from memagent_evaluation.request import EvaluationProgress
+from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationProgress, evaluate
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample, Task

@@ -157,15 +157,6 @@ def test_records_without_any_distractor_end_in_an_error_not_in_a_loop():
     assert "".join(sample.text()) == "Document 1:\nA\nAda it was."
 
 
-def test_small_variants_leave_out_what_the_embedded_policy_cannot_take():
-    small = TaskSettings(TOKENIZER, small=True)
-    long_question = QARecord("long", "why " * 200, ("x",), RECORDS[0].gold, RECORDS[0].distractors)
-    long_answer = QARecord("wide", "Why?", ("because " * 80,), RECORDS[0].gold, RECORDS[0].distractors)
-    assert passages_from([*RECORDS, long_question, long_answer], "qa_2", small).records == RECORDS
-    with pytest.raises(EvaluationError, match="no question for qa_2 that is short enough"):
-        passages_from([long_question], "qa_2", small)
-
-
 # Data files
 
 

@@ -26,17 +26,10 @@ from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.job.job_settings import load_preset
-from memagent_training.rewards import (
-    EvidenceF2,
-    EvidenceF2Gain,
-    ExitInTime,
-    GateRight,
-    GoldAnswers,
-    LongRLVR,
-    RecallGain,
-)
-from memagent_training.rewards.evidence_rewards import f2
+from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR, f2
+from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.step_rewards import RecallGain
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 

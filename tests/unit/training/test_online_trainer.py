@@ -22,8 +22,7 @@ from transformers import LlamaForCausalLM  # noqa: E402
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
-from memagent_training.serving.policy_sync import folder_logprobs  # noqa: E402
-from memagent_training.serving.policy_sync.probe import ProbeRow  # noqa: E402
+from memagent_training.serving.policy_sync.probe import ProbeRow, folder_logprobs  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]

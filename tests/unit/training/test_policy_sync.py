@@ -19,20 +19,19 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from memagent_training.forward.layouts import TokenRow
-from memagent_training.serving.policy_sync import (
-    PolicySync,
-    Probe,
-    ProbeRow,
-    RemoteServer,
-    SyncError,
-    SyncMethod,
-    SyncSettings,
-    folder_logprobs,
-)
 from memagent_training.serving.policy_sync.folders import PolicyFolder
-from memagent_training.serving.policy_sync.probe import PreviousLogProbs, ProbeLogProbs, find_fault, largest_gap
+from memagent_training.serving.policy_sync.probe import (
+    PreviousLogProbs,
+    Probe,
+    ProbeLogProbs,
+    ProbeRow,
+    find_fault,
+    folder_logprobs,
+    largest_gap,
+)
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import SyncError, TrainingError
 
 RANK = 8
 

@@ -23,10 +23,8 @@ from memagent_graph.policies.added import policies_folder
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.base_model import find_base_model
 from memagent_training.rl.loop_journal import MeanReward
-from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
+from memagent_training.rl.rl_job import PreparedLoop, prepare
 from memagent_training.training_errors import TrainingError
-
-MEASURED = MeasureSettings(every=1, count=100)
 
 
 def rows(number: int, *, words: int = 60) -> list[dict[str, Any]]:
@@ -47,7 +45,13 @@ def write(path: Path, of: Sequence[Any]) -> Path:
 
 
 def prepared(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
-    wanted = {"data": write(tmp_path / "mine.jsonl", of), "tasks": (), "lengths": (), "measure": MEASURED}
+    wanted = {
+        "data": write(tmp_path / "mine.jsonl", of),
+        "tasks": (),
+        "lengths": (),
+        "measure_every": 1,
+        "measure_count": 100,
+    }
     return prepare(small_job(tmp_path / "rl", **(wanted | changes)))
 
 
@@ -166,7 +170,7 @@ def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
 
 
 def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(10), held_out=0.0, measure=MeasureSettings(every=0)).curriculum
+    of = prepared(tmp_path, rows(10), held_out=0.0, measure_every=0).curriculum
     assert len(list(of.draw_questions(0, 0))) == 10
 
 

@@ -1,6 +1,6 @@
 """HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
 
-Both are read in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON
+Both are read in their published form (one JSON file), HotpotQA also as the Hugging Face dataset `hotpot_qa` (JSON
 lines, Parquet or a dataset folder).
 
 Both are also tasks that ask each question about its own paragraphs: some 1,500 tokens in HotpotQA, a whole article in
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of, texts_of
+from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
@@ -83,8 +83,6 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
         kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa_record)
     elif "paragraphs" in first:
         kind, records = "squad", _convert_rows(rows, "squad", _squad_article)
-    elif {"title", "context", "question", "answers"} <= first.keys():
-        kind, records = "squad", _squad_rows(rows)
     else:
         raise EvaluationError(
             f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
@@ -140,7 +138,7 @@ def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
 
 
 def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
-    """Return pairs of a title and a value: [[title, value], ...] as published, two lists in the HF dataset."""
+    """Return pairs of a title and a value: [[title, value], ...] as published, two lists in `hotpot_qa`."""
     value: Any = row.get(name)
     if isinstance(value, dict):
         titles, others = value.get("title"), value.get(second)
@@ -167,42 +165,15 @@ def _squad_article(row: TableRow) -> Iterator[QARecord]:
         for question in _objects(content, "qas"):
             if not question.get("is_impossible", False):
                 answers = [text_of(answer, "text").strip() for answer in _objects(question, "answers")]
-                yield _squad_record(question, answers, paragraph, others)
-
-
-def _squad_record(row: TableRow, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
-    if not answers:
-        raise DamagedRowError(f"the question {row.get('id')!r} has no answer")
-    return QARecord(
-        id=text_of(row, "id"),
-        question=text_of(row, "question").strip(),
-        answers=tuple(dict.fromkeys(answers)),
-        gold=(gold,),
-        distractors=others,
-    )
-
-
-def _squad_rows(rows: TableRows) -> Iterator[QARecord]:
-    """Yield a record for each row of the HF dataset that has an answer."""
-    articles: dict[str, dict[Paragraph, None]] = {}
-    others: dict[Paragraph, tuple[Paragraph, ...]] = {}
-
-    def paragraph(row: TableRow) -> Paragraph:
-        return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
-
-    def convert(row: TableRow) -> Iterator[QARecord]:
-        answers = row["answers"]
-        if not isinstance(answers, dict):
-            raise DamagedRowError('"answers" is not an object with "text"')
-        if answers.get("text"):
-            gold = paragraph(row)
-            if gold not in others:
-                others[gold] = tuple(other for other in articles[gold.title] if other != gold)
-            yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
-
-    for entry in _convert_rows(rows, "squad", lambda row: [paragraph(row)]):
-        articles.setdefault(entry.title, {})[entry] = None
-    yield from _convert_rows(rows, "squad", convert)
+                if not answers:
+                    raise DamagedRowError(f"the question {question.get('id')!r} has no answer")
+                yield QARecord(
+                    id=text_of(question, "id"),
+                    question=text_of(question, "question").strip(),
+                    answers=tuple(dict.fromkeys(answers)),
+                    gold=(paragraph,),
+                    distractors=others,
+                )
 
 
 def _characters(value: Any) -> int:

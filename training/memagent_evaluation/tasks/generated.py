@@ -58,11 +58,6 @@ class GeneratedTask(ABC):
         """Return the number of a sample's document, and the position of its question among those on the document."""
         return divmod(index, self.settings.questions_per_document)
 
-    @property
-    def seed_name(self) -> str:
-        """What the random numbers depend on, besides the seed: the task's name, with its options."""
-        return self.name
-
     def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
 
@@ -73,7 +68,7 @@ class GeneratedTask(ABC):
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
         if length < 1:
             raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
-        return seeded_rng(self.settings, self.seed_name, length, index, *purpose)
+        return seeded_rng(self.settings, self.name, length, index, *purpose)
 
     def document_budget(self, length: int, question: str) -> int:
         """Return how many tokens are left for the document; negative if not even the question fits."""
@@ -148,9 +143,6 @@ class Permutation:
         self._shift = (bits + 1) // 2
         self._factors = tuple(rng.getrandbits(bits) | 1 for _ in range(3))
         self._offset = rng.getrandbits(bits)
-
-    def __len__(self) -> int:
-        return self._size
 
     def __getitem__(self, position: int) -> int:
         """Return the number at a position from 0 to `size` - 1."""

@@ -218,7 +218,7 @@ class NeedleTask(GeneratedTask):
             while True:
                 yield key_source.key(1, used).statements[0]
 
-        return haystacks.Lines(lines)
+        return haystacks.line_haystack(lines)
 
     def _question(self, queried: list[_Key]) -> str:
         if len(queried) == 1:

@@ -7,9 +7,8 @@ make it too long. So it is shorter than requested by less than a unit, and the s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from memagent_evaluation.samples import Needle
 from memagent_graph.tokenizers import Tokenizer
@@ -20,16 +19,14 @@ _LATE_POSITION = 999_999
 """A position whose number has as many digits as any: for the largest possible number of tokens."""
 
 
-class Haystack(Protocol):
+@dataclass(frozen=True, slots=True)
+class Haystack:
     """The text that insertions are hidden in."""
 
-    def units(self) -> Iterator[str]:
-        """Yield sentences, lines or passages without end, the same ones at each call."""
-        ...
-
-    def piece(self, position: int, text: str) -> str:
-        """Return the text of a unit or an insertion as the `position`-th part of the document."""
-        ...
+    units: Callable[[], Iterator[str]]
+    """Yields sentences, lines or passages without end, the same ones at each call."""
+    piece: Callable[[int, str], str]
+    """Returns the text of a unit or an insertion, given its position among the document's parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,8 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
         Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
 
     Raises:
-        TrainingError: a single row exceeds the budget (the message names its run), or there are no ranks.
+        TrainingError: a single row exceeds the budget; the message names its run.
     """
-    if ranks < 1:
-        raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
     check_lengths(rows, token_budget)
     order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
     step = _Step([rows[index] for index in order], layout)
@@ -128,10 +126,8 @@ def optimizer_steps(
     `groups_per_step` is ignored.
 
     Raises:
-        TrainingError: steps without groups, or two groups with the same id.
+        TrainingError: two groups have the same id, or there are more steps than groups.
     """
-    if groups_per_step < 1:
-        raise TrainingError(f"A step of {groups_per_step} groups", hint="Give groups_per_step of at least 1.")
     by_id = {group.group_id: group for group in groups}
     if len(by_id) < len(groups):
         name, count = Counter(group.group_id for group in groups).most_common(1)[0]
@@ -139,7 +135,7 @@ def optimizer_steps(
     shuffled = sorted(by_id)
     random.Random(seed).shuffle(shuffled)
     if steps is not None:
-        if not 1 <= steps <= len(shuffled):
+        if steps > len(shuffled):
             raise TrainingError(
                 f"{len(shuffled)} groups for {steps} optimizer steps", hint="Collect more groups, or take fewer steps."
             )
@@ -206,14 +202,8 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
     """Refuse rows that are too long for a rank even as the only row.
 
     Raises:
-        TrainingError: a row exceeds the budget (the message names its run), or the budget is too small for an inert
-            one.
+        TrainingError: a row exceeds the budget; the message names its run.
     """
-    if token_budget < INERT_TOKENS:
-        raise TrainingError(
-            f"The budget is {token_budget} tokens per micro-batch",
-            hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.",
-        )
     for row in rows:
         tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
         if tokens > token_budget:

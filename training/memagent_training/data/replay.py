@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
@@ -46,9 +46,6 @@ from memagent_training.data.rollouts import (
 )
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError, RewardError
-
-Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
-"""The group of each run, by run id or by a function; a run without one is left out."""
 
 _TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _MAX_LOGPROB: Final = 1e-3
@@ -95,12 +92,11 @@ def load_groups(
     term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
     gold_of: Callable[[TrainingRun], Gold | None] | None = None,
     chosen: RunFilter | None = None,
-    groups: Groups | None = None,
+    groups: Mapping[str, str] | None = None,
     whole_groups: bool = True,
     min_group: int = 2,
     max_tokens: int | None = None,
     policy_versions: Sequence[str] | None = None,
-    max_staleness: int | None = None,
     tokenizer: str | None = None,
     template: str | None = None,
 ) -> Replay:
@@ -112,15 +108,15 @@ def load_groups(
         term_rewards: more rewards, by their names in the terms of the advantage.
         gold_of: the correct answer of each run, for rewards without their own gold answers.
         chosen: which of a log's runs.
-        groups: the group of each run. Without it, runs of one question on one document form a group if they began
-            with the same chunk, and with the same sampling and settings but for the seed and where the model is. Runs
-            of different policy versions are in different groups, unless `policy_versions` allows several.
+        groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
+            one document form a group if they began with the same chunk, and with the same sampling and settings but
+            for the seed and where the model is. Runs of different policy versions are in different groups, unless
+            `policy_versions` allows several.
         whole_groups: refuse all rollouts of a group if one is refused. Runs by weights, a tokenizer or prompts that
             were not chosen do not count as part of it. Otherwise the rest of the group is compared.
         min_group: a group with fewer rollouts is refused.
         max_tokens: the model's window, for prompt and completion together.
         policy_versions: the versions that may have written a run, oldest first.
-        max_staleness: how many versions a run may be behind the last of `policy_versions`, which is then required.
         tokenizer: the fingerprint to train on, if the runs have several.
         template: the prompts' fingerprint to train on, if the runs have several.
 
@@ -130,7 +126,9 @@ def load_groups(
         RewardError: a reward function failed.
         RunLogError, MissingExtraError: the source cannot be read.
     """
-    versions = _allowed_versions(policy_versions, max_staleness)
+    if policy_versions is not None and not policy_versions:
+        raise ReplayError("no policy version is allowed", hint="Name at least one (--policy-versions).")
+    versions = None if policy_versions is None else frozenset(policy_versions)
     ledger = _Ledger()
     for logged_run in read_runs(source, chosen):
         run = logged_run if gold_of is None else replace(logged_run, gold=gold_of(logged_run))
@@ -143,9 +141,7 @@ def load_groups(
         if groups is None and versions is None:
             group = ledger.group_of_version(group, run)
         ledger.enter(scored, group, next(refusals, None))
-    missing = (
-        {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
-    )
+    missing = {run_id: group for run_id, group in (groups or {}).items() if run_id not in ledger.group_of}
     ledger.broken |= set(missing.values())
     tokenizer = _only("tokenizer", ledger.candidates.values())
     template = _only("template", ledger.candidates.values())
@@ -256,25 +252,9 @@ def _refusals(
         yield Refusal.TOO_LONG
 
 
-def _allowed_versions(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
-    if policy_versions is None:
-        if max_staleness is not None:
-            raise ReplayError(
-                "a maximum staleness without versions has no meaning",
-                hint="Give the versions, oldest first (--policy-versions): their names do not say the order.",
-            )
-        return None
-    if not policy_versions or (max_staleness is not None and max_staleness < 0):
-        raise ReplayError(
-            "no policy version is allowed",
-            hint="Name at least one (--policy-versions), and a --max-staleness of 0 or more.",
-        )
-    return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
-
-
-def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
+def _group_of(run: TrainingRun, groups: Mapping[str, str] | None) -> str | None:
     if groups is not None:
-        return groups(run) if callable(groups) else groups.get(run.run_id)
+        return groups.get(run.run_id)
     if not run.conversations_K:
         return None  # nothing was sampled that could be missing
     # Only the first conversation: a run that was killed later must still count as a member of its group.

@@ -157,27 +157,15 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     """Return the model inputs of a micro-batch.
 
     Args:
-        rows: at least one.
+        rows: at least one, each with a prompt token or more.
         layout: "padded", "packed" or "prefix_tree".
         pad_id: any id of the vocabulary; padding is never seen by a token of a row.
         device: where the tensors go.
-
-    Raises:
-        ValueError: no rows, a row without a prompt token, or an unknown layout.
     """
-    if not rows:
-        raise ValueError("a micro-batch needs at least one row")
-    for number, row in enumerate(rows):
-        if not len(row.prompt_ids_P):
-            raise ValueError(f"row {number} has no prompt token, so nothing predicts its first completion token")
     if layout == "padded":
         return _pad(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    if layout == "packed":
-        return _in_one_sequence(rows, one_after_another(ids), layout, device)
-    if layout == "prefix_tree":
-        return _in_one_sequence(rows, as_tree(ids), layout, device)
-    raise ValueError(f"unknown layout {layout!r}: padded, packed or prefix_tree")
+    return _in_one_sequence(rows, (one_after_another if layout == "packed" else as_tree)(ids), layout, device)
 
 
 def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.scorers import OwnMetric
-from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
+from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, check_reward
@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 
 SOURCE = "collect"
 """The source of the collection's rewards in the log."""
+_ATTEMPTS = 2
+"""How often a read is started before its group fails."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors that every other question would have too."""
 
@@ -48,8 +50,6 @@ class CollectSettings:
     """The maximum number of questions, even if too few groups have variance."""
     concurrency: int = 256
     """Reads in flight."""
-    retries: int = 1
-    """How often a failed read is started again."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
@@ -61,9 +61,8 @@ class CollectSettings:
             raise TrainingError(
                 values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
             )
-        if self.concurrency < 1 or self.retries < 0:
-            values = f"concurrency is {self.concurrency}, retries are {self.retries}"
-            raise TrainingError(values, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+        if self.concurrency < 1:
+            raise TrainingError(f"concurrency must be at least 1, got {self.concurrency}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,10 @@ async def collect(
     name: str,
     reward: str | RewardFunction = "exact_match",
     keep_uniform: bool = False,
-    resume: bool = False,
 ) -> Collection:
     """Collect rollouts until enough groups have variance, or there are no more questions.
+
+    A collection of this name, of the same samples and settings, is continued if the log has one.
 
     Args:
         agent: a reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
@@ -142,15 +142,14 @@ async def collect(
             `UpdateRules(invented=UpdateRule.ACCEPT)` turns off the rule that a policy's profile may bring.
         samples: Questions; taken one at a time, as they are needed.
         settings: how much.
-        name: of this collection; run ids and groups begin with it, so it must be new to the run log.
+        name: of this collection; run ids and groups begin with it.
         reward: the reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
             the built-in's name, or the function's.
         keep_uniform: keep groups without variance too: they may differ in other rewards than the outcome.
-        resume: continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
         RewardError: a reward is not a finite number, or the function returns None; the message names function and run.
-        TrainingError: the reader keeps no log, the log has a collection of that name, or there is no such reward.
+        TrainingError: the reader keeps no log, or there is no such reward.
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key. Complete groups are
             in the log.
         MemAgentError: every question failed; the first error.
@@ -159,13 +158,10 @@ async def collect(
         raise TrainingError(
             "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
         )
-    if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
-        hint = "Give this one another name, or continue that one (resume=True)."
-        raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
     reward_name, function = name_reward(reward)
     collection = Collection()
     slots = asyncio.Semaphore(settings.concurrency)
-    reader = _GroupReader(agent, agent.run_log, settings, reward_name, function, slots, collection, resume)
+    reader = _GroupReader(agent, agent.run_log, settings, reward_name, function, slots, collection)
     questions = enumerate(islice(samples, settings.max_questions))
     running: dict[asyncio.Task[CollectedGroup], str] = {}
     try:
@@ -205,12 +201,11 @@ class _GroupReader:
     reward: RewardFunction
     slots: asyncio.Semaphore
     collection: Collection
-    is_resumed: bool
 
     async def read_group(self, name: str, sample: Sample) -> CollectedGroup:
         """Make all rollouts of a question, or find them in the log; the document is stored once."""
         run_ids = tuple(f"{name}-{number}" for number in range(self.settings.rollouts))
-        rewards = await asyncio.to_thread(self._find_rewards, run_ids) if self.is_resumed else None
+        rewards = await asyncio.to_thread(self._find_rewards, run_ids)
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
             reference = await self.agent.store.add_async(document)
@@ -237,7 +232,7 @@ class _GroupReader:
         return None if None in rewards else cast("list[float]", rewards)
 
     async def _read(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
-        for attempts_left in reversed(range(self.settings.retries + 1)):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 async with self.slots:  # under the same id: the log keeps the completed run
                     result = await self.agent.aread(reference, sample.question, run_id=run_id)

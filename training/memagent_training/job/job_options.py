@@ -32,9 +32,6 @@ class TrainingOptions:
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
     ] = False
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="How many of those versions a run may be behind the last.")
-    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
     ] = None
@@ -95,6 +92,8 @@ class LoopOptions:
     small: Small = False
     haystack: Haystack = None
     seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
+    measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
+    measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
     engine: Annotated[
         Engine, typer.Option(help="Where the policy reads: vllm, or local, in this process, for small policies.")
     ] = Engine.VLLM

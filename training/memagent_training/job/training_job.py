@@ -21,7 +21,7 @@ from memagent_graph.run_log import RunLog
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
-from memagent_training.data.replay import Groups, Replay, load_groups
+from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import name_first
 from memagent_training.data.reward_functions import RewardFunction, name_of
 from memagent_training.job import training_output as output
@@ -48,7 +48,7 @@ class TrainingJob(TrainingOptions):
     """A logged reward's name, or a function that scores the runs now."""
     gold: GoldAnswers | None = None
     """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
-    groups: Groups | None = None
+    groups: Mapping[str, str] | None = None
     """The group of each run; if left out, runs of one question on one document, read the same way."""
     policy_versions: Sequence[str] | None = None
     """Weights that may have written the runs, oldest first."""
@@ -127,7 +127,6 @@ def prepare(job: TrainingJob) -> PreparedJob:
         whole_groups=not job.partial_groups,
         max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
-        max_staleness=job.max_staleness,
         tokenizer=job.tokenizer,
         template=job.template,
     )

@@ -118,7 +118,6 @@ class Collector:
             name=_name(number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
-            resume=True,
         )
 
     def _questions(self, number: int, stage: int) -> Iterator[Sample]:

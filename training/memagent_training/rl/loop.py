@@ -228,7 +228,7 @@ class _IterationSource:
 
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if measuring is on."""
-        if self._job.measure.every and not self.journal.find_measurements(iteration):
+        if self._job.measure_every and not self.journal.find_measurements(iteration):
             self._serve(iteration)
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
@@ -239,12 +239,12 @@ class _IterationSource:
         self._status.on_served(iteration, self.serving.version(iteration), method)
 
     def _is_measurement_due(self, iteration: int) -> bool:
-        every = self._job.measure.every
+        every = self._job.measure_every
         return every > 0 and iteration % every == 0 and not self.journal.find_measurements(iteration)
 
     async def _measure(self, iteration: int) -> None:
         measurements = []
-        temperatures = self._job.measure.temperatures
+        temperatures = self._job.measure_temperatures
         conditions = [(temperature, False) for temperature in temperatures]
         if self._prepared.has_guard:  # the first one decides which policy is best: that of deployment
             conditions.insert(0, (temperatures[0], True))
@@ -325,7 +325,7 @@ async def measure(
     samples = [
         (length, sample)
         for length in prepared.measured_lengths
-        for sample in prepared.curriculum.held_out_samples(length, job.measure.count)
+        for sample in prepared.curriculum.held_out_samples(length, job.measure_count)
     ]
     reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
     try:

@@ -20,8 +20,8 @@ from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.policy_sync.probe import RowLogProbs
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -190,7 +190,7 @@ class ServerBackend(PolicyBackend):
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
         methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
-        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=job.lora_rank is not None)
         self._sync = PolicySync(server, settings=settings)
         self.served: ServedPolicy | None = None
         """The newest version, if there is one."""

@@ -37,7 +37,7 @@ from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
-from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
+from memagent_training.rl.curriculum import HELD_OUT_START, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -63,26 +63,6 @@ _WAIT_SECONDS: Final = 86_400
 """The time that the other processes wait for the process that collects and measures."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureSettings:
-    """How often the policy is measured, and on what."""
-
-    every: int = 10
-    """Iterations between measurements; 0 for none."""
-    lengths: tuple[int, ...] = ()
-    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
-    count: int = 32
-    """Questions of each length."""
-    temperatures: tuple[float, ...] = (0.0,)
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.count < 1 or not self.temperatures or min(self.temperatures) < 0:
-            raise TrainingError(
-                f"these settings of measurements are not valid: {self}",
-                hint="Give every of 0 or more, a count of 1 or more, and temperatures of 0 or more.",
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLJob(LoopOptions):
     """The settings of a loop: what `memagent rl` is given as text, parsed, and the same options."""
@@ -101,7 +81,10 @@ class RLJob(LoopOptions):
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
-    measure: MeasureSettings = field(default_factory=MeasureSettings)
+    measure_lengths: tuple[int, ...] = ()
+    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
+    measure_temperatures: tuple[float, ...] = (0.0,)
+    """The first one decides which policy is best."""
     server_options: tuple[str, ...] = ()
     """More command-line options of its own server."""
 
@@ -109,11 +92,6 @@ class RLJob(LoopOptions):
     def serves_adapters(self) -> bool:
         """Whether the server holds a version's adapters beside the weights that the loop starts from."""
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
-
-    @property
-    def reloads_embeddings(self) -> bool:
-        """Whether a version may have other embeddings than the one before: adapters do not change them."""
-        return self.lora_rank is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +161,7 @@ class PreparedLoop:
         """Lengths of the held-out questions."""
         lengths = self.job.lengths
         more = () if self.curriculum.split else (4 * lengths[-1],)
-        return self.job.measure.lengths or (*lengths, *more)
+        return self.job.measure_lengths or (*lengths, *more)
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
@@ -232,7 +210,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
-    if job.base_url is not None and job.reloads_embeddings and has_tied_embeddings(base.folder):
+    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
@@ -260,7 +238,7 @@ def prepare(job: RLJob) -> PreparedLoop:
                 hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
             )
     prepared = PreparedLoop(job, config, base, curriculum)
-    if job.measure.every and curriculum.split is None:
+    if job.measure_every and curriculum.split is None:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
@@ -330,7 +308,7 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             f"{finite[0].name} has a number of questions, and {endless.name} makes new ones without end",
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
-    measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
+    measured = (job.measure_lengths or job.lengths) if job.measure_every else ()
     dropped = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
@@ -354,10 +332,11 @@ def _check(job: RLJob) -> None:
             f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
             hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
         )
-    if job.iterations > MAX_COLLECTIONS:
+    if job.measure_every < 0 or job.measure_count < 1 or min(job.measure_temperatures, default=-1) < 0:
         raise TrainingError(
-            f"{job.iterations:,} iterations need more questions than there are for training",
-            hint=f"Give {MAX_COLLECTIONS:,} at most, with more optimizer steps per iteration.",
+            f"a loop cannot measure {job.measure_count} questions every {job.measure_every} iterations at the "
+            f"temperatures {list(job.measure_temperatures)}",
+            hint="Set measure_every to 0 or more, measure_count to 1 or more, and temperatures of 0 or more.",
         )
     if not job.server_timeout > 0:
         raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")

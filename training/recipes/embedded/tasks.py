@@ -17,7 +17,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import ProseHaystack, whole_docstrings
+from memagent_evaluation.tasks.haystacks import sentence_haystack, whole_docstrings
 from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
@@ -43,23 +43,6 @@ three: a group that begins with 0 is never the first one, so it is rare, and aft
 continue from either place."""
 _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A text in parts: words with the white space after them. After its end it starts again."""
-
-    text: str
-    start: int
-    """An index in the first word, or before it."""
-
-    def units(self) -> Iterator[str]:
-        """Yield the words."""
-        return (match[0] for match in _endless(_WORD, self.text, self.start))
-
-    def piece(self, position: int, text: str) -> str:
-        """Return a word, or what is between two words, separated from the next one."""
-        return text if text[-1].isspace() else text + " "
 
 
 class _PlantedFact(GeneratedTask):
@@ -107,8 +90,11 @@ class _PlantedFact(GeneratedTask):
         text = _text(self.settings.haystack)
         start = max(text.find(" ", rng.randrange(len(text))), 0)
         if rng.random() < _BETWEEN_SENTENCES:
-            return ProseHaystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
-        return Words(text, start)
+            return sentence_haystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+        words = partial(_endless, _WORD, text, start)
+        return Haystack(
+            lambda: (match[0] for match in words()), lambda _, word: word if word[-1].isspace() else word + " "
+        )
 
 
 class Alone(_PlantedFact):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from memagent_training.job.base_model import text_config
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
@@ -253,8 +254,9 @@ class PolicySync:
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
             weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
-            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, weights)
-            self._probe = Probe.of_size(vocabulary, await self._api.window(self.server.model_name) or window)
+            config = await asyncio.to_thread(text_config, weights)
+            window = await self._api.window(self.server.model_name) or getattr(config, "max_position_embeddings", None)
+            self._probe = Probe.of_size(int(config.vocab_size), window)
             if self._own_server is not None:  # left by one who died; another's server may serve others, too
                 self._adapters = await self._api.adapters(self.server.model_name)
         return self._probe
