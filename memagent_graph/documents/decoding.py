@@ -77,8 +77,8 @@ def find_charset(name: str) -> str:
 def detect_charset(sample: bytes) -> str | None:
     """Return the most likely charset of bytes that are not UTF-8; None if the bytes do not suffice.
 
-    A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with another charset
-    most of it would be wrong.
+    A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
+    charset most of it would be wrong.
     """
     if is_hebrew(sample):
         return "cp1255"

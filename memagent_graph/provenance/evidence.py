@@ -202,8 +202,8 @@ def excerpt_evidence(
         places: as for `find_provenance`.
 
     Returns:
-        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They are
-        whole sentences of the document, because the answer may be a single word.
+        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They
+        are whole sentences of the document, because the answer may be a single word.
     """
     reading = trace.excerpt
     if reading is None:
