@@ -493,7 +493,7 @@ def rows_with(*bound: Any, **columns: Any) -> Callable[[Path], str]:
         pq.write_table(table, folder / "rows.parquet")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(*bound)
-            return str(qa_records.records_of([folder / "rows.parquet"], "squad"))
+            return str(qa_records.read_records([folder / "rows.parquet"], "squad"))
 
     return read
 

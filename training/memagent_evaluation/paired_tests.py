@@ -72,7 +72,7 @@ def compare(
 
     Args:
         first: the scores of one system.
-        second: those of the other on the same samples.
+        second: the scores of the other system on the same samples.
         names: the names of the systems.
         clusters: the document of each sample; every sample has its own if None.
 
@@ -104,10 +104,10 @@ def compare(
 
 
 def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
-    """Return the interval of the difference of two paired shares, from how many questions which systems have right.
+    """Return the interval of the difference of two paired proportions, from the counts of right answers.
 
-    Newcombe 1998, Statistics in Medicine 17, method 10: Wilson's intervals of both shares, squared and added with their
-    correlation. It keeps its confidence if few questions differ, and at shares of 0 and 1.
+    Newcombe 1998, Statistics in Medicine 17, method 10: Wilson's intervals of both proportions, squared and added with
+    their correlation. It keeps its confidence if few questions differ, and at proportions of 0 and 1.
     """
     n = both + only_first + only_second + neither
     first = wilson(both + only_first, n)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
-from memagent_evaluation.sample_documents import sample_of
+from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
 from memagent_graph.errors import BudgetError, EvaluationError
@@ -43,7 +43,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
             )
         lengths.append(length)
     if not lengths:
-        raise EvaluationError("no length was given", hint="Give some, as in --lengths 8k,64k.")
+        raise EvaluationError("no length was given", hint="Pass some, as in --lengths 8k,64k.")
     return tuple(dict.fromkeys(lengths))
 
 
@@ -105,11 +105,11 @@ def build_plan(
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """Return the maximum tokens of a completion with an answer: the larger of the reader's and the task's number.
+    """Return the maximum tokens of an answer's completion: the larger of the reader's and the task's limit.
 
     RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
-    has begun. A chat model writes something before the box, and would be measured by its brevity. So the maximum is
-    never below that of `read`.
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So the
+    maximum is never below the reader's own.
 
     Args:
         task: the task of the answer.
@@ -141,7 +141,7 @@ def check_plan(
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
-                    check_question(sample_of(task, cell.length, index, seed).question, context)
+                    check_question(make_sample(task, cell.length, index, seed).question, context)
                 if isinstance(task, OwnQuestions):
                     for index in range(cell.count):
                         check_question(task.question(cell.length, index), context)

@@ -313,7 +313,7 @@ def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
 
 
 def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
-    """Return where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
+    """Return tables of the facts that wrong answers lost, and of failures; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
     parts: list[str] = []

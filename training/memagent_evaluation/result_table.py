@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[str, str, int, int, int]
 
 
 class QuestionOutcome(StrEnum):
-    """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
+    """The outcome of an attempt. All but ANSWERED are wrong in every score, and counted separately as well."""
 
     ANSWERED = "answered"
     """There is an answer to score."""
@@ -274,7 +274,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
         )
 
 
-def table_of(
+def make_results(
     rows: Iterable[ResultRow],
     plans: Sequence[EvaluationPlan],
     settings: Mapping[str, Any],

@@ -70,7 +70,7 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         new = self.kind == "new"
         questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new))

@@ -1,4 +1,4 @@
-"""What all generated tasks have in common: seeded random numbers, and samples from laid-out documents.
+"""The base of generated tasks: seeded random numbers, and samples from laid-out documents.
 
 Random numbers are the same in every process, and permutations need no memory.
 """
@@ -54,8 +54,8 @@ class GeneratedTask(ABC):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
-    def document_of(self, index: int) -> tuple[int, int]:
-        """Return the number of a sample's document, and the position of its question among those on the document."""
+    def locate_question(self, index: int) -> tuple[int, int]:
+        """Return the index of a sample's document, and the index of its question among the questions on it."""
         return divmod(index, self.settings.questions_per_document)
 
     def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:

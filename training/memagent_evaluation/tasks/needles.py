@@ -181,7 +181,7 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         key_source = self._key_source(rng)
         used: set[str] = set()

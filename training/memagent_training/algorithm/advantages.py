@@ -6,11 +6,11 @@ advantage of each learned token of the conversations that the term credits: all 
     A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
     A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
 
-Rewards of runs are compared over rollouts, the outcome's after penalty(longest completion of the rollout). Rewards of
-conversations are compared with those at the same place of the group's other rollouts, which is role, branch and slot:
-the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with the notes
-of that branch. A conversation that is alone at its place has nothing to be compared with, and its A is 0. std is the
-sample's (G - 1), as in TRL and verl. Without terms, the advantage is that of the outcome.
+Rewards of runs are compared over rollouts; the outcome is compared after penalty(longest completion of the rollout). A
+conversation's reward is compared with the rewards at the same position (role, branch and slot) of the group's other
+rollouts: the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with
+the notes of that branch. A conversation that is alone at its position has nothing to be compared with, and its A is 0.
+std is the sample's (G - 1), as in TRL and verl. Without terms, the outcome alone decides the advantage.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
 and ranks. With N rollouts, C conversations and T tokens, counting only those that are kept and learned from:
@@ -35,7 +35,7 @@ from memagent_training.training_errors import TrainingError
 
 
 class Baseline(StrEnum):
-    """What a rollout's reward is compared with."""
+    """The value that a rollout's reward is compared with."""
 
     GROUP_MEAN = "group_mean"
     """The mean of its group, including itself (GRPO, DAPO, MemAgent)."""
@@ -45,7 +45,7 @@ class Baseline(StrEnum):
 
 
 class LossWeights(StrEnum):
-    """What the loss of a step is a mean over."""
+    """The units over which the loss of a step is a mean."""
 
     TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
     """Over all learned tokens of the step (DAPO)."""
@@ -58,7 +58,7 @@ class LossWeights(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a whole group has no training signal."""
+    """The reasons why a whole group has no training signal."""
 
     ALONE = "alone"
     """Fewer than two rollouts: nothing to compare with."""
@@ -79,8 +79,11 @@ class OverlongPenalty:
 
     def __post_init__(self) -> None:
         if not 0 < self.cache_length <= self.max_length:
-            lengths = f"a cache_length of {self.cache_length} and a max_length of {self.max_length}"
-            raise TrainingError(f"The overlong penalty has {lengths}", hint="Give 0 < cache_length <= max_length.")
+            raise TrainingError(
+                f"overlong_cache_length must be above 0 and at most overlong_max_length ({self.max_length}), "
+                f"got {self.cache_length}",
+                hint="Change one of the two, or set neither.",
+            )
 
     def of(self, rollout: Rollout) -> float:
         """Return a rollout's penalty, by the longest completion of any of its conversations, whether learned or not."""
@@ -91,7 +94,7 @@ class OverlongPenalty:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSettings:
-    """How rewards become advantages and loss weights; the defaults are the released MemAgent recipe's."""
+    """The settings of advantages and loss weights; the defaults are the released MemAgent recipe's."""
 
     baseline: Baseline = Baseline.GROUP_MEAN
     divide_by_std: bool = False
@@ -114,7 +117,9 @@ class AdvantageSettings:
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
         if not 0.0 < self.epsilon < math.inf:
-            raise TrainingError(f"epsilon is {self.epsilon}", hint="Give a small positive number, such as 1e-6.")
+            raise TrainingError(
+                f"advantage_epsilon must be above 0 and finite, got {self.epsilon}", hint="Set it to 1e-6."
+            )
 
     @property
     def terms(self) -> tuple[CreditTerm, ...]:
@@ -166,7 +171,7 @@ class AdvantageBatch:
 
 
 def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """A_i = R_i - baseline, divided by std if set; exact zeros where there is nothing to compare.
+    """Return A_i = R_i - baseline, divided by std if set; exact zeros where there is nothing to compare.
 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
     """
@@ -228,7 +233,7 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     report = BatchReport(
         groups=len(groups),
         dropped=dropped,
-        rollouts=len({_rollout_of(row) for row in rows}),
+        rollouts=len({_rollout_key(row) for row in rows}),
         conversations=len(rows),
         learned_tokens=sum(tokens for _, tokens in learned),
         silent_conversations=silent,
@@ -239,7 +244,7 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
 
 
 def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
-    """A_ik, for the G rollouts and the K conversations of each."""
+    """Return A_ik, for the G rollouts and the K conversations of each."""
     advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
         normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
@@ -259,7 +264,7 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
     """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
     for row, tokens in learned:
-        rollout_tokens[_rollout_of(row)] += tokens
+        rollout_tokens[_rollout_key(row)] += tokens
     step_tokens = rollout_tokens.total()
 
     def weight(row: TrainingRow, tokens: int) -> float:
@@ -267,14 +272,14 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
             case LossWeights.TOKEN_MEAN:
                 return 1 / step_tokens
             case LossWeights.ROLLOUT_MEAN:
-                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_of(row)])
+                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_key(row)])
             case LossWeights.CONVERSATION_MEAN:
                 return 1 / (len(learned) * tokens)
 
     return tuple(replace(row, weight=weight(row, tokens)) for row, tokens in learned)
 
 
-def _rollout_of(row: TrainingRow) -> tuple[int, int]:
+def _rollout_key(row: TrainingRow) -> tuple[int, int]:
     return row.group_index, row.rollout_index
 
 
@@ -287,7 +292,7 @@ def _penalty(rollout: Rollout, settings: AdvantageSettings) -> float:
 
 
 def _all_equal(rewards: Sequence[float]) -> bool:
-    """Whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
+    """Return whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 
 

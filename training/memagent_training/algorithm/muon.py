@@ -119,7 +119,7 @@ def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether bfloat16 is assumed to be as fast as float32.
+    """Return whether bfloat16 is assumed to be as fast as float32.
 
     True for processors with AVX-512 or SVE, for which oneDNN has kernels. On one with only AVX2, a product took 45
     times as long as in float32; others were not compared.

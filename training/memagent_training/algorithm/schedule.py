@@ -1,4 +1,4 @@
-"""Which groups are in each optimizer step of a training: the same on every rank and after every resume."""
+"""The groups of each optimizer step of a training: the same on every rank and after every resume."""
 
 from __future__ import annotations
 

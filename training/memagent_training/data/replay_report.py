@@ -1,4 +1,4 @@
-"""Which logged runs replay took and which it refused: by reason, by run, and as text."""
+"""The report of a replay: the runs that were taken, and the refused ones by reason, as data and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED: Final = 3
 
 
 class Refusal(StrEnum):
-    """Why a run is not trained on."""
+    """The reason why a run is not trained on, with a remedy."""
 
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
@@ -140,13 +140,13 @@ class ReplayReport:
 
     @property
     def reasons(self) -> str:
-        """Which runs were refused and why, in one line, causes first."""
+        """The refused runs by reason, in one line, causes first."""
         refused = [f"{reason.value}: {name_first(run_ids)}" for reason, run_ids in self.refused.items()]
         return "; ".join([*refused, *(f"{what} in {number}" for what, number in self.details.items())])
 
     @property
     def remedies(self) -> str:
-        """How to mend each reason, in one line."""
+        """The remedy for each reason, in one line."""
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 

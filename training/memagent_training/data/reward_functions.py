@@ -119,7 +119,7 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def name_of(function: object) -> str:
+def function_name(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -84,7 +84,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
+    """Compute `scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
         ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones, or dropout.
@@ -120,7 +120,7 @@ def attend(
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention, whose kernels for GPUs leave out blocks without a pair that sees each other. Never run on one."""
+    """Return FlexAttention, whose GPU kernels leave out blocks in which no token sees another. Never run on a GPU."""
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -139,7 +139,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        """Block by block, each combined with those before it."""
+        """Attend block by block, each combined with those before it."""
         query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
         attended = _zeros(query)
         log_sums = attended.new_full(query.shape[:3], -torch.inf)
@@ -156,7 +156,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Block by block; the gradients are summed."""
+        """Go backward block by block; the gradients are summed."""
         query, key, value, attended, log_sums = ctx.saved_tensors
         gradient = _with_contiguous_heads(gradient)
         query_gradient, key_gradient, value_gradient = (_zeros(tensor) for tensor in (query, key, value))

@@ -1,4 +1,4 @@
-"""What `memagent train --dry-run` prints: a training's plan, from its runs, its settings and the model's shape."""
+"""The plan of a training that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str]:
 
 def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
     tokens = 0
-    for number in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
-        step = prepared.schedule.step(number)
+    for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
+        step = prepared.schedule.step(index)
         tokens += step.plan.row_tokens
-        if number and tokens > _MAX_PLANNED_TOKENS:
+        if index and tokens > _MAX_PLANNED_TOKENS:
             return
         yield step
 
@@ -127,7 +127,7 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
 
 
 def _shards(prepared: PreparedJob) -> int:
-    """Ranks that share the model's weights and states, with FSDP and ZeRO's stage 3; accelerate does not shard on CPUs.
+    """Return how many ranks share the model's weights and states: with FSDP and ZeRO's stage 3; never on CPUs.
 
     ZeRO's lower stages share a part; they are counted as sharing nothing, so the estimate is too high, not too low.
     """

@@ -49,7 +49,7 @@ class TrainingOptions:
 
 
 class Engine(StrEnum):
-    """Where the policy of a loop reads."""
+    """The engine with which the policy of a loop reads."""
 
     VLLM = "vllm"
     LOCAL = "local"
@@ -69,7 +69,7 @@ class LoopOptions:
     ] = None
     held_out: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
+        typer.Option(min=0.0, max=1.0, help="Fraction of the questions of --data to measure with, never trained on."),
     ] = 0.1
     drop_answered_without: Annotated[
         Path | None,

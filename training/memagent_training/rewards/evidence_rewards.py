@@ -29,7 +29,7 @@ _ByteSpans: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
-    """F2 = 5PR / (4P + R) of chunks, which counts recall more than precision (LongRLVR, arXiv 2603.02146). 0 to 1.
+    """Return F2 = 5PR / (4P + R) of chunks, 0 to 1: recall counts more than precision (LongRLVR, arXiv 2603.02146).
 
     Args:
         cited: chunks that were used.

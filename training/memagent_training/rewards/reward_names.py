@@ -20,7 +20,7 @@ from memagent_training.data.reward_functions import (
     LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
-    name_of,
+    function_name,
 )
 from memagent_training.data.rollouts import OUTCOME
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
@@ -73,7 +73,7 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
         RewardError: there is no such built-in.
     """
     if not isinstance(reward, str):
-        return name_of(reward), reward
+        return function_name(reward), reward
     return REWARD_NAMES.get(reward, reward), _outcome_reward(reward)
 
 
@@ -126,7 +126,7 @@ def term_rewards(
         if own is not None:
             functions[name] = own
         elif has_gold and is_of_runs and term_scopes != {Scope.RUN}:
-            hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
+            hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
         elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
             functions[name] = built_in(name)
@@ -139,7 +139,7 @@ def _outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)
     """Return a reward of whole runs; `choices` are the names for the message if there is none."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:
-        hint = did_you_mean(name, choices, f"Choose one of {', '.join(choices)}.")
+        hint = did_you_mean(name, choices, f"Choose one of: {', '.join(choices)}.")
         raise RewardError(f"there is no reward {name!r} that comes with the package", hint=hint)
     return reward
 

@@ -103,7 +103,7 @@ class Measurement:
         return sum(estimate.mean for estimate in self.accuracy.values()) / max(len(self.accuracy), 1)
 
     def is_comparable(self, other: Measurement) -> bool:
-        """Whether the same questions were asked in the same way, so that the means can be compared."""
+        """Return whether the same questions were asked in the same way, so that the means can be compared."""
         return self._conditions == other._conditions
 
     @property

@@ -1,6 +1,6 @@
-"""What a loop prints on standard error while it runs: a line per iteration and per measurement.
+"""Prints the progress of a loop on standard error: a line per iteration and per measurement.
 
-On a terminal, a last line says what it is doing and how long the rest may take. All metrics are in the training log and
+On a terminal, a last line has the current phase and the estimated time left. All metrics are in the training log and
 in `report_to`'s trackers.
 """
 

@@ -79,7 +79,7 @@ def find_vllm_python() -> Path:
 
 
 def has_accelerator(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has one, by the device files of drivers."""
+    """Return whether this machine has one, by the device files of drivers."""
     return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
 
 
@@ -235,7 +235,7 @@ class VLLMServer:
             raise
 
     def is_healthy(self) -> bool:
-        """Whether GET /health answers 200 now."""
+        """Return whether GET /health answers 200 now."""
         try:
             with _DIRECT.open(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
                 return bool(response.status == 200)
@@ -284,5 +284,5 @@ class VLLMServer:
 def _admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
-        raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
+        raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}")
     return next(admitted for admitted in _LORA_RANKS if admitted >= rank)

@@ -73,7 +73,7 @@ class _PlantedFact(GeneratedTask):
         return self.lay_out_sample(length, index, fact.question, (gold,), self._haystack(rng), insertions)
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """Other stated facts, which are not answers; none, unless a task has some."""
+        """Yield other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
     @staticmethod
@@ -112,7 +112,7 @@ class AmongForeign(_PlantedFact):
     absent = _ABSENT
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """As many as there are chunks."""
+        """Yield as many as there are chunks."""
         taken = {(target.attribute, target.entity.lower())}
         while len(taken) <= max(1, length // _TOKENS_PER_FACT):
             fact = facts.near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.fact()
