@@ -132,7 +132,7 @@ class Evaluation:
     run_log: RunLog | None = None
     """The systems' run log; without it, it is unknown where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
-    """The systems' checkpoints; those of questions with a row are deleted."""
+    """The systems' checkpoints; they are deleted once the question has a row."""
     keep_documents: bool = False
     retry_failed: bool = False
     """Whether to ask again questions that an earlier call counted as failed."""

@@ -1,6 +1,6 @@
 """Compares two systems on the same questions: the difference, its interval, and a p-value. Needs SciPy (extra "eval").
 
-The p-value is that of the sign-flip test: how probable is so large a difference if the two systems were swapped at
+The p-value comes from the sign-flip test: how probable is so large a difference if the two systems were swapped at
 random, question by question? For scores of 0 and 1 this is the exact McNemar test. If questions share documents, the
 systems are swapped for whole documents.
 """

@@ -123,7 +123,7 @@ def check_plan(
 ) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    For a task that provides its questions (`OwnQuestions`), such as those of data files, all questions are checked.
+    All questions of a task that provides them (`OwnQuestions`) are checked; tasks from data files do.
     Of short documents, which may be too short for some samples, all samples are made; of long documents, the last
     sample and some others. A sample that cannot be made later is reported at the evaluation's end.
 

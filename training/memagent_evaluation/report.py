@@ -189,7 +189,7 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     """Return pass@k by k (1, 2, 4 and so on, and the number of samples); empty if questions have one sample each.
 
     Args:
-        rows: those of one system, task and length.
+        rows: the rows of one system, task and length.
         score: "strict" or "lenient".
     """
     questions = [group for _, group in group_items(rows, lambda row: row.sample_id)]

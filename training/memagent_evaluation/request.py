@@ -48,7 +48,7 @@ async def run_evaluation(options: EvalOptions, log: Path, command: str) -> Evalu
     """Check everything, then run to the end, or to a limit.
 
     Args:
-        options: those of the command.
+        options: the command's options.
         log: the run log.
         command: the command line, for the report.
 

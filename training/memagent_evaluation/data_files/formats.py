@@ -6,8 +6,8 @@ qa_files          your own questions: {"question": ..., "document": "the whole t
 memagent_files    MemAgent's training questions, hotpotqa_train.parquet: prompt, context, reward_model and extra_info
 ruler_hqa_files   MemAgent's RULER-HQA, eval_50.json to eval_25600.json: _id, context, input and answers
 
-The length of an example is the number of its passages in `ruler_hqa_files`, otherwise that of document and question in
-tokens, estimated with the policy's tokenizer. Other fields are ignored.
+The length of an example is its number of passages in `ruler_hqa_files`, otherwise the number of tokens of document and
+question, estimated with the policy's tokenizer. Other fields are ignored.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class EnglishTask(GeneratedTask):
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2",
             "hop_3", these two with "_backward" (the last hop stands first), or "absent".
         foreign: tokens of the document per additional foreign fact.
-        held_out: whether people, towns and wordings are those that shipped policies were not trained on.
+        held_out: whether people, towns and wordings come from the split that no shipped policy was trained on.
     """
 
     shares_documents: ClassVar[bool] = True

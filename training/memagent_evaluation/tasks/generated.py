@@ -37,7 +37,7 @@ class GeneratedTask(ABC):
         shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
         options: the fields that can be set after the name, as in "state_2:facts=50".
-        length_margin: how much longer the smallest length of one sample can be than that of another, as a ratio.
+        length_margin: the largest ratio between the smallest lengths of two samples.
     """
 
     shares_documents: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class GeneratedTask(ABC):
             question: the sample's question.
             gold: its gold strings.
             haystack: the text around the insertions.
-            insertions: those of all questions on the document; only this sample's evidence has gold strings.
+            insertions: the insertions of all questions on the document; only this sample's evidence has gold strings.
             all_questions: if the document has several: the longest one limits its length, so that it is the same for
                 all of them.
 

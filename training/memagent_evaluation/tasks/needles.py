@@ -1,7 +1,7 @@
 """RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
-The small variants ask for facts that the embedded policy was trained for: those of `planted_facts`, with entities and
-values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
+The small variants ask for facts of the embedded policy's kind (`planted_facts`), with entities and values of the
+held-out split: numbers of four to seven digits. The first five are "special magic numbers" of an
 adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
 entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
 form that the policy knows.

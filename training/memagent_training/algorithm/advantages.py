@@ -1,7 +1,7 @@
 """The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
 
 An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts; the result is the
-advantage of each learned token of the conversations that the term credits: all K of a rollout, or those of some roles.
+advantage of each learned token of the conversations that the term credits: all K of a rollout, or only some roles.
 
     A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
     A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
@@ -13,7 +13,7 @@ the notes of that branch. A conversation that is alone at its position has nothi
 std is the sample's (G - 1), as in TRL and verl. Without terms, the outcome alone decides the advantage.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
-and ranks. With N rollouts, C conversations and T tokens, counting only those that are kept and learned from:
+and ranks. N rollouts, C conversations and T tokens count only what is kept and learned from:
 
     token_mean         weight = 1 / T of the step                each token weighs the same
     rollout_mean       weight = 1 / (N * T of its rollout)       each rollout weighs the same
@@ -41,7 +41,7 @@ class Baseline(StrEnum):
     """The mean of its group, including itself (GRPO, DAPO, MemAgent)."""
 
     LEAVE_ONE_OUT = "leave_one_out"
-    """The mean of the group's other rollouts (RLOO): the advantage is G / (G - 1) times that of GROUP_MEAN."""
+    """The mean of the group's other rollouts (RLOO): the advantage is G / (G - 1) times as large as with GROUP_MEAN."""
 
 
 class LossWeights(StrEnum):
@@ -144,19 +144,14 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """The numbers of a step; rewards are those of all rollouts, before any penalty."""
+    """The counts of a step, and the mean reward of all its rollouts before any penalty."""
 
-    groups: int
     dropped: Mapping[str, DropReason]
     """The dropped groups' ids, each with its reason."""
-    rollouts: int
-    """Rollouts to learn from, N."""
     conversations: int
     """Conversations to learn from, C."""
     learned_tokens: int
     """Completion tokens to learn from, T."""
-    silent_conversations: int
-    """Conversations of kept groups of which nothing is learned, because of masks or truncation."""
     reward_mean: float
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
@@ -211,7 +206,6 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     _check_rewards(groups, settings)
     dropped: dict[str, DropReason] = {}
     learned: list[tuple[TrainingRow, int]] = []
-    silent = 0
     for group_index, group in enumerate(groups):
         reason = reason_to_drop(group, settings)
         if reason is not None:
@@ -225,18 +219,13 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
-                else:
-                    silent += 1
     rows = _weigh(learned, settings.loss_weights)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     rewards = [rollout.reward for rollout in rollouts]
     report = BatchReport(
-        groups=len(groups),
         dropped=dropped,
-        rollouts=len({_rollout_key(row) for row in rows}),
         conversations=len(rows),
         learned_tokens=sum(tokens for _, tokens in learned),
-        silent_conversations=silent,
         reward_mean=fmean(rewards) if rewards else 0.0,
         penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
     )

@@ -82,7 +82,7 @@ class CreditTerm:
         return not self.roles or any(fnmatchcase(role, pattern) for pattern in self.roles)
 
     def compared(self, group: RolloutGroup) -> list[list[Credited]]:
-        """Return the group's rewards, in the sets in which they are compared.
+        """Return the group's rewards in sets; rewards of one set are compared with each other.
 
         Raises:
             TrainingError: a run does not have a reward for each conversation, but these are compared.

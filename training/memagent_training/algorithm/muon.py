@@ -105,7 +105,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices inside the layers, those of embedding and head, and the vectors."""
+    """Return three lists: the matrices of the layers, the tables of embedding and head, and the vectors."""
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     table_ids = {id(parameter) for module in embeddings if module is not None for parameter in module.parameters()}
     matrices: list[nn.Parameter] = []

@@ -5,7 +5,7 @@ every position all ranks have a micro-batch with the same number of rows, becaus
 weights and metrics are gathered) and need equal shapes. Inert rows of one prompt and one completion token, with a loss
 weight of 0, fill the gaps. No row is left out, and none is cut.
 
-Splitting a step this way changes no number: the loss weights (`advantages.py`) are already those of the whole step.
+Splitting a step this way changes no number: the loss weights (`advantages.py`) already belong to the whole step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StepPlan:
 
     @property
     def critical_tokens(self) -> int:
-        """The step's time in tokens: at each position, those of the rank that the others wait for."""
+        """The step's time in tokens: at each position, the tokens of the rank that the others wait for."""
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property

@@ -53,7 +53,7 @@ _MAX_LOGPROB: Final = 1e-3
 _IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
     {setting.name for setting in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
-"""Settings in which rollouts of one group may differ: those that say where the policy is and how it is reached.
+"""Settings in which rollouts of one group may differ: they say where the policy is and how it is reached.
 Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
 _GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
@@ -181,7 +181,7 @@ class _Ledger:
     refused: dict[str, Refusal] = field(default_factory=dict)
     group_of: dict[str, str | None] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
-    """Groups of which a member was refused."""
+    """Groups with a refused member."""
     details: Counter[str] = field(default_factory=Counter)
     """Refused runs by what the reason does not say."""
     version_of: dict[str, str] = field(default_factory=dict)

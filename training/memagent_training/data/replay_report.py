@@ -28,8 +28,7 @@ class Refusal(StrEnum):
     )
     """A conversation has no token ids or log-probs: the policy reports none, or a redaction hook dropped them."""
     DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
-    """A conversation has an empty prompt, or log-probs that are impossible or whose number differs from that of its
-    tokens."""
+    """A conversation has an empty prompt, impossible log-probs, or more or fewer log-probs than tokens."""
     OTHER_TOKENIZER = "other_tokenizer", "train on them separately (--tokenizer FINGERPRINT)"
     """It was made with another tokenizer than the one chosen."""
     OTHER_TEMPLATE = "other_template", "train on them separately (--template FINGERPRINT)"

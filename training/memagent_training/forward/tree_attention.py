@@ -87,7 +87,7 @@ def attend(
     """Compute `scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
-        ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones, or dropout.
+        ValueError: there are keys beside the mask's tokens, for example learned or cached ones, or dropout.
     """
     nodes = attn_mask.nodes
     if dropout_p:
@@ -109,7 +109,7 @@ def attend(
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     key_width, value_width = key.shape[-1], value.shape[-1]
     scale = key_width**-0.5 if scale is None else scale
-    # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
+    # In bfloat16, the kernels are slow for small blocks, and branches have small blocks.
     inputs = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (query, key, value))
     if key_width != value_width:  # the kernels need one width
         width = max(key_width, value_width)

@@ -73,7 +73,7 @@ _WITH_EFFECT: Final = frozenset(
         "torch_compile_mode", "trackio_space_id", "use_cpu",
     }
 )  # fmt: skip
-"""The settings of TRL and transformers that have an effect here, besides those that this config declares."""
+"""The settings of TRL and transformers that have an effect here, besides the fields of this config."""
 _MINIMUMS = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
@@ -167,7 +167,7 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the settings that have an effect, and those that must stay as they are."""
+        """Return the settings that have an effect, and the fixed ones."""
         return sorted({*cls.__annotations__, *_WITH_EFFECT, *FIXED} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:

@@ -27,12 +27,11 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
     """Plan the first pass, or as much of it as can be planned in some seconds.
 
     Returns:
-        `report` on the runs; `dropped` groups, by id, with the reason; `schedule`, whose tokens are those of
-        `planned_steps` over all ranks; `memory` of a rank in bytes, None if the model's shape is unknown.
+        `report` on the runs; `dropped` groups, by id, with the reason; `schedule`, whose tokens are counted
+        over `planned_steps` and all ranks; `memory` of a rank in bytes, None if the model's shape is unknown.
 
     Raises:
-        TrainingError: a row exceeds the token budget, or the model's configuration is not that of a causal language
-            model.
+        TrainingError: a row exceeds the token budget, or the model is not a causal language model.
     """
     report, schedule = prepared.replay.report, prepared.schedule
     newest = prepared.checkpoints.newest

@@ -75,8 +75,8 @@ class LoopOptions:
         Path | None,
         typer.Option(
             metavar="RESULTS",
-            help="Leave out questions that are answered right without the document: those that the system no_document "
-            "got right in `memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
+            help="Leave out questions that are answered right without the document, by the results of "
+            "`memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
         ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")

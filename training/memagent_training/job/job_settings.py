@@ -42,7 +42,7 @@ _TRACKER_PACKAGES: Final = {
     "azure_ml": ("azureml",),
     "flyte": ("flytekit",),
 }
-"""Packages of which a tracker needs one, if they have other names than it has."""
+"""Packages for trackers with other names; a tracker needs one of its packages."""
 
 DECISIVE: Final = (
     "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
@@ -175,7 +175,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
-    """Return the settings of a preset with changes, and those that depend on the machine.
+    """Return the settings of a preset with changes, and with the settings that depend on the machine.
 
     Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
     TRL's default, bfloat16, does not suit every machine. On CUDA with flash attention, sequences are packed for it.

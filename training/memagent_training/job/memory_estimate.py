@@ -144,7 +144,7 @@ def estimate_memory(
 def _activations(
     sizes: ModelSizes, micro_batch: MicroBatch, *, residual: int, product: int, checkpointing: bool
 ) -> int:
-    """Return bytes; `residual` and `product` are those of one number."""
+    """Return bytes; `residual` and `product` are the bytes of one number."""
     sequences, width = micro_batch.input_ids_SN.shape
     tokens = sequences * width
     pairs = 0 if micro_batch.nodes else tokens * width

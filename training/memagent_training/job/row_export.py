@@ -1,7 +1,7 @@
 """The rows that a training would learn from, as a Parquet file: for other trainers, and to look at.
 
 A row is a conversation. A step's loss is the sum over its rows and over the tokens where `mask` is true of `weight`
-times the loss of the token, in which `advantage` stands:
+times the loss of the token, which depends on `advantage`:
 
     -min(r * advantage, clip(r) * advantage),    r = p(token) / p_old(token)
 """

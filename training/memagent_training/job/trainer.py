@@ -1,10 +1,10 @@
 """Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts with many conversations each, exact for any micro-batches.
 
 TRL does the reference model, adapters, the optimizer, checkpoints, logging, and everything that accelerate distributes.
-The difference is the content of a step. A rollout has K conversations, so there is no batch of prompts to generate
-from: an item of the dataloader is the number of an optimizer step, and the schedule gives its rows, weights and
-micro-batches, the same on every rank. The loss of each micro-batch is the sum of its tokens' losses (`loss.TokenLoss`)
-and entropies times their weights, which are those of the whole step.
+The content of a step is different. A rollout has K conversations, so there is no batch of prompts to generate from. An
+item of the dataloader is the number of an optimizer step, and the schedule gives the step's rows, weights and
+micro-batches, the same on every rank. The loss of a micro-batch is the sum of its tokens' losses (`loss.TokenLoss`) and
+entropies, times their weights in the whole step.
 """
 
 from __future__ import annotations

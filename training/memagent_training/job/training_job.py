@@ -206,8 +206,8 @@ def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapp
     if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
         raise TrainingError(
             f"the runs were sampled at a temperature of {counts}, which cannot be trained on at {config.temperature:g}",
-            hint="Export those of one temperature above 0 to a file of their own (memagent export) and train on it; "
-            "leave the setting temperature out, and theirs is used.",
+            hint="Export the runs of one temperature above 0 to their own file (memagent export) and train on it. "
+            "Leave the setting temperature out to use theirs.",
         )
     return make_config(job.preset, {**job.settings, "temperature": min(sampled)}, job.out)
 

@@ -57,7 +57,7 @@ def find_checkpoints(out: Path) -> Checkpoints:
 
 
 def require_unused(out: Path) -> None:
-    """Refuse a folder in which something was trained before.
+    """Refuse the folder of an earlier training.
 
     Raises:
         TrainingError: it has checkpoints or weights.

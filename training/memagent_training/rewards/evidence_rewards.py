@@ -51,7 +51,7 @@ class _EvidenceReward:
 
 
 class EvidenceF2(_EvidenceReward):
-    """F2 of the chunks that the final memory is based on, compared with those that contain the gold evidence."""
+    """F2 of the chunks that the final memory is based on, compared with the chunks that contain the gold evidence."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return 0 to 1; None if unknown."""

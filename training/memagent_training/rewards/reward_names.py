@@ -58,9 +58,9 @@ STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
 SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
 """The form of a reward of the user's own."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
-"""Those that need more than gold answers."""
+"""Rewards that need more than gold answers."""
 _NEED_NO_GOLD: Final = frozenset({"format"})
-"""Their names are never those of a logged reward."""
+"""No logged reward has their names."""
 
 
 def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -110,7 +110,7 @@ def term_rewards(
     Args:
         terms: the terms.
         has_gold: whether runs have gold answers. If so, a built-in's name is the built-in.
-        has_logged: whether any other name is that of a reward in the log.
+        has_logged: whether any other name means a reward in the log.
 
     Raises:
         RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.

@@ -49,7 +49,7 @@ class CollectionRecord:
     by_task: Mapping[str, MeanReward]
     """The same by the question's task."""
     solved_groups: int
-    """Groups in which every read has a reward of 1 or more."""
+    """Groups whose reads all have a reward of 1 or more."""
     uniform_groups: int
     """Groups without variance and with lower rewards."""
     failed_groups: int

@@ -55,7 +55,7 @@ class PhaseClock:
         self.phase, self._began = None, self._clock()
 
     def times(self, iteration: int) -> dict[Phase, float]:
-        """Return the seconds of an iteration, with those of its present phase."""
+        """Return the seconds of an iteration by phase, up to now."""
         times = dict(self._times.get(iteration, {}))
         if iteration == self.iteration and self.phase is not None:
             times[self.phase] = times.get(self.phase, 0.0) + self._clock() - self._began

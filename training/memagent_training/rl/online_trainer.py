@@ -1,7 +1,7 @@
 """The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
 
-Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration, the main
-process gets its groups from the source; the others wait for them.
+There is one optimizer, one schedule of the learning rate and one series of checkpoints. Before the first step of an
+iteration, the main process gets its groups from the source; the others wait for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IterationGroups:
 
     groups: Sequence[RolloutGroup]
     policy_versions: Sequence[str] = ()
-    """Oldest first; the last one is that of the iteration's initial weights."""
+    """Oldest first; the last one names the iteration's initial weights."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics for the training log, added to the first step's."""
 
@@ -57,7 +57,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         model: as for `MultiConvDAPOTrainer`.
         source: called before each iteration, for its groups.
         args: the settings; `max_steps` is the total number of steps.
-        steps_per_iteration: optimizer steps on one iteration's groups, each of which is in one of them.
+        steps_per_iteration: optimizer steps per iteration; each group is in one of them.
         save_policy: called on every process before each iteration, to write its weights to the folder where the source
             looks for them.
         callbacks, peft_config: as for `GRPOTrainer`.

@@ -55,8 +55,8 @@ class QuestionSplit:
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
-        Questions on one document stay together, except those of the document at which the split falls. A question that
-        is trained on at one length is held out at none.
+        Questions on one document stay together, except at the document where the split falls. A question that is
+        trained on at one length is held out at none.
 
         Args:
             tasks: tasks with a known number of questions each.
@@ -115,7 +115,7 @@ class QuestionSplit:
         """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
 
         Args:
-            lengths: some of those that were split.
+            lengths: some of the lengths that were split.
             skip: the number of questions of these lengths that were asked before.
         """
         samples = [
@@ -180,7 +180,7 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
 
 
 def _random_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
-    """Return a rank in random order, in which questions on one document follow each other."""
+    """Return a key for a random order; questions on one document follow each other."""
     return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
 
 

@@ -110,7 +110,7 @@ _IDLE_SETTINGS: Final = (
         "name one with --data", lambda job: job.data is None,
     ),
     _IdleSettings(
-        ("haystack",), "the documents are those of the data file",
+        ("haystack",), "the documents come from the data file",
         "take generated questions without --data", lambda job: job.data is not None,
     ),
     _IdleSettings(
@@ -258,7 +258,7 @@ def _reading_profile(
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
-    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
+    A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
     Raises:
         ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.

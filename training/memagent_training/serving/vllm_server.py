@@ -119,7 +119,7 @@ class VLLMServer:
     """The number format of the weights; `options` may name another. None means bfloat16 on an accelerator, and
     otherwise float32, whose log-probs are comparable with the trainer's to 1e-4."""
     gpus: str | None = None
-    """The GPUs that it may use, with commas between, as in CUDA_VISIBLE_DEVICES; None means those of this process."""
+    """The GPUs that it may use, as in CUDA_VISIBLE_DEVICES ("6,7"); None means the GPUs of this process."""
     max_lora_rank: int | None = None
     """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
     dev_mode: bool = False
@@ -261,7 +261,7 @@ class VLLMServer:
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version continue while those of the next one begin.
+            # Two at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
             arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]

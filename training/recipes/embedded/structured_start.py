@@ -45,7 +45,7 @@ TOPIC, REPEAT = 1.7, 2.6
 """Sharpness of the two ways of matching."""
 
 SINK = 20.0
-"""Sets the score of attending to nothing, between that of a match and that of a near miss."""
+"""Sets the score of attending to nothing, between the scores of a match and of a near miss."""
 
 SAME, SAME_SINK = 2.0, 15.5
 PAIR, PAIR_SINK = 1.6, 19.0

@@ -82,7 +82,7 @@ class PromptFormat:
 
 @dataclass(frozen=True)
 class RowSection:
-    """A section's text, the facts that are completely in it, and those that its edges cut."""
+    """A section's text, the facts that are completely in it, and the facts that its edges cut."""
 
     text: str
     present: tuple[Fact, ...]
