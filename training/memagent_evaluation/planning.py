@@ -8,10 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
@@ -76,15 +78,6 @@ class OwnLengths(Protocol):
         ...
 
 
-@runtime_checkable
-class OwnQuestions(Protocol):
-    """A task whose questions are available without making their documents."""
-
-    def question(self, length: int, index: int) -> str:
-        """Return the question of a sample."""
-        ...
-
-
 def build_plan(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
 ) -> EvaluationPlan:
@@ -123,7 +116,7 @@ def check_plan(
 ) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    All questions of a task that provides them (`OwnQuestions`) are checked; tasks from data files do.
+    All questions of tasks from data files are checked.
     Of short documents, which may be too short for some samples, all samples are made; of long documents, the last
     sample and some others. A sample that cannot be made later is reported at the evaluation's end.
 
@@ -142,7 +135,7 @@ def check_plan(
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
                     check_question(make_sample(task, cell.length, index, seed).question, context)
-                if isinstance(task, OwnQuestions):
+                if isinstance(task, FileTask | PassagesTask):
                     for index in range(cell.count):
                         check_question(task.question(cell.length, index), context)
         except BudgetError as error:

@@ -139,14 +139,8 @@ class EnglishTask(GeneratedTask):
         question, answer = facts.question(fact)
         if self.kind == "absent":
             return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        return _EnglishQuestion(
-            question,
-            (_without_article(answer),),
-            (fact,),
-            (_without_article(answer),),
-            (facts.near_miss(fact),),
-            (fact,),
-        )
+        gold = (_without_article(answer),)
+        return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
 
 
 def _without_article(answer: str) -> str:

@@ -281,9 +281,8 @@ class VariablesTask(GeneratedTask):
             name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
             if name not in names and name not in used:
                 names.append(name)
-        value = str(rng.randrange(10_000, 100_000))
-        while value in used:
-            value = str(rng.randrange(10_000, 100_000))
+        while (value := str(rng.randrange(10_000, 100_000))) in used:
+            pass
         right_sides = [value, *(f"VAR {name}" for name in names)]
         return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
 
