@@ -62,7 +62,9 @@ class CollectSettings:
                 values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
             )
         if self.concurrency < 1:
-            raise TrainingError(f"concurrency must be at least 1, got {self.concurrency}")
+            raise TrainingError(
+                f"concurrency must be at least 1, got {self.concurrency}", hint="Set --concurrency to 1 or more."
+            )
 
 
 @dataclass(frozen=True, slots=True)

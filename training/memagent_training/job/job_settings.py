@@ -108,7 +108,7 @@ def parse_value(setting: str, text: str) -> Any:
     if types - _TYPE_NAMES.keys() and not is_broken_json:  # text, or an enum of transformers
         return text
     names = " or ".join(name for kind, name in _TYPE_NAMES.items() if kind in types)
-    raise TrainingError(f"{setting} must be {names}, got {text!r}")
+    raise TrainingError(f"{setting} must be {names}, got {text!r}", hint="Change it with --set, or in the preset.")
 
 
 @cache

@@ -108,7 +108,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     """
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}")
+        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     _check_ranks(config)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)

@@ -340,9 +340,11 @@ def _check(job: RLJob) -> None:
             hint="Set measure_every to 0 or more, measure_count to 1 or more, and temperatures of 0 or more.",
         )
     if not job.server_timeout > 0:
-        raise TrainingError(f"server_timeout must be above 0 seconds, got {job.server_timeout:g}")
+        raise TrainingError(
+            f"server_timeout must be above 0 seconds, got {job.server_timeout:g}", hint="Set --server-timeout to 600."
+        )
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}")
+        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]

@@ -284,5 +284,5 @@ class VLLMServer:
 def _admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
-        raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}")
+        raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}", hint="Change --lora.")
     return next(admitted for admitted in _LORA_RANKS if admitted >= rank)
