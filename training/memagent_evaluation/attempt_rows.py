@@ -34,13 +34,13 @@ class OpenQuestion:
         return self.system, sample.task.name, sample.length, sample.index, self.repeat
 
 
-def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
+def make_run_id(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
     """Return the id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def row_of(
+def make_row(
     question: OpenQuestion,
     attempt: Attempt,
     *,

@@ -114,7 +114,7 @@ class MoreFacts:
 
     @classmethod
     def read(cls, path: Path) -> MoreFacts:
-        """From a file in the format of `english_facts.toml`."""
+        """Read a file in the format of `english_facts.toml`."""
         facts = _parse(path.read_text("utf-8"))
         return cls(
             tuple(replace(relation, all_wordings=True) for relation in facts.relations),

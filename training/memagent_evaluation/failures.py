@@ -67,7 +67,7 @@ _ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.re
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
-    """Return the outcome of each of a sample's needles, in order; empty if it has none.
+    """Return the outcome of each needle of a sample, in order; empty if it has none.
 
     Args:
         sample: the question.
@@ -188,7 +188,7 @@ def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, b
     position = needle.depth * characters
     following = {chunk.start_char: chunk for chunk in chunks}
     if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(chunk) is None for chunk in chunks):
-        start = needle.place(characters)[0] + needle.text.index(fact)
+        start = needle.span(characters)[0] + needle.text.index(fact)
         first = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
         if first is not None and start + len(fact) <= characters:
             yield first, start + len(fact) <= first.end_char

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, with_losses
+from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id, with_losses
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
@@ -51,7 +51,7 @@ _MAX_CONSECUTIVE_FAILURES: Final = 16
 
 
 class EvaluationEnd(StrEnum):
-    """Why an evaluation ended. All but the first can be resumed."""
+    """The reason why an evaluation ended. It can be resumed after all but the first."""
 
     DONE = "done"
     """Every row is there."""
@@ -113,7 +113,7 @@ class EvaluationProgress:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated, and how."""
+    """The request for an evaluation: systems, tasks, and limits."""
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
@@ -132,7 +132,7 @@ class Evaluation:
     run_log: RunLog | None = None
     """The systems' run log; without it, it is unknown where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
-    """The systems' checkpoints; those of questions with a row are deleted."""
+    """The systems' checkpoints; they are deleted once the question has a row."""
     keep_documents: bool = False
     retry_failed: bool = False
     """Whether to ask again questions that an earlier call counted as failed."""
@@ -140,7 +140,7 @@ class Evaluation:
     """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
     begin."""
     max_questions: int | None = None
-    """Here and below: a limit of this call, also if it resumes an evaluation; None means no limit."""
+    """The limit of questions in this call, resumed or not. Here and below, None means no limit."""
     max_tokens: int | None = None
     """Prompt and completion tokens of finished questions; running questions are finished."""
     max_seconds: float | None = None
@@ -298,7 +298,7 @@ class _EvaluationCall:
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, and again if it fails; return its row and the error."""
         evaluation, sample = self._evaluation, question.stored.sample
-        run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
+        run_id = make_run_id(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
@@ -322,7 +322,7 @@ class _EvaluationCall:
 
     async def _row(self, question: OpenQuestion, attempt: Attempt, error: str | None = None) -> ResultRow:
         evaluation = self._evaluation
-        row = row_of(
+        row = make_row(
             question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
@@ -351,7 +351,7 @@ class _EvaluationCall:
         if self._watcher is not None:
             self._watcher.on_row(row)
         if self._evaluation.saver is not None:
-            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, *row.attempt))
+            await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
 
 
 def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:

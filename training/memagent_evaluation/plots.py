@@ -98,19 +98,19 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     A length at which no document fits in a system's context window has no point.
     """
     axes = figure.subplots()
-    for number, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
+    for index, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
         fitting = {row.length for row in group if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
         cells = sorted(
             (length, cell) for length, cell in group_items(group, lambda row: row.length) if length in fitting
         )
         lengths = [length for length, _ in cells]
         lenient, strict = ([accuracy(cell, score) for _, cell in cells] for score in ("lenient", "strict"))
-        colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
+        colour = CURVE_COLOURS[index % len(CURVE_COLOURS)]
         low, high = [100 * value.low for value in lenient], [100 * value.high for value in lenient]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict], linestyle=(0, (1, 1.5)), color=colour)
         label = system if cells else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(number))
+        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(index))
     _length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)
     axes.set_yticks(range(0, 101, 20))

@@ -189,7 +189,7 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     """Return pass@k by k (1, 2, 4 and so on, and the number of samples); empty if questions have one sample each.
 
     Args:
-        rows: those of one system, task and length.
+        rows: the rows of one system, task and length.
         score: "strict" or "lenient".
     """
     questions = [group for _, group in group_items(rows, lambda row: row.sample_id)]
@@ -313,7 +313,7 @@ def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
 
 
 def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
-    """Return where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
+    """Return tables of the facts that wrong answers lost, and of failures; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
     parts: list[str] = []

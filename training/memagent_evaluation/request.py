@@ -48,7 +48,7 @@ async def run_evaluation(options: EvalOptions, log: Path, command: str) -> Evalu
     """Check everything, then run to the end, or to a limit.
 
     Args:
-        options: those of the command.
+        options: the command's options.
         log: the run log.
         command: the command line, for the report.
 
@@ -107,7 +107,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
     context = await reader.aprepare()
     if options.repeats > 1 and not context.sampling.temperature:
         raise EvaluationError(
-            "at temperature 0 all samples of an answer are alike", hint="Give a --temperature, or leave out --repeats."
+            "at temperature 0 all samples of an answer are alike", hint="Set a --temperature, or leave out --repeats."
         )
     identities = [(name, await load_system(name, reader).identity()) for name in systems]
     task_settings = TaskSettings(

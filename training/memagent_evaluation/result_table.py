@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[str, str, int, int, int]
 
 
 class QuestionOutcome(StrEnum):
-    """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
+    """The outcome of an attempt. All but ANSWERED are wrong in every score, and counted separately as well."""
 
     ANSWERED = "answered"
     """There is an answer to score."""
@@ -133,7 +133,7 @@ class ResultRow:
 
     @property
     def has_costs(self) -> bool:
-        """Whether its tokens, calls and seconds are those of a finished attempt; a failure has none."""
+        """Whether its tokens, calls and seconds are known: a failed attempt has none."""
         return self.outcome not in {QuestionOutcome.FAILED, QuestionOutcome.DOES_NOT_FIT}
 
     @property
@@ -193,7 +193,7 @@ class Results:
     """A table of results with the settings it was made with."""
 
     rows: tuple[ResultRow, ...]
-    """By task, length, index and system, tasks and systems in the order in which they were asked for."""
+    """Sorted by task, length, index and system; tasks and systems keep the order of the request."""
     settings: Mapping[str, Any]
     """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
     evaluation: str
@@ -205,7 +205,7 @@ class Results:
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """The systems' names, in the order in which they were asked for."""
+        """The systems' names, in the order of the request."""
         return tuple(dict.fromkeys(row.system for row in self.rows))
 
 
@@ -256,7 +256,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
-    """Check that settings equal those that a folder's results were made with.
+    """Check that settings equal the settings of a folder's results.
 
     Raises:
         EvaluationError: they do not; the message names every difference.
@@ -274,7 +274,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
         )
 
 
-def table_of(
+def make_results(
     rows: Iterable[ResultRow],
     plans: Sequence[EvaluationPlan],
     settings: Mapping[str, Any],

@@ -73,7 +73,7 @@ class OpenDocuments:
         return stored
 
     def release(self, stored: StoredSample) -> None:
-        """Note that one system needs a sample no longer; after the last one, remove its document."""
+        """Note that a system has finished with a sample; after the last system, remove its document."""
         stored.readers -= 1
         if stored.readers == 0:
             key = stored.document["key"]
@@ -110,7 +110,7 @@ class OpenDocuments:
 
     def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
         seed = self._seed
-        sample = sample_of(task, length, index, seed)
+        sample = make_sample(task, length, index, seed)
 
         def text() -> Iterator[str]:
             try:
@@ -134,7 +134,7 @@ class OpenDocuments:
         return StoredSample(sample, document, readers)
 
 
-def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
+def make_sample(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
     """Return a task's sample; `seed` is the task's seed, for the message.
 
     Raises:

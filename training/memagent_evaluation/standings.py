@@ -130,7 +130,7 @@ def standings_table(lines: Sequence[SystemStanding]) -> str:
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return markdown([names, *([cells[name][number] for name in names] for number in range(len(lines)))])
+    return markdown([names, *([cells[name][index] for name in names] for index in range(len(lines)))])
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:

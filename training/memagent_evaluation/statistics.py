@@ -77,7 +77,7 @@ def wilson(successes: float, n: int) -> Estimate:
         EvaluationError: n is below 1, or successes are not between 0 and n.
     """
     if n < 1 or not 0 <= successes <= n:
-        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Give an n above 0.")
+        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Pass an n above 0.")
     z, share = _NORMAL_QUANTILE, successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -55,7 +55,7 @@ class Attempt:
     trace: Trace = field(default=Trace(), repr=False)
     """The graph of policy calls; empty if unknown."""
     detail: str = ""
-    """A note for readers of the results, such as "4,096 of 131,072 tokens shown"."""
+    """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class ReaderSystem:
         if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
                 "the checkpoints with this run id belong to another question or document",
-                hint="Give every attempt its own run id, or name another file for checkpoints.",
+                hint="Use a separate run id for every attempt, or name another file for checkpoints.",
                 run_id=run_id,
             )
         return result

@@ -197,7 +197,7 @@ def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(
     sample = load_task(name, TaskSettings(TOKENIZER, small=small)).sample(2000, 1)
     text = "".join(sample.text())
     assert {each.gold for each in sample.needles} == set(sample.gold)
-    assert all(needle.place(len(text))[0] == text.index(needle.text) for needle in sample.needles)
+    assert all(needle.span(len(text))[0] == text.index(needle.text) for needle in sample.needles)
 
 
 def test_words_stand_in_no_order():

@@ -323,7 +323,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--preset", "grpo"], ExitCode.USAGE, "longrlvr or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
-        (["--reward", "fluent"], ExitCode.USAGE, "Choose one of exact_match"),
+        (["--reward", "fluent"], ExitCode.USAGE, "Choose one of: exact_match"),
     ],
 )
 def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:

@@ -38,7 +38,7 @@ from memagent_training.algorithm.advantages import (  # noqa: E402
     prepare_batch,
     reason_to_drop,
 )
-from memagent_training.algorithm.credit import terms_of  # noqa: E402
+from memagent_training.algorithm.credit import parse_terms  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 
 EXAMPLE = Path(dapo.__file__)
@@ -308,7 +308,7 @@ def test_advantages_and_weights_are_the_package_s(
     if terms and all(each["reward"] != "outcome" for each in terms):
         overlong = None  # it is the outcome's
     theirs = AdvantageSettings(
-        credit=terms_of(terms),
+        credit=parse_terms(terms),
         baseline=Baseline.LEAVE_ONE_OUT if leave_one_out else Baseline.GROUP_MEAN,
         divide_by_std=std,
         overlong_penalty=OverlongPenalty(*overlong) if overlong else None,

@@ -652,7 +652,7 @@ def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:
     arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._arguments()
     assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
     for rank in (0, 1000):
-        with pytest.raises(VLLMServerError, match=f"rank {rank} cannot be served"):
+        with pytest.raises(VLLMServerError, match=f"must be 1 to 512, got {rank}"):
             VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._arguments()
 
 

@@ -120,7 +120,7 @@ def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, 
     )
     assert all(set(each.logprobs_T) == {-0.25} for each in conversations)
     for rollout in group.rollouts_G:
-        *updates, answer = (each.place for each in rollout.conversations_K)
+        *updates, answer = (each.position for each in rollout.conversations_K)
         assert updates == [("update", "", k) for k in range(len(updates))]
         assert answer == ("answer", "", 0)
     assert {(each.policy_version, each.truncated, each.loss_mask_T) for each in conversations} == {("v7", False, None)}

@@ -188,7 +188,7 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
     path = tmp_path / "gold.jsonl"
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
     path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Give the document"):
+    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Name the document"):
         GoldAnswers.load(path)
 
 
@@ -234,7 +234,7 @@ def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
     assert choose_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
         choose_reward("exact", has_gold=True)
-    with pytest.raises(RewardError, match=r"'kindness'.*Choose one of exact_match, boxed_exact_match"):
+    with pytest.raises(RewardError, match=r"'kindness'.*Choose one of: exact_match, boxed_exact_match"):
         name_reward("kindness")
 
 

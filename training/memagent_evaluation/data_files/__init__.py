@@ -21,7 +21,7 @@ from memagent_evaluation.samples import TaskSettings
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.paths import data_folder
 
-__all__ = ["FileTask", "data_paths", "data_task_names", "data_task_of", "load_data_task"]
+__all__ = ["FileTask", "data_paths", "data_task_names", "detect_data_task", "load_data_task"]
 
 _FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
     ("hotpotqa", frozenset({"supporting_facts"})),
@@ -39,7 +39,7 @@ def data_task_names() -> tuple[str, ...]:
     return (*RECORD_NAMES, *ROW_FORMATS)
 
 
-def data_task_of(path: Path) -> str:
+def detect_data_task(path: Path) -> str:
     """Return the one of `data_task_names()` that reads a file or dataset folder, by the fields of its first row.
 
     Raises:
@@ -53,7 +53,7 @@ def data_task_of(path: Path) -> str:
             return name
     raise EvaluationError(
         f"{path} has rows with {', '.join(sorted(map(str, row))) or 'nothing'}, not with questions",
-        hint="Give each row a question, its document (or documents) and its answers.",
+        hint="Write each row with a question, its document (or documents) and its answers.",
     )
 
 
@@ -80,8 +80,8 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
 class Published:
     """A data set and the names of its files."""
 
-    what: str
-    """Where its files are published, with their names."""
+    source: str
+    """The place where its files are published, with their names."""
     patterns: tuple[str, ...]
     """Names of its files in a folder; the matches of the first pattern that has any."""
 
@@ -125,10 +125,10 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
     path = path or data_folder() / "evaluation"
     if path.is_file() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return [path]
-    remedy = f"{name} reads {published.what}. Pass where it is (--data PATH), or put it into {path}."
+    remedy = f"{name} reads {published.source}. Pass where it is (--data PATH), or put it into {path}."
     if not path.is_dir():
-        what = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
-        raise EvaluationError(what, hint=remedy)
+        message = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
+        raise EvaluationError(message, hint=remedy)
     if (path / name).is_dir():
         return data_paths(name, path / name)
     for pattern in published.patterns:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of
+from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, require_text
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
@@ -66,7 +66,7 @@ class QARecord:
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
-def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
+def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     """Return all records of the files of "hotpotqa" or "squad", in their order.
 
     HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
@@ -122,9 +122,9 @@ def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
     yield QARecord(
-        id=text_of(row, "_id" if "_id" in row else "id"),
-        question=text_of(row, "question").strip(),
-        answers=(text_of(row, "answer").strip(),),
+        id=require_text(row, "_id" if "_id" in row else "id"),
+        question=require_text(row, "question").strip(),
+        answers=(require_text(row, "answer").strip(),),
         gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting),
         distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting),
     )
@@ -155,21 +155,21 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
 
 def _squad_article(row: TableRow) -> Iterator[QARecord]:
     """Yield the records of an article, a row of the published file."""
-    title = text_of(row, "title").replace("_", " ")
+    title = require_text(row, "title").replace("_", " ")
     entries = [
-        (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
+        (Paragraph(title, require_text(content, "context").strip()), content) for content in _objects(row, "paragraphs")
     ]
     paragraphs = [paragraph for paragraph, _ in entries]
     for at, (paragraph, content) in enumerate(entries):
         others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
         for question in _objects(content, "qas"):
             if not question.get("is_impossible", False):
-                answers = [text_of(answer, "text").strip() for answer in _objects(question, "answers")]
+                answers = [require_text(answer, "text").strip() for answer in _objects(question, "answers")]
                 if not answers:
                     raise DamagedRowError(f"the question {question.get('id')!r} has no answer")
                 yield QARecord(
-                    id=text_of(question, "id"),
-                    question=text_of(question, "question").strip(),
+                    id=require_text(question, "id"),
+                    question=require_text(question, "question").strip(),
                     answers=tuple(dict.fromkeys(answers)),
                     gold=(paragraph,),
                     distractors=others,
@@ -215,7 +215,7 @@ class RecordExamples:
 def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """Return the task "hotpotqa" (documents of ten paragraphs) or "squad" (whole articles)."""
     tokenizer = settings.tokenizer
-    records = records_of(paths, name)
+    records = read_records(paths, name)
     counts: dict[Paragraph, int] = {}
     own_lengths = array("Q")
     for record in records:

@@ -46,7 +46,7 @@ class EnglishTask(GeneratedTask):
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2",
             "hop_3", these two with "_backward" (the last hop stands first), or "absent".
         foreign: tokens of the document per additional foreign fact.
-        held_out: whether people, towns and wordings are those that shipped policies were not trained on.
+        held_out: whether people, towns and wordings come from the split that no shipped policy was trained on.
     """
 
     shares_documents: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         new = self.kind == "new"
         questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new))
@@ -139,14 +139,8 @@ class EnglishTask(GeneratedTask):
         question, answer = facts.question(fact)
         if self.kind == "absent":
             return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        return _EnglishQuestion(
-            question,
-            (_without_article(answer),),
-            (fact,),
-            (_without_article(answer),),
-            (facts.near_miss(fact),),
-            (fact,),
-        )
+        gold = (_without_article(answer),)
+        return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
 
 
 def _without_article(answer: str) -> str:

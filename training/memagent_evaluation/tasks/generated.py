@@ -1,4 +1,4 @@
-"""What all generated tasks have in common: seeded random numbers, and samples from laid-out documents.
+"""The base of generated tasks: seeded random numbers, and samples from laid-out documents.
 
 Random numbers are the same in every process, and permutations need no memory.
 """
@@ -37,7 +37,7 @@ class GeneratedTask(ABC):
         shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
         options: the fields that can be set after the name, as in "state_2:facts=50".
-        length_margin: how much longer the smallest length of one sample can be than that of another, as a ratio.
+        length_margin: the largest ratio between the smallest lengths of two samples.
     """
 
     shares_documents: ClassVar[bool] = False
@@ -54,8 +54,8 @@ class GeneratedTask(ABC):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
-    def document_of(self, index: int) -> tuple[int, int]:
-        """Return the number of a sample's document, and the position of its question among those on the document."""
+    def locate_question(self, index: int) -> tuple[int, int]:
+        """Return the index of a sample's document, and the index of its question among the questions on it."""
         return divmod(index, self.settings.questions_per_document)
 
     def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
@@ -106,7 +106,7 @@ class GeneratedTask(ABC):
             question: the sample's question.
             gold: its gold strings.
             haystack: the text around the insertions.
-            insertions: those of all questions on the document; only this sample's evidence has gold strings.
+            insertions: the insertions of all questions on the document; only this sample's evidence has gold strings.
             all_questions: if the document has several: the longest one limits its length, so that it is the same for
                 all of them.
 

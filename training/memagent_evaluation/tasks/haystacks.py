@@ -101,7 +101,7 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 def reference_topics() -> Iterator[str]:
     """Yield the paragraphs of the language reference that `help()` shows (about 0.5 MB), always in the same order."""
     for name in sorted(pydoc_data.topics.topics):
-        yield from _paragraphs_of(pydoc_data.topics.topics[name])
+        yield from _split_paragraphs(pydoc_data.topics.topics[name])
 
 
 @lru_cache(maxsize=1)
@@ -110,7 +110,7 @@ def library_docstrings() -> tuple[str, ...]:
 
     They have about a megabyte and are cached, because parsing the library takes seconds.
     """
-    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _paragraphs_of(docstring))
+    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _split_paragraphs(docstring))
 
 
 def whole_docstrings() -> Iterator[str]:
@@ -134,7 +134,7 @@ def python_prose() -> Iterator[str]:
         yield from library_docstrings()
 
 
-def _paragraphs_of(text: str) -> Iterator[str]:
+def _split_paragraphs(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         words = " ".join(paragraph.split())
         if len(words) > 80 and words.count(" ") > 10:

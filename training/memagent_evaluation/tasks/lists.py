@@ -146,7 +146,7 @@ class FrequentWordsTask(GeneratedTask):
 
 
 def _frequencies(size: int, ranks: int) -> list[int]:
-    """Return how often each of the ranks occurs among `size` words, without those that do not occur."""
+    """Return the frequency of each rank that occurs among `size` words."""
     numbers = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
     return [number for number in numbers if number]
 

@@ -1,7 +1,7 @@
 """RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
-The small variants ask for facts that the embedded policy was trained for: those of `planted_facts`, with entities and
-values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
+The small variants ask for facts of the embedded policy's kind (`planted_facts`), with entities and values of the
+held-out split: numbers of four to seven digits. The first five are "special magic numbers" of an
 adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
 entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
 form that the policy knows.
@@ -181,7 +181,7 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         key_source = self._key_source(rng)
         used: set[str] = set()
@@ -281,9 +281,8 @@ class VariablesTask(GeneratedTask):
             name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
             if name not in names and name not in used:
                 names.append(name)
-        value = str(rng.randrange(10_000, 100_000))
-        while value in used:
-            value = str(rng.randrange(10_000, 100_000))
+        while (value := str(rng.randrange(10_000, 100_000))) in used:
+            pass
         right_sides = [value, *(f"VAR {name}" for name in names)]
         return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from memagent_evaluation.data_files import data_paths
-from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
+from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, read_records
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, seeded_rng
 from memagent_evaluation.tasks.placements import DocumentLayout, Haystack, Insertion
@@ -26,8 +26,8 @@ PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 """The tasks, with the data set of each."""
 
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
-_MAX_OWN_SHARE = 0.75
-"""The maximum share of a document that the question's own distractors take."""
+_MAX_OWN_FRACTION = 0.75
+"""The maximum fraction of a document that the question's own distractors take."""
 
 
 def _numbered(position: int, text: str) -> str:
@@ -61,7 +61,7 @@ class PassagesTask(GeneratedTask):
         if self.unit is LengthUnit.PASSAGES:
             return self._sample_by_passages(length, index, record, gold, distractors)
         budget = self.document_budget(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
-        distractors = self._fitting(distractors, _MAX_OWN_SHARE * budget)
+        distractors = self._fitting(distractors, _MAX_OWN_FRACTION * budget)
         decoys = [Insertion(paragraph.written, rng.random()) for paragraph in distractors]
         used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
         haystack = Haystack(partial(self._others, length, index, used), _numbered)
@@ -144,7 +144,7 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
         EvaluationError: its data file is missing, damaged or another data set's.
     """
     data_set = PASSAGE_TASKS[name]
-    records = records_of(data_paths(data_set, settings.data, name), data_set)
+    records = read_records(data_paths(data_set, settings.data, name), data_set)
     return passages_from(records, name, settings)
 
 

@@ -76,8 +76,8 @@ class DocumentLayout:
     def _parts(self, haystack: Haystack) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = inserted = 0
-        for number, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
-            while inserted < len(self.slots) and self.slots[inserted] <= number:
+        for index, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
+            while inserted < len(self.slots) and self.slots[inserted] <= index:
                 insertion = self.insertions[inserted]
                 yield haystack.piece(position, insertion.text), insertion
                 position, inserted = position + 1, inserted + 1

@@ -219,7 +219,7 @@ class StateTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
         story, questions = self._draw_story(rng)

@@ -5,7 +5,7 @@ every position all ranks have a micro-batch with the same number of rows, becaus
 weights and metrics are gathered) and need equal shapes. Inert rows of one prompt and one completion token, with a loss
 weight of 0, fill the gaps. No row is left out, and none is cut.
 
-Splitting a step this way changes no number: the loss weights (`advantages.py`) are already those of the whole step.
+Splitting a step this way changes no number: the loss weights (`advantages.py`) already belong to the whole step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLOCK = 512
 
 
 class Layout(StrEnum):
-    """How the rows of a micro-batch are forwarded, which determines how many tokens they cost."""
+    """The way in which a micro-batch is forwarded. It determines how many tokens the rows cost."""
 
     PADDED = "padded"
     """A rectangle: rows * (longest prompt + longest completion), as TRL pads the two apart."""
@@ -49,7 +49,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedMicroBatch:
-    """What one rank forwards at once: rows, by their index, and inert ones after them."""
+    """The rows that one rank forwards at once, by index, and the number of inert rows after them."""
 
     rows: tuple[int, ...]
     inert: int
@@ -74,7 +74,7 @@ class StepPlan:
 
     @property
     def critical_tokens(self) -> int:
-        """The step's time in tokens: at each position, those of the rank that the others wait for."""
+        """The step's time in tokens: at each position, the tokens of the rank that the others wait for."""
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
@@ -139,7 +139,7 @@ def optimizer_steps(
             raise TrainingError(
                 f"{len(shuffled)} groups for {steps} optimizer steps", hint="Collect more groups, or take fewer steps."
             )
-        bounds = [len(shuffled) * number // steps for number in range(steps + 1)]
+        bounds = [len(shuffled) * index // steps for index in range(steps + 1)]
     else:
         bounds = [*range(0, len(shuffled), groups_per_step), len(shuffled)]
     return [tuple(by_id[name] for name in shuffled[start:end]) for start, end in pairwise(bounds)]
@@ -209,14 +209,14 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
         if tokens > token_budget:
             raise TrainingError(
                 f"a conversation of {tokens:,} tokens exceeds token_budget, {token_budget:,}",
-                hint=f"Give at least {tokens} (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
+                hint=f"Set at least {tokens} (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
                 run_id=row.run_id,
                 chunk_index=row.conversation.chunk_index,
             )
 
 
 def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
-    """Neighbours in the order of length, as many at once as the budget allows on every rank."""
+    """Return neighbours in the order of length, as many at once as the budget allows on every rank."""
     positions: list[list[_Batch]] = []
     start = 0
     while start < len(step.lengths):
@@ -257,7 +257,7 @@ def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
 
 
 def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Sequences of neighbours in the trie's order, cut where the fewest tokens are shared, into as few as possible.
+    """Return sequences of neighbours in the trie's order, as few as possible, cut where the fewest tokens are shared.
 
     With a cut before a row, the tokens that it shares with the previous row are forwarded again. With `added[p]` tokens
     of the trie of the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the smallest cost up to
@@ -306,7 +306,7 @@ def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int
 
 
 def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
-    """Micro-batches with similar numbers of rows at the same position, one per rank.
+    """Return micro-batches with similar numbers of rows at the same position, one per rank.
 
     If inert rows would exceed the budget, the batches with the most rows are halved until they do not.
     """

@@ -158,7 +158,7 @@ def _parse_temperatures(text: str) -> tuple[float, ...]:
         temperatures = ()
     if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
         raise TrainingError(
-            f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
+            f"{text!r} are not temperatures", hint="Pass numbers of 0 or more, as in --measure-temperatures 0,1."
         )
     return temperatures
 

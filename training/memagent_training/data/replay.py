@@ -53,7 +53,7 @@ _MAX_LOGPROB: Final = 1e-3
 _IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
     {setting.name for setting in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
-"""Settings in which rollouts of one group may differ: those that say where the policy is and how it is reached.
+"""Settings in which rollouts of one group may differ: they say where the policy is and how it is reached.
 Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
 _GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
@@ -90,7 +90,7 @@ def load_groups(
     *,
     reward: str | RewardFunction = "reward",
     term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
-    gold_of: Callable[[TrainingRun], Gold | None] | None = None,
+    find_gold: Callable[[TrainingRun], Gold | None] | None = None,
     chosen: RunFilter | None = None,
     groups: Mapping[str, str] | None = None,
     whole_groups: bool = True,
@@ -106,7 +106,7 @@ def load_groups(
         source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         term_rewards: more rewards, by their names in the terms of the advantage.
-        gold_of: the correct answer of each run, for rewards without their own gold answers.
+        find_gold: the correct answer of each run, for rewards without their own gold answers.
         chosen: which of a log's runs.
         groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
             one document form a group if they began with the same chunk, and with the same sampling and settings but
@@ -131,13 +131,13 @@ def load_groups(
     versions = None if policy_versions is None else frozenset(policy_versions)
     ledger = _Ledger()
     for logged_run in read_runs(source, chosen):
-        run = logged_run if gold_of is None else replace(logged_run, gold=gold_of(logged_run))
+        run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
         scored = run.without_discarded()
         refusals = _refusals(
             run, scored.sampled,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
-        group = _group_of(run, groups)
+        group = _find_group(run, groups)
         if groups is None and versions is None:
             group = ledger.group_of_version(group, run)
         ledger.enter(scored, group, next(refusals, None))
@@ -181,7 +181,7 @@ class _Ledger:
     refused: dict[str, Refusal] = field(default_factory=dict)
     group_of: dict[str, str | None] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
-    """Groups of which a member was refused."""
+    """Groups with a refused member."""
     details: Counter[str] = field(default_factory=Counter)
     """Refused runs by what the reason does not say."""
     version_of: dict[str, str] = field(default_factory=dict)
@@ -224,7 +224,7 @@ def _refusals(
     tokenizer: str | None,
     template: str | None,
 ) -> Iterator[Refusal]:
-    """Why a single run cannot be trained on; `kept` are its conversations to train on.
+    """Yield the reasons why a single run cannot be trained on; `kept` are its conversations to train on.
 
     Reasons why it does not belong to its group come first: it must not count as a gap there.
     """
@@ -252,7 +252,7 @@ def _refusals(
         yield Refusal.TOO_LONG
 
 
-def _group_of(run: TrainingRun, groups: Mapping[str, str] | None) -> str | None:
+def _find_group(run: TrainingRun, groups: Mapping[str, str] | None) -> str | None:
     if groups is not None:
         return groups.get(run.run_id)
     if not run.conversations_K:
@@ -317,7 +317,7 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
 
 
 def _is_unbroken(run: TrainingRun) -> bool:
-    """Whether every step with all its attempts is there, and an answer."""
+    """Return whether every step with all its attempts is there, and an answer."""
     steps: dict[str, list[Conversation]] = {}
     for conversation in run.conversations_K:
         steps.setdefault(conversation.step, []).append(conversation)
@@ -383,21 +383,21 @@ def _rollout(
         else:
             raise RewardError(
                 f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
-                hint="Give one for each of run.conversations_K.",
+                hint="Return one for each of run.conversations_K.",
                 run_id=run.run_id,
             )
     outcome = rewards.pop(OUTCOME)
     if isinstance(outcome, tuple):
         raise RewardError(
             f"the {OUTCOME} is {outcome}",
-            hint="Give one number; rewards of conversations are terms of the advantage (credit).",
+            hint="Return one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
     return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), outcome, rewards)
 
 
 def _is_replaced(logged: Conversation) -> bool:
-    """Whether a guard kept another memory than the one that was written."""
+    """Return whether a guard kept another memory than the one that was written."""
     kinds = {event.kind for event in logged.events}
     return logged.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARDED)
 

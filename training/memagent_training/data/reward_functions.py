@@ -99,11 +99,6 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
     return {reward.conversation: reward.value for reward in rewards}
 
 
-def not_usable(value: float) -> str:
-    """Return a description of what is wrong with a reward beyond `MAX_REWARD`."""
-    return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
-
-
 def check_reward(value: float, run: TrainingRun, name: str) -> float:
     """Return the value, if it is a finite number that training can hold, in 32 bits.
 
@@ -111,15 +106,16 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
         RewardError: it is not.
     """
     if not abs(value) <= MAX_REWARD:
+        reason = "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
         raise RewardError(
-            f"the reward {name!r} is {value}, which is {not_usable(value)}",
+            f"the reward {name!r} is {value}, which is {reason}",
             run_id=run.run_id,
             hint="Correct the reward function; return None if it cannot judge a run.",
         )
     return float(value)
 
 
-def name_of(function: object) -> str:
+def function_name(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -38,7 +38,7 @@ class TrainingConversation:
     branch: str
     """The branch in the run's graph; "" is the trunk."""
     slot: int
-    """Its number among the conversations of that role and branch, from 0."""
+    """Its index among the conversations of that role and branch, from 0."""
     truncated: bool
     """Whether it was cut off at the maximum output length."""
     policy_version: str
@@ -53,8 +53,8 @@ class TrainingConversation:
             )
 
     @property
-    def place(self) -> tuple[str, str, int]:
-        """Role, branch and slot: rewards are compared over the conversations at the same place of a group."""
+    def position(self) -> tuple[str, str, int]:
+        """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
         return self.role, self.branch, self.slot
 
     @property

@@ -173,7 +173,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
 
 
 def read_run(log: RunLog, run_id: str) -> TrainingRun:
-    """One run of a log.
+    """Return one run of a log.
 
     Raises:
         RunNotFoundError: there is no such run.

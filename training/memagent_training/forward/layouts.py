@@ -64,18 +64,18 @@ class Trie:
 
 
 def one_after_another(rows: Sequence[array[int]]) -> Trie:
-    """Every row by itself, in the rows' order."""
+    """Return every row by itself, in the rows' order."""
     return _lay_out(rows, range(len(rows)), [0] * len(rows))
 
 
 def as_tree(rows: Sequence[array[int]]) -> Trie:
-    """Every prefix once, however many rows begin with it; each row has at least one token."""
+    """Return every prefix once, however many rows begin with it; each row has at least one token."""
     order = sorted(range(len(rows)), key=lambda number: rows[number])
     return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
 def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
-    """Rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
+    """Return rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
     trie = Trie()
     path: list[int] = []
     for number, common in zip(order, shared, strict=True):
@@ -147,7 +147,7 @@ class MicroBatch:
 
 
 def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
-    """Left-padded prompts and right-padded completions."""
+    """Return left-padded prompts and right-padded completions."""
     prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
     completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
     return PaddedRows(*(part.to(device) for part in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
@@ -169,7 +169,7 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
 
 
 def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
-    """Rows as ids and mask of equal width, padded on one side."""
+    """Return rows as ids and mask of equal width, padded on one side."""
     ids = [torch.tensor(list(row), dtype=torch.long) for row in rows]
     masks = [torch.ones_like(row) for row in ids]
     return (

@@ -46,7 +46,7 @@ def completion_logprobs(
     entropy_gradient: bool = False,
     logits_chunk: int = 1024,
 ) -> LogProbs:
-    """Log-probs of every row's completion tokens, in float32 or better.
+    """Return the log-probs of every row's completion tokens, in float32 or better.
 
     Logits are computed only where a completion token is predicted, `logits_chunk` tokens at a time, and computed again
     in the backward pass instead of being kept. To be part of the model's own forward (autocast and sharded wrappers
@@ -101,7 +101,7 @@ class _Scoring:
     logits_chunk: int
 
     def score_hidden(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
-        """(C, 2), a chunk of logits at a time."""
+        """Return (C, 2), a chunk of logits at a time."""
         scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
 
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class _Scoring:
         return torch.cat([score_chunk(*piece) for piece in pieces])
 
     def score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
-        """(C, 2), from all logits at once."""
+        """Return (C, 2), from all logits at once."""
         if logits_CV.dtype != torch.float64:
             logits_CV = logits_CV.float()
         logits_CV = logits_CV / self.temperature
@@ -129,7 +129,7 @@ class _Scoring:
 
 
 def _score_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
-    """(C, 2) from one forward of the model, or None if the model changes what its head returns."""
+    """Return (C, 2) from one forward of the model, or None if the model changes what its head returns."""
     with _replace_head(core.get_output_embeddings(), scoring) as scores:
         returned_C2: Tensor = model(**inputs).logits[0]
     if bool((returned_C2[-1] != _PROBE).any()):

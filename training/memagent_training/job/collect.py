@@ -40,12 +40,12 @@ _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """How much is collected."""
+    """The size of a collection."""
 
     rollouts: int = 16
     """G: how often each question is read."""
     groups: int = 16
-    """How many groups with variance are needed."""
+    """The number of groups with variance that are needed."""
     max_questions: int = 64
     """The maximum number of questions, even if too few groups have variance."""
     concurrency: int = 256
@@ -62,7 +62,9 @@ class CollectSettings:
                 values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
             )
         if self.concurrency < 1:
-            raise TrainingError(f"concurrency must be at least 1, got {self.concurrency}")
+            raise TrainingError(
+                f"concurrency must be at least 1, got {self.concurrency}", hint="Set --concurrency to 1 or more."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Collection:
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
-def gold_of(sample: Sample) -> Gold:
+def find_gold(sample: Sample) -> Gold:
     """Return the correct answer of a question, by its task's rules, and its evidence in the document."""
     own_score = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
     return Gold(sample.gold, sample.task.metric, own_score, tuple(needle.text for needle in sample.needles) or None)
@@ -140,9 +142,9 @@ async def collect(
         agent: a reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
             If its rules refuse a memory, the reward is for the memory that was kept instead;
             `UpdateRules(invented=UpdateRule.ACCEPT)` turns off the rule that a policy's profile may bring.
-        samples: Questions; taken one at a time, as they are needed.
-        settings: how much.
-        name: of this collection; run ids and groups begin with it.
+        samples: the questions, taken one at a time as they are needed.
+        settings: the number of rollouts, groups and questions.
+        name: the name of this collection, with which its run ids and groups begin.
         reward: the reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
             the built-in's name, or the function's.
         keep_uniform: keep groups without variance too: they may differ in other rewards than the outcome.
@@ -204,13 +206,13 @@ class _GroupReader:
 
     async def read_group(self, name: str, sample: Sample) -> CollectedGroup:
         """Make all rollouts of a question, or find them in the log; the document is stored once."""
-        run_ids = tuple(f"{name}-{number}" for number in range(self.settings.rollouts))
+        run_ids = tuple(f"{name}-{index}" for index in range(self.settings.rollouts))
         rewards = await asyncio.to_thread(self._find_rewards, run_ids)
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
             reference = await self.agent.store.add_async(document)
             await _gather(self._read(run_id, reference, sample) for run_id in run_ids)
-            gold = gold_of(sample)
+            gold = find_gold(sample)
             rewards = await _gather(asyncio.to_thread(self._judge, run_id, gold) for run_id in run_ids)
             await asyncio.to_thread(self._log_rewards, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
@@ -219,7 +221,7 @@ class _GroupReader:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward(run)
         if value is None:
-            hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
+            hint = "Pass it what it needs; if redaction drops answers from the log, they cannot be rewarded."
             reason = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
             message = f"the reward {self.reward_name!r} returned no reward{reason}"
             raise RewardError(message, run_id=run_id, hint=hint)

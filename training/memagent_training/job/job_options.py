@@ -49,7 +49,7 @@ class TrainingOptions:
 
 
 class Engine(StrEnum):
-    """Where the policy of a loop reads."""
+    """The engine with which the policy of a loop reads."""
 
     VLLM = "vllm"
     LOCAL = "local"
@@ -69,14 +69,14 @@ class LoopOptions:
     ] = None
     held_out: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
+        typer.Option(min=0.0, max=1.0, help="Fraction of the questions of --data to measure with, never trained on."),
     ] = 0.1
     drop_answered_without: Annotated[
         Path | None,
         typer.Option(
             metavar="RESULTS",
-            help="Leave out questions that are answered right without the document: those that the system no_document "
-            "got right in `memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
+            help="Leave out questions that are answered right without the document, by the results of "
+            "`memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
         ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")

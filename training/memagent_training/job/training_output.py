@@ -57,7 +57,7 @@ def find_checkpoints(out: Path) -> Checkpoints:
 
 
 def require_unused(out: Path) -> None:
-    """Refuse a folder in which something was trained before.
+    """Refuse the folder of an earlier training.
 
     Raises:
         TrainingError: it has checkpoints or weights.
@@ -144,13 +144,13 @@ def _restore_cache(config: Path, base_config: Path) -> None:
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def step_of(checkpoint: Path) -> int | None:
+def checkpoint_step(checkpoint: Path) -> int | None:
     """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
     match = _NUMBER.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 
 
 def _checkpoints(out: Path) -> list[Path]:
-    """Checkpoint folders, complete or not, the newest first."""
-    numbered = [(step_of(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    """Return checkpoint folders, complete or not, the newest first."""
+    numbered = [(checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
     return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

@@ -29,7 +29,7 @@ _ByteSpans: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
-    """F2 = 5PR / (4P + R) of chunks, which counts recall more than precision (LongRLVR, arXiv 2603.02146). 0 to 1.
+    """Return F2 = 5PR / (4P + R) of chunks, 0 to 1: recall counts more than precision (LongRLVR, arXiv 2603.02146).
 
     Args:
         cited: chunks that were used.
@@ -51,7 +51,7 @@ class _EvidenceReward:
 
 
 class EvidenceF2(_EvidenceReward):
-    """F2 of the chunks that the final memory is based on, compared with those that contain the gold evidence."""
+    """F2 of the chunks that the final memory is based on, compared with the chunks that contain the gold evidence."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return 0 to 1; None if unknown."""

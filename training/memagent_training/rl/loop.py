@@ -23,7 +23,7 @@ from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import name_of
+from memagent_training.data.reward_functions import function_name
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import lora_config
 from memagent_training.job.job_options import Engine
@@ -50,7 +50,7 @@ class LoopResult:
     """The finished policy's folder."""
     steps: int
     reason: str
-    """Why it ended."""
+    """The reason why it ended."""
     measurements: tuple[Measurement, ...]
     best: Path | None
     """The policy with the best measurement, if any was measured."""
@@ -76,7 +76,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
-            source.groups_of,
+            source.provide_groups,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
@@ -119,7 +119,7 @@ def _card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> d
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
-        "reward": job.reward if isinstance(job.reward, str) else name_of(job.reward),
+        "reward": job.reward if isinstance(job.reward, str) else function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
@@ -188,11 +188,11 @@ class _IterationSource:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._enter_phase(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
-        self._logprobs = trainer.logprobs_of
+        self._logprobs = trainer.row_logprobs
         rank, merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
-    def groups_of(self, iteration: int) -> IterationGroups:
+    def provide_groups(self, iteration: int) -> IterationGroups:
         """Return the groups of an iteration: a `GroupSource`."""
         record = self.journal.find_collection(iteration)
         if record is None and self._next_collection is not None:
@@ -222,7 +222,7 @@ class _IterationSource:
         self._enter_phase(iteration, Phase.TRAIN)
         return IterationGroups(
             groups=self._collector.groups(record),
-            policy_versions=[self.serving.version(number) for number in range(max(iteration - 1, 0), iteration + 1)],
+            policy_versions=[self.serving.version(index) for index in range(max(iteration - 1, 0), iteration + 1)],
             metrics=metrics,
         )
 
@@ -246,7 +246,7 @@ class _IterationSource:
         measurements = []
         temperatures = self._job.measure_temperatures
         conditions = [(temperature, False) for temperature in temperatures]
-        if self._prepared.has_guard:  # the first one decides which policy is best: that of deployment
+        if self._prepared.has_guard:  # first, because the first measurement decides which policy is best
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
             reader = self.serving.reader(temperature, as_deployed=as_deployed)
@@ -311,7 +311,7 @@ async def measure(
     answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     began = time.monotonic()
 
-    async def score_of(sample: Sample) -> float | None:
+    async def read_and_score(sample: Sample) -> float | None:
         async with slots:
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
@@ -327,7 +327,7 @@ async def measure(
         for length in prepared.measured_lengths
         for sample in prepared.curriculum.held_out_samples(length, job.measure_count)
     ]
-    reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
+    reads = [asyncio.create_task(read_and_score(sample)) for _, sample in samples]
     try:
         read_scores = await asyncio.gather(*reads)  # raises the first error unchanged; a TaskGroup would wrap it
     finally:

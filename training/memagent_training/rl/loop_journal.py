@@ -49,7 +49,7 @@ class CollectionRecord:
     by_task: Mapping[str, MeanReward]
     """The same by the question's task."""
     solved_groups: int
-    """Groups in which every read has a reward of 1 or more."""
+    """Groups whose reads all have a reward of 1 or more."""
     uniform_groups: int
     """Groups without variance and with lower rewards."""
     failed_groups: int
@@ -103,7 +103,7 @@ class Measurement:
         return sum(estimate.mean for estimate in self.accuracy.values()) / max(len(self.accuracy), 1)
 
     def is_comparable(self, other: Measurement) -> bool:
-        """Whether the same questions were asked in the same way, so that the means can be compared."""
+        """Return whether the same questions were asked in the same way, so that the means can be compared."""
         return self._conditions == other._conditions
 
     @property

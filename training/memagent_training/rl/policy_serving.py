@@ -89,7 +89,7 @@ class PolicyBackend(ABC):
         return f"{_VERSION}{iteration}"
 
     @staticmethod
-    def iteration_of(version: str) -> int:
+    def parse_version(version: str) -> int:
         """Return the iteration whose initial weights have this name."""
         return int(version.removeprefix(_VERSION))
 

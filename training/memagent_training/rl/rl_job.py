@@ -1,4 +1,4 @@
-"""The settings of a loop, and everything that can be refused before anything is served or trained."""
+"""The settings of a loop, and all checks that need neither a server nor a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from transformers.trainer_utils import SaveStrategy
 
-from memagent_evaluation.data_files import data_task_of
+from memagent_evaluation.data_files import detect_data_task
 from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
@@ -65,7 +65,7 @@ _WAIT_SECONDS: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLJob(LoopOptions):
-    """The settings of a loop: what `memagent rl` is given as text, parsed, and the same options."""
+    """The settings of a loop: the options of `memagent rl`, parsed."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
@@ -110,7 +110,7 @@ _IDLE_SETTINGS: Final = (
         "name one with --data", lambda job: job.data is None,
     ),
     _IdleSettings(
-        ("haystack",), "the documents are those of the data file",
+        ("haystack",), "the documents come from the data file",
         "take generated questions without --data", lambda job: job.data is not None,
     ),
     _IdleSettings(
@@ -165,7 +165,7 @@ class PreparedLoop:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What determines the weights, except how long the loop runs."""
+        """The settings that determine the weights, except the number of iterations."""
         job = self.job
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         optional = {
@@ -217,7 +217,7 @@ def prepare(job: RLJob) -> PreparedLoop:
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, _profile_of(job.reading, base)).roles
+    roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
     term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
@@ -248,7 +248,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     return prepared
 
 
-def _profile_of(reading: WordingSettings, base: BaseModel) -> Profile | None:
+def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
     """Return the profile that is changed: the one named, or the model's own, if it has one."""
     return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
 
@@ -258,14 +258,14 @@ def _reading_profile(
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
-    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
+    A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
     Raises:
         ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None
-    former = _profile_of(reading, base)
+    former = _find_profile(reading, base)
     profile = former or Profile(Budget(), load_prompts())
     prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
     prompts = prompts_for(roles, prompts) if former is None else prompts
@@ -277,7 +277,7 @@ def _reading_profile(
 
 
 def _with_data_task(job: RLJob) -> RLJob:
-    return replace(job, tasks=(data_task_of(job.data),)) if job.data is not None and not job.tasks else job
+    return replace(job, tasks=(detect_data_task(job.data),)) if job.data is not None and not job.tasks else job
 
 
 def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
@@ -287,7 +287,7 @@ def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
     lengths = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
     if not lengths:
         raise TrainingError(
-            f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Give --lengths that grow."
+            f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Pass --lengths that grow."
         )
     return replace(job, lengths=tuple(lengths))
 
@@ -312,7 +312,7 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
     dropped = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
-    return QuestionSplit.make(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
+    return QuestionSplit.make(finite, job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -325,12 +325,13 @@ def _check(job: RLJob) -> None:
         )
     if not 0 <= job.held_out < 1:
         raise TrainingError(
-            f"held_out must be at least 0 and below 1, not {job.held_out:g}", hint="0 holds nothing out."
+            f"held_out must be at least 0 and below 1, got {job.held_out:g}", hint="0 holds nothing out."
         )
     if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
         raise TrainingError(
-            f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
-            hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
+            f"a loop needs 1 iteration or more, 0 or 1 steps behind and a temperature above 0, got {job.iterations}, "
+            f"{job.steps_behind} and {job.temperature}",
+            hint="Change --iterations, --steps-behind or --temperature.",
         )
     if job.measure_every < 0 or job.measure_count < 1 or min(job.measure_temperatures, default=-1) < 0:
         raise TrainingError(
@@ -339,9 +340,11 @@ def _check(job: RLJob) -> None:
             hint="Set measure_every to 0 or more, measure_count to 1 or more, and temperatures of 0 or more.",
         )
     if not job.server_timeout > 0:
-        raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")
+        raise TrainingError(
+            f"server_timeout must be above 0 seconds, got {job.server_timeout:g}", hint="Set --server-timeout to 600."
+        )
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, not {job.lora_rank}", hint="Give 1 or more.")
+        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
@@ -365,7 +368,7 @@ def _check_server_gpus(gpus: str) -> None:
 
 
 def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
-    """Refuse a policy without a template for a role, as its first read would when it is served."""
+    """Refuse a policy without a template for a role; otherwise its first read would fail."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
         prompts_for(roles, profile.prompts, trained_prompts_only=True)
@@ -384,7 +387,7 @@ def _check_folder(prepared: PreparedLoop) -> None:
 
 
 def _holds_loop(out: Path) -> bool:
-    """Whether anything was collected there: a new loop would treat runs of the same names as its own."""
+    """Return whether anything was collected there: a new loop would treat runs of the same names as its own."""
     if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
         return (out / JOURNAL).exists()
     with closing(RunLog(out / RUN_LOG)) as log:
@@ -408,8 +411,8 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
     config.disable_tqdm = True  # the loop shows its own progress
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
-            "rollouts one version behind are trained on without importance weights",
-            hint="Give them a cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
+            "rollouts one version behind need importance weights",
+            hint="Set their cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
         )
     config.groups_per_step = min(config.groups_per_step, job.collect.groups)
     return config

@@ -52,7 +52,7 @@ def collate(rows: list[Row]) -> Batch:
 
 
 def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
-    """Tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
+    """Return the tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
     if rng.random() < 0.3 * ramp:
         return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
     top = 60 + (longest - 60) * ramp

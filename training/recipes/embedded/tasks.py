@@ -3,7 +3,7 @@ training split.
 
     memagent rl --task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign ...
 
-Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants ask for. They
+Entities and values are from the training split of `PlantedFacts`; RULER's small variants ask for the other one. They
 are planted in unchanged text, with its line breaks, headings and tables: a file from the settings, as written by
 `recipes.embedded.corpus`, or the docstrings of the standard library; never the language reference, which is used for
 measuring. In half of the documents they are between sentences,
@@ -51,7 +51,7 @@ class _PlantedFact(GeneratedTask):
     __slots__ = ()
     title: ClassVar[str]
     absent: ClassVar[float] = 0.0
-    """The share of samples in which it is missing."""
+    """The fraction of samples without it."""
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
@@ -73,7 +73,7 @@ class _PlantedFact(GeneratedTask):
         return self.lay_out_sample(length, index, fact.question, (gold,), self._haystack(rng), insertions)
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """Other stated facts, which are not answers; none, unless a task has some."""
+        """Yield other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
     @staticmethod
@@ -112,7 +112,7 @@ class AmongForeign(_PlantedFact):
     absent = _ABSENT
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """As many as there are chunks."""
+        """Yield as many as there are chunks."""
         taken = {(target.attribute, target.entity.lower())}
         while len(taken) <= max(1, length // _TOKENS_PER_FACT):
             fact = facts.near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.fact()

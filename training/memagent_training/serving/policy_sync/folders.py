@@ -66,7 +66,7 @@ class PolicyFolder:
 
 
 def has_tied_embeddings(folder: Path) -> bool:
-    """Whether the output head is the input embedding."""
+    """Return whether the output head is the input embedding."""
     return bool(getattr(text_config(folder), "tie_word_embeddings", False))
 
 

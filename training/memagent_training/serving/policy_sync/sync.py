@@ -67,7 +67,7 @@ class ServedPolicy:
     gap: float
     """The largest difference between the server's log-probs of the probe and the trainer's."""
     reasons: tuple[str, ...] = ()
-    """Why the methods before it failed, one sentence each."""
+    """The reasons why the methods before it failed, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class SyncSettings:
         tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
         if not self.methods or not tolerance > 0 or not self.timeout > 0:
             raise TrainingError(
-                f"weights cannot be synced with {self}",
-                hint="Give at least one method, and a tolerance and a timeout above 0.",
+                f"a sync needs a method, and a tolerance and a timeout above 0, got {self}",
+                hint="Change SyncSettings.",
             )
 
 
@@ -148,7 +148,7 @@ class PolicySync:
 
     @asynccontextmanager
     async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
-        """In this context, the model of `served` keeps its weights, and adapters stay loaded."""
+        """Keep the weights of the model of `served`, and its adapters, while the context lasts."""
         self._readers[served.model] += 1
         try:
             yield
@@ -321,7 +321,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _adopt(self, folder: PolicyFolder) -> None:
-        """Other whole weights are served: adapters of the old ones are useless now."""
+        """Note that other whole weights are served, and unload the adapters of the old ones."""
         self._remote_base = folder.path
         if self._own_server is not None:
             self._own_server.model = folder.path
