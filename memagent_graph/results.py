@@ -78,7 +78,7 @@ class ReadResult:
     """Every memory update, in order."""
     answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
-    """The way of reading."""
+    """The strategy that read."""
     strategy_fingerprint: str = ""
     """A hash of its options, roles, state and edges."""
     trace: Trace = field(default=Trace(), repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""Reads that are detached from the surrounding graph, and what that graph's handlers see of them.
+"""Detaches reads from the surrounding graph, and reports each of them to its handlers as one run.
 
 A graph that is called inside another graph's node inherits its callbacks, its streams and, unless it has its own, its
 checkpointer. A read by a middleware must not: every chunk of a tool result would be in the agent's traces, and the
@@ -49,13 +49,13 @@ class ReadCost:
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def add(self, run_id: str, question: str, update: MemoryUpdate) -> None:
-        """Count an update, in case nothing follows it, and report it."""
+        """Count and report an update. The count is used if the read fails before its total is known."""
         self.prompt_tokens += update.prompt_tokens
         self.completion_tokens += update.completion_tokens
         self.report(run_id, question, update)
 
     def settle(self, usages: Sequence[Usage], **outputs: Any) -> None:
-        """Use the reads' own totals instead."""
+        """Replace the counts by the totals of the reads."""
         self.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
         self.completion_tokens = sum(usage.completion_tokens for usage in usages)
         self.cached_tokens = sum(usage.cached_tokens for usage in usages)

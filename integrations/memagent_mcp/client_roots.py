@@ -33,7 +33,7 @@ from memagent_graph.errors import RefusedSourceError
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]
 
 _ROOTS_TIMEOUT = timedelta(seconds=10)
-"""How long a client may take to list its roots."""
+"""The time that a client may take to list its roots."""
 
 
 class Roots:

@@ -96,7 +96,7 @@ class Mcp(ReaderOptions):
             else:
                 if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
                     raise typer.BadParameter(
-                        "--host, --port, --allow-remote and --server-name are only possible with it",
+                        "--host, --port, --allow-remote and --server-name need this option",
                         param_hint="'--http'",
                     )
                 _serve_stdio(self)
@@ -124,13 +124,13 @@ def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
     from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
-    from memagent_mcp.server import serve_http, url_of  # noqa: PLC0415
+    from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
     async def serve() -> None:
         with listen(request.host, request.port) as listener:
             async with request.make_reader() as reader:
                 server = request.make_server(reader)
-                typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)
+                typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
                 if request.allow_remote:
                     typer.echo(
                         "warning: there is no login; everyone who can reach this address can read files below the "

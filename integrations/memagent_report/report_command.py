@@ -138,14 +138,14 @@ class ReportDocuments(ReaderOptions):
 
         for event in report.events:
             console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
-        written: Sequence[Path] = ()
+        paths: Sequence[Path] = ()
         if self.out is not None:
             formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
-            written = write_report(report, self.out, map(str, formats), force=self.force)
-            for path in written:
+            paths = write_report(report, self.out, map(str, formats), force=self.force)
+            for path in paths:
                 console.err.print(f"wrote {path}", markup=False)
         if self.as_json:
-            print_json({**report.to_dict(), "files": [str(path) for path in written]})
+            print_json({**report.to_dict(), "files": [str(path) for path in paths]})
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
         console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")

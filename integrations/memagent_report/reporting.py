@@ -75,7 +75,7 @@ async def areport(
     questions = list(questions)
     checked_questions = tuple(check_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
-        raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
+        raise MemAgentError(f"documents_at_once must be at least 1, got {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
@@ -143,7 +143,7 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         DocumentError: there are none, or none can be read.
     """
     if not sources:
-        raise DocumentError("there are no documents", hint="Give at least one.")
+        raise DocumentError("there are no documents", hint="Pass at least one.")
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
@@ -155,13 +155,13 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         except DocumentError as error:
             failures.append(error)
             message = without_folders(" ".join(str(error).split()))
-            report_documents.append(ReportDocument(_name_of(source), None, message))
+            report_documents.append(ReportDocument(_display_name(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]
     return _with_different_names(report_documents)
 
 
-def _name_of(source: DocumentSource) -> str:
+def _display_name(source: DocumentSource) -> str:
     if isinstance(source, Document):
         return source.name
     return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"
@@ -170,12 +170,12 @@ def _name_of(source: DocumentSource) -> str:
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     names: set[str] = set()
-    renamed = []
+    unique_documents = []
     for document in documents:
         name, number = document.name, 1
         while name in names:
             number += 1
             name = f"{document.name} ({number})"
         names.add(name)
-        renamed.append(replace(document, name=name))
-    return tuple(renamed)
+        unique_documents.append(replace(document, name=name))
+    return tuple(unique_documents)

@@ -26,7 +26,7 @@ _SETTINGS: Final = (
 _SIZES: Final = ("max_body", "request_memory", "storage", "total_storage")
 _SECONDS_TO_STOP: Final = 5
 _SECONDS_TO_ASK: Final = 5
-"""For the policy's server to describe its model, before requests are taken without that."""
+"""How long to wait for the policy server's description of its model before requests are accepted without it."""
 
 
 def _load_settings_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -101,7 +101,9 @@ class Serve(ReaderOptions):
         int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
     ] = 256
     storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
-    total_storage: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
+    total_storage: Annotated[
+        int, typer.Option(min=1, help="Disk space for the files and texts of all keys, in MiB.")
+    ] = 16384
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -168,7 +170,7 @@ async def _serve(request: Serve) -> None:
         async with request.make_reader() as reader:
             try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
-            except (PolicyError, TimeoutError) as error:  # its server may start later; nothing else mends itself
+            except (PolicyError, TimeoutError) as error:  # its server may start later; other errors need a change
                 typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]

@@ -39,7 +39,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         typer.Option(
             "--question",
             "-q",
-            help="The question. Repeat it for several questions; @FILE is a file with one on each line, no comments.",
+            help="The question. Repeat the option for several questions. @FILE is a file with one question per line.",
         ),
     ]
     schema: Annotated[
@@ -52,7 +52,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
     ] = None
     pages: Annotated[
         str | None,
-        typer.Option(help="The pages to read of a PDF file: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
+        typer.Option(help="The pages of a PDF file to read: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
     ] = None
     run_id: Annotated[str | None, typer.Option(help="Your own id for the run. A run with the same id is replaced.")] = (
         None

@@ -34,15 +34,19 @@ class Resume(RunOptions):
         "memagent resume 20261121-083011 --base-url http://localhost:8001/v1",
     )
     run_id: RunArgument
-    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is missing.")] = None
+    document: Annotated[Path | None, typer.Option(help="The document, needed only if its stored text is missing.")] = (
+        None
+    )
     schema: Annotated[
         str | None,
-        typer.Option(help="The form of the answer, as for `read`: it must be the run's.", show_default="the run's"),
+        typer.Option(help="The form of the answer, as for `read`. It must equal the run's.", show_default="the run's"),
     ] = None
-    policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
-    model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
-    base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None
-    strategy: Annotated[str | None, typer.Option(help="Another way of reading.", show_default="the run's")] = None
+    policy: Annotated[str | None, typer.Option(help="Name of another policy.", show_default="the run's")] = None
+    model: Annotated[str | None, typer.Option(help="Another model, as for `read`.", show_default="the run's")] = None
+    base_url: Annotated[str | None, typer.Option(help="The present URL of the server.", show_default="the run's")] = (
+        None
+    )
+    strategy: Annotated[str | None, typer.Option(help="Another strategy.", show_default="the run's")] = None
     header: Any = None
     ca_file: str | None = None
     proxy: str | None = None

@@ -44,7 +44,7 @@ class Runs(RunChoice):
         int | None,
         typer.Option(
             min=1,
-            help="Only this many of the newest runs.",
+            help="Maximum number of runs, newest first.",
             show_default=f"{_DEFAULT_ROWS}; all for --json and --delete",
         ),
     ] = None

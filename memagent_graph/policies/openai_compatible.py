@@ -93,20 +93,21 @@ class OpenAICompatiblePolicy:
             while the policy is in use, for example when weights are swapped.
         max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
             and 10 times the request, several times what any server needs.
-        session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
-            that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
-        default_headers: headers of every request, such as Azure's "api-key"; they replace the policy's own.
-        default_query: what follows the question mark in every request, such as Azure's "api-version"; it may also be
-            written at the end of `base_url`.
-        ca_file: certificates (PEM) that the server's must be signed by, in place of the usual ones; or a context.
-        proxy: the address of the proxy; by default what the environment names (HTTPS_PROXY, NO_PROXY).
-        unsupported: fields that the server does not take, among max_tokens (max_completion_tokens is sent then),
-            temperature, top_p, seed, stop, logprobs, return_token_ids and response_format. They are left out. Those
-            that a refusal names are found out, and left out from then on; completions say so in their notes.
+        session_header: the header for `SamplingParams.session`, such as "X-Session-Id". A router in front of several
+            replicas can use it to send all requests of a session to the same replica. By default it is not sent.
+        default_headers: headers of every request, such as Azure's "api-key". They replace the policy's own headers.
+        default_query: query parameters of every request, such as Azure's "api-version". They can also be part of
+            `base_url`.
+        ca_file: a file with the CA certificates (PEM) to check the server's certificate with, or an SSL context.
+        proxy: the URL of the proxy. The default comes from HTTPS_PROXY and NO_PROXY.
+        unsupported: request fields to leave out, because the server does not accept them: max_tokens
+            (max_completion_tokens is sent then), temperature, top_p, seed, stop, logprobs, return_token_ids or
+            response_format. Fields that the server names in a refusal are left out from then on, and the completions
+            have a note about it.
 
     Raises:
         PolicyRequestError: `base_url` or `proxy` is not an address, a key or header cannot be sent, `session_header`
-            is one that the policy itself sends, the file of certificates cannot be read, or a field is unknown.
+            is a header of the policy itself, the certificates cannot be read, or a field is unknown.
     """
 
     def __init__(

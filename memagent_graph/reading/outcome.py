@@ -16,7 +16,7 @@ from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 class Progress:
     """Collects a read's calls as they arrive, and computes their updates of the memory on request.
 
-    `memory` is the one before the first call.
+    `memory` is the memory before the first call.
     """
 
     def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
@@ -32,7 +32,7 @@ class Progress:
         self._memory = change.get("memory", self._memory)
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
-        """Add the steps of a change of the state, and return their updates; those of a chunk when all of it is read."""
+        """Add the steps of a change and return their updates. The update of a chunk comes when all of it is read."""
         steps, complete = len(self.steps), bool(change.get("chunks_read"))
         self.add(change)
         for step in self.steps[self._replayed_steps :]:
@@ -88,7 +88,7 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
-    """Return the document's tokens: counted, or estimated from its bytes if it was not read once to its end."""
+    """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
     chunks = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted
@@ -100,7 +100,7 @@ def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int
 async def await_result(
     parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
 ) -> ReadResult:
-    """Return the result that a reader's stream ends with; every update before it is reported."""
+    """Return the result at the end of a reader's stream. Updates are reported as they arrive."""
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ReadResult):
@@ -111,7 +111,7 @@ async def await_result(
 
 
 def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
-    """Return the results, unless one of them is a failure.
+    """Return the results if none is a failure.
 
     Raises:
         Exception: the first failure.

@@ -39,7 +39,7 @@ class RunView:
     document: DocumentRef
     model: str
     strategy: str
-    """The name of the way of reading."""
+    """The strategy's name."""
     trace: Trace = field(repr=False)
     """All calls of the policy, and their results."""
     answer: str | None

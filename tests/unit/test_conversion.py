@@ -13,7 +13,7 @@ import pytest
 from support.document_files import docx, pdf
 from support.made_documents import opened, sheets, slides, tc, word, zipped
 
-from memagent_converters.html_to_markdown import html_as_markdown
+from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.documents import Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.sources import MEDIA_TYPES
@@ -79,13 +79,13 @@ def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tm
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
 def test_what_is_nested_without_end_keeps_its_text_and_grows_no_further(tags: str) -> None:
     words = [f"w{number}" for number in range(1000)]
-    text = html_as_markdown("".join(tags + word for word in words))
+    text = render_markdown("".join(tags + word for word in words))
     assert not [word for word in words if word not in text]
     assert len(text) < 1_000_000
 
 
 def test_a_line_break_in_preformatted_text_is_one() -> None:
-    assert html_as_markdown("<pre>a<br>b</pre>") == "```\na\nb\n```"
+    assert render_markdown("<pre>a<br>b</pre>") == "```\na\nb\n```"
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.html"])

@@ -39,7 +39,7 @@ from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp import server as server_module
 from memagent_mcp.client_roots import local_path
-from memagent_mcp.server import allow_names, url_of
+from memagent_mcp.server import allow_hosts, get_url
 from memagent_mcp.tools import shield_work
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
@@ -573,13 +573,13 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
         with listen("127.0.0.1", 0) as listener:
             serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
-                hello = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                hello = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
                 session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
-                await client.post(url_of(listener), json=call, headers=session)
-                second = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                await client.post(get_url(listener), json=call, headers=session)
+                second = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
                 assert (hello.status_code, second.status_code) == (200, 503)
-                await client.delete(url_of(listener), headers=session)
-                assert (await client.post(url_of(listener), json=HELLO, headers=ACCEPT)).status_code == 200
+                await client.delete(get_url(listener), headers=session)
+                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 200
             serving.cancel()
             await asyncio.wait([serving])
     assert "none [2J" in log.getvalue()
@@ -704,7 +704,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
 
 
 def test_names_given_are_answered_besides_this_machines_own() -> None:
-    settings = allow_names(["reader.example.org", "::2"])
+    settings = allow_hosts(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
     assert "https://reader.example.org:*" in settings.allowed_origins

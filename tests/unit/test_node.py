@@ -157,7 +157,7 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
     parent = parent_of(graph).compile()
     assert parent.invoke(INPUT, TIGHT)["answer"] == "4711"
     assert {"read:read_chunk", "read:update_memory", "read:answer"} <= set(parent.get_graph(xray=True).nodes)
-    with pytest.raises(MemAgentError, match=r"of type ReaderGraph, not a MemAgent.*add_node"):
+    with pytest.raises(MemAgentError, match=r"must be a MemAgent, got ReaderGraph.*add_node"):
         memagent_node(graph)
 
 

@@ -16,7 +16,7 @@ from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
-from memagent_mcp.tool_results import run_text
+from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
 
 MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
@@ -47,7 +47,7 @@ def test_each_door_shows_the_same_event():
         logged = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(default_store())))
     assert logged.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
     assert IMAGE in render_page(logged)
-    assert "document_incomplete 1" in run_text(logged)
+    assert "document_incomplete 1" in format_run(logged)
 
 
 def test_a_read_stops_before_it_where_it_should():

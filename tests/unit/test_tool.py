@@ -209,7 +209,7 @@ class TestWhatTheModelMayRead:
 
     @pytest.mark.parametrize("url", ["http://example.com/a", "file:///etc/passwd"])
     def test_no_address_is_read_without_a_fetcher(self, make_tool, url) -> None:
-        assert "url cannot be read here; give one of: text" in refusal(make_tool(), url=url)
+        assert "url cannot be read here; choose one of: text" in refusal(make_tool(), url=url)
 
     @pytest.mark.parametrize("url", ["file:///etc/passwd", "example.com/a", "http://", "http://["])
     def test_a_fetcher_gets_web_addresses_only(self, make_tool, url) -> None:
@@ -241,8 +241,8 @@ class TestWhatTheModelMayRead:
 
     def test_two_sources_or_none_are_refused(self, make_tool, tmp_path) -> None:
         tool = make_tool(roots=[tmp_path])
-        assert "path and text was given. Give one of: path, text." in refusal(tool, path="a", text="b")
-        assert "none was given" in refusal(tool)
+        assert "got path and text. Choose one of: path, text." in refusal(tool, path="a", text="b")
+        assert "got none" in refusal(tool)
 
     def test_an_empty_document_is_refused(self, make_tool) -> None:
         assert "holds no text" in refusal(make_tool(), text="   ")
