@@ -52,8 +52,7 @@ class Scores:
     lenient: float
     """0 or 1: the gold string, or each of several required ones, is in the answer as whole words."""
     string_match: float
-    """RULER's metric: the fraction of gold strings in the completion, or whether it has any of them. A task's own metric
-    (`OwnMetric`) replaces it."""
+    """RULER's metric: the fraction of gold strings in the completion, or 1 if it has any. `OwnMetric` replaces it."""
     token_f1: float
     """F1 over words, as in SQuAD."""
 
