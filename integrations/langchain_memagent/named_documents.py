@@ -147,7 +147,7 @@ class DocumentSources:
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
-            hint="It can be read when it has text, bytes or LangChain documents.",
+            hint="Choose a key with text, bytes or LangChain documents.",
         )
 
     async def _fetch(self, url: str) -> Document:

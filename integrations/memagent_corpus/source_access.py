@@ -120,7 +120,7 @@ class SourceAccess:
         if scheme not in WEB | STORES:
             raise RefusedSourceError(
                 f"{display_url(location)} has the scheme {scheme!r}, which is not allowed",
-                hint=f"Use one of {', '.join(sorted(WEB | STORES))}, or a path.",
+                hint=f"Use a path, or choose one of: {', '.join(sorted(WEB | STORES))}.",
             )
         package = _PACKAGES.get(scheme)
         if package and importlib.util.find_spec(package) is None:
@@ -162,9 +162,7 @@ class SourceAccess:
         if "\0" in path or not path.strip():
             raise RefusedSourceError(f"{path[:200]!r} is not a path", hint="Correct it in the table.")
         if _CHAIN_SEPARATOR in path:
-            raise RefusedSourceError(
-                f"{display_url(path)} is a chain of URLs", hint="Chains are not allowed in tables."
-            )
+            raise RefusedSourceError(f"{display_url(path)} is a chain of URLs", hint="Use the URL of the file itself.")
         scheme = get_scheme(path)
         if scheme in WEB:
             require_public(path, allow_private=self.allow_private)
@@ -329,7 +327,7 @@ async def _http_client(allow_private: bool, loop: Any = None, **options: Any) ->
 def _private_address_error(address: str) -> RefusedSourceError:
     return RefusedSourceError(
         f"{address} is not a public address",
-        hint="To read from your own network, use --allow-private-addresses.",
+        hint="Use --allow-private-addresses to read from your own network.",
     )
 
 

@@ -134,7 +134,9 @@ class TableFolder:
         if self._folder is not None:
             work = Path(self.location) / WORK
             if self._folder.is_file():
-                raise CorpusError(f"{self.location} is a file, and a table is a folder", hint="Set --out to a folder.")
+                raise CorpusError(
+                    f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
+                )
             if work.is_symlink():
                 raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
             return work

@@ -59,7 +59,7 @@ class ActiveRead:
         if self.task is not None and self.task.done() and not self.task.cancelled():
             return self.task.exception() or self.task.result()
         if self.is_cancelled or (self.task is not None and self.task.cancelled()):
-            return RunError("the read was cancelled", hint="resume_read continues it.", run_id=self.run_id)
+            return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=self.run_id)
         return None
 
 

@@ -161,7 +161,7 @@ class Tools:
         if read is None:
             raise RunError(
                 f"no read with this id is running here: {shorten_line(run_id)}",
-                hint="If it was interrupted, or the server was restarted, resume_read continues it.",
+                hint="If it was interrupted, or the server was restarted, call resume_read to continue it.",
             )
         return await shield_work(self._await_result(context, read, seconds))
 

@@ -95,11 +95,11 @@ def api_error(error: Exception) -> ApiError:
         if isinstance(error, kinds):
             message = template.format(_PRIVATE.sub("[hidden]", str(error)))
             return ApiError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
-    return ApiError(500, f"the server failed ({type(error).__name__}); its log says more", code="internal")
+    return ApiError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
 
 
 _DISK_MESSAGE: Final = (
-    "the server cannot use its disk now, which may be full; its log says more. Send the request again later"
+    "the server cannot use its disk now, which may be full; see its log. Send the request again later"
 )
 _FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
     ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK_MESSAGE),

@@ -189,7 +189,7 @@ def parse(fields: Fields) -> ChatRequest:
     try:
         raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
         if len(raw_messages) > _MAX_MESSAGES:
-            raise bad_request(f"there are more than {_MAX_MESSAGES:,} messages", "messages")
+            raise bad_request(f"at most {_MAX_MESSAGES:,} messages are allowed, got {len(raw_messages):,}", "messages")
         messages = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in raw_messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error

@@ -59,19 +59,19 @@ class Keys:
         for owner, key in keys:
             if not _NAME.fullmatch(owner.name) or owner.name in names:
                 raise MemAgentError(
-                    f"{owner.name!r} is not allowed as a key's name, or is used twice",
+                    f"the name of a key must be unique and plain, got {owner.name!r}",
                     hint="Use at most 64 letters, digits, hyphens, underscores and dots; a dot cannot be the first.",
                 )
             if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
                 raise MemAgentError(
-                    f"the key of {owner.name} is too short, or has characters that are not allowed",
-                    hint=f"Use {_MIN_KEY_LENGTH} ASCII characters or more, without spaces: `openssl rand -hex 24`.",
+                    f"the key of {owner.name} must have at least {_MIN_KEY_LENGTH} ASCII characters without spaces",
+                    hint="Make a key with `openssl rand -hex 24`.",
                 )
             digest = _digest(key)
             if digest in self._owners:
                 raise MemAgentError(
                     f"{owner.name} and {self._owners[digest].name} have the same key",
-                    hint="Use a different key for each.",
+                    hint="Use a different key for each name.",
                 )
             names.add(owner.name)
             self._owners[digest] = owner

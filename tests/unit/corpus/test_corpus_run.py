@@ -230,7 +230,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
 def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
     world.write("a.txt", 1)
     world.out.touch()
-    with pytest.raises(CorpusError, match="is a file"), lock_table(TableFolder(str(world.out))):
+    with pytest.raises(CorpusError, match="must be a folder, got the file"), lock_table(TableFolder(str(world.out))):
         pass
     world.out.unlink()
     world.out.mkdir()
