@@ -120,7 +120,7 @@ def checkpoints(path: Path) -> sqlite3.Connection:
         (RunLog, "runs", "run_log"),
         (Ledger, "reads", "Move it away"),
         (CorpusLedger, "rows", "it is built again"),
-        (checkpoints, "checkpoints", "Name another file"),
+        (checkpoints, "checkpoints", "Choose another file"),
     ],
 )
 @pytest.mark.parametrize(
