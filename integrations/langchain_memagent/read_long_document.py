@@ -180,7 +180,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
         questions = [question.strip() for question in questions]
         if "" in questions:
-            raise ToolException("A question is empty. Write a question, or leave it out.")
+            raise ToolException("A question is empty. Write it out, or leave it out.")
         return questions
 
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
