@@ -71,7 +71,7 @@ def _describe_wrong_arguments(error: Any) -> str:
     return f"The arguments do not fit: {'; '.join(problems)}."
 
 
-def _reader_of_environment() -> MemAgent:
+def _make_reader_from_environment() -> MemAgent:
     return MemAgent(settings=ReadSettings.from_environment(os.environ))
 
 
@@ -111,7 +111,7 @@ class ReadLongDocument(BaseTool):
     handle_tool_error: Any = True
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
 
-    agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
+    agent: SkipValidation[MemAgent] = Field(default_factory=_make_reader_from_environment, exclude=True, repr=False)
     roots: Sequence[Path | str] = ()
     max_bytes: int = Field(default=256 * 2**20, gt=0)
     max_questions: int = Field(default=8, gt=0)
