@@ -1,4 +1,4 @@
-"""Documents: where their text comes from, how it is stored, and how it is cut into chunks."""
+"""Documents: sources of text, the store, and chunks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PAGE: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
-    """All omissions of one sort, in the form that graph state contains. Its fields mean the same as in `Omission`."""
+    """All omissions of one sort, in the form that graph state contains. The fields are those of `Omission`."""
 
     what: str
     count: int
@@ -76,14 +76,14 @@ def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
 
 
 def describe_omission(omission: StoredOmission) -> str:
-    """Return an omission as a sentence: what is missing, how often, where, and what to do."""
+    """Return an omission as a sentence: what is missing, how often, where, and the remedy."""
     places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _places(omissions: Sequence[Omission]) -> str:
-    """Return the places of omissions: pages as ranges, other places as they are; if there are many, only the first."""
+    """Return the places of omissions, pages as ranges. If there are many, only the first are listed."""
     names = dict.fromkeys(
         omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
     )

@@ -104,7 +104,7 @@ def make_row(
 
 
 async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
-    """Return the row; if its answer is wrong, with the places where facts were lost, from the run log.
+    """Return the row; if its answer is wrong, with the chunks where facts were lost, from the run log.
 
     A run that is not in the log failed at the start, or its log did.
     """

@@ -132,16 +132,17 @@ def depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
 
 
 def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: str, unit: str, tasks: str) -> None:
-    """Draw a heat map of the share of facts that answers have, by length and depth. Cells without facts stay empty."""
+    """Draw a heat map of the percentage of facts in answers, by length and depth. Cells without facts stay empty."""
     axes = figure.subplots()
     lengths = sorted({length for length, _ in grid})
     tenths = range(_DEPTH_BINS)
-    shares = [[100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in tenths]
-    image = axes.imshow(shares, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    percentages = [[100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in tenths]
+    image = axes.imshow(percentages, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     for length, tenth in grid:
-        column, share = lengths.index(length), shares[tenth][lengths.index(length)]
-        colour = "white" if share < 55 else "black"
-        axes.text(column, tenth, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour)
+        column = lengths.index(length)
+        percentage = percentages[tenth][column]
+        colour = "white" if percentage < 55 else "black"
+        axes.text(column, tenth, f"{percentage:.0f}", ha="center", va="center", fontsize=9, color=colour)
     axes.grid(visible=False)
     axes.set_xticks(range(len(lengths)), [format_length(length, unit) for length in lengths])
     axes.set_yticks(tenths, [f"{10 * tenth}–{10 * tenth + 10} %" for tenth in tenths])

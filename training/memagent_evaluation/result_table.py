@@ -95,7 +95,7 @@ class ResultRow:
     """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
     document_bytes: Int64
     needle_depths: tuple[float, ...]
-    """The place of each fact that the answer is based on, as a share of the document, 0 to 1."""
+    """The position of each fact that the answer is based on, as a fraction of the document, 0 to 1."""
     needles_found: tuple[bool, ...]
     """Whether the answer has each of them."""
     where_lost: tuple[str, ...]
@@ -285,10 +285,10 @@ def make_results(
     by_key = {row.key: row for row in rows}
     keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
-        name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
+        name: index for index, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     }
     systems = {
-        name: place for place, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
+        name: index for index, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
     }
     ordered = sorted(
         by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)

@@ -149,9 +149,9 @@ def make_sample(task: Task, length: int, index: int, seed: int | None = None) ->
 def _sample_error(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
     if isinstance(error, EvaluationError):
         return SampleError(error.message, hint=error.hint)
-    place = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
+    sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
     return SampleError(
-        f"{method}() of the task {task.name} failed at {place}: {type(error).__name__}: {error}",
+        f"{method}() of the task {task.name} failed at {sample}: {type(error).__name__}: {error}",
         hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
     )
 

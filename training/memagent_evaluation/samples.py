@@ -38,7 +38,7 @@ class Metric(StrEnum):
     """The rule by which several gold strings count in RULER's string match."""
 
     ALL = "all"
-    """The share of gold strings that the prediction contains."""
+    """The fraction of gold strings that the prediction contains."""
     ANY = "any"
     """1 if the prediction contains any of them: they are wordings of one answer. RULER calls it "part"."""
 

@@ -52,8 +52,7 @@ class Scores:
     lenient: float
     """0 or 1: the gold string, or each of several required ones, is in the answer as whole words."""
     string_match: float
-    """The share of gold strings that the completion contains, or whether it contains any, as in RULER; for a task with
-    its own metric (`OwnMetric`), that."""
+    """RULER's metric: the fraction of gold strings in the completion, or 1 if it has any. `OwnMetric` replaces it."""
     token_f1: float
     """F1 over words, as in SQuAD."""
 
@@ -141,7 +140,7 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
-    """Return the share of gold strings in the completion, as in RULER: in lower case, and also inside words."""
+    """Return the fraction of gold strings in the completion, as in RULER: in lower case, and also inside words."""
     lowered = reply.lower()
     matches = [string.lower() in lowered for string in gold]
     return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)

@@ -48,7 +48,7 @@ class SystemStanding:
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_share: float | None
-    """The share of prompt tokens from the server's prefix cache."""
+    """The fraction of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
 
@@ -123,7 +123,7 @@ def standings_table(lines: Sequence[SystemStanding]) -> str:
         "p": lambda line: line.against_first.p if line.against_first else "",
         "not worse": lambda line: {None: "", True: "yes", False: "not shown"}[line.not_worse],
         "tokens in": lambda line: _number(line.prompt_tokens),
-        "cached": lambda line: _percent(line.cached_share),
+        "cached": lambda line: "–" if line.cached_share is None else f"{100 * line.cached_share:.0f} %",
         "tokens out": lambda line: _number(line.completion_tokens),
         "turns": lambda line: _number(line.turns, 1),
         "seconds": lambda line: _number(line.seconds, 2),
@@ -203,7 +203,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"

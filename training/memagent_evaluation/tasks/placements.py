@@ -35,7 +35,7 @@ class Insertion:
 
     text: str
     depth: float
-    """The share of the haystack's tokens (or units, if lengths count these) that precedes it, 0 to 1."""
+    """The fraction of the haystack's tokens (or units, if lengths count these) that precedes it, 0 to 1."""
     gold: str | None = None
     """The needle's gold string; None for a decoy, which is not evidence."""
 

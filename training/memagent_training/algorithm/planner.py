@@ -29,7 +29,7 @@ INERT_TOKENS = 2
 _SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """How much fuller than ideal a micro-batch may be: rows do not divide evenly, and inert ones take space."""
 _NEAR = 1.01
-"""Plans within this share of the best are considered equal: one micro-batch more or less costs more."""
+"""Plans within this ratio of the best are considered equal: one micro-batch more or less costs more."""
 _BLOCK = 512
 """Tokens that are compared at once, which runs in C."""
 

@@ -123,7 +123,7 @@ def row_metrics(
 
 
 def device_metrics(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
-    """Return the speed of a step, its share of what the devices can do, and the peak memory of this process.
+    """Return the speed of a step, its fraction of the peak of the devices, and the peak memory of this process.
 
     Args:
         tokens: how many were forwarded, on all processes together.

@@ -331,8 +331,8 @@ def _is_unbroken(run: TrainingRun) -> bool:
         ):
             return False
     firsts = [attempts[0] for attempts in steps.values()]
-    places = {(first.role, first.branch, first.slot) for first in firsts}
-    return len(places) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
+    positions = {(first.role, first.branch, first.slot) for first in firsts}
+    return len(positions) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
 
 
 def _is_sound(conversation: Conversation) -> bool:

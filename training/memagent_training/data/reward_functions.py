@@ -66,9 +66,8 @@ class LoggedReward:
         """Return the logged value; None if there is none."""
         return _newest(run, self.name, self.source).get(None)
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
-        del run
         return "the log holds no such reward"
 
 
@@ -87,9 +86,8 @@ class LoggedStepReward:
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
-        del run
         return "the log holds no such reward for each conversation"
 
 

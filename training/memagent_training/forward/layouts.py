@@ -80,15 +80,15 @@ def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[
     path: list[int] = []
     for number, common in zip(order, shared, strict=True):
         row, start = rows[number], len(trie.ids)
-        for place in path[common:]:
-            trie.ends[place] = start
+        for index in path[common:]:
+            trie.ends[index] = start
         path = path[:common] + list(range(start, start + len(row) - common))
         trie.ids += row[common:]
         trie.depths += range(common, len(row))
         trie.ends += [0] * (len(row) - common)
         trie.paths[number] = path
-    for place in path:
-        trie.ends[place] = len(trie.ids)
+    for index in path:
+        trie.ends[index] = len(trie.ids)
     return trie
 
 
@@ -125,7 +125,7 @@ class MicroBatch:
     """1 where there is a token; only of the padded layout."""
     nodes: tuple[Node, ...]
     """Which tokens of the one sequence see each other; empty in the padded layout."""
-    scored_places_C: Tensor
+    scored_indices_C: Tensor
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
     score_of_BT: Tensor
@@ -192,7 +192,7 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
         position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
         padding_mask_SN=mask_SN,
         nodes=(),
-        scored_places_C=before_BT[completion_BT],
+        scored_indices_C=before_BT[completion_BT],
         scored_ids_C=parts.completion_ids[completion_BT],
         score_of_BT=score_of_BT,
         row_tokens=int(mask_SN.sum()),
@@ -203,13 +203,13 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
 def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
     score_of = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
     scored: dict[int, int] = {}
-    places: list[int] = []
+    indices: list[int] = []
     for number, path in trie.paths.items():
         prompt = len(rows[number].prompt_ids_P)
-        for step, (before, place) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
-            score = scored.setdefault(place, len(places))
-            if score == len(places):
-                places.append(before)
+        for step, (before, index) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
+            score = scored.setdefault(index, len(indices))
+            if score == len(indices):
+                indices.append(before)
             score_of[number][step] = score
     score_of_BT = torch.tensor(score_of, dtype=torch.long).view(len(rows), -1)
     return MicroBatch(
@@ -218,9 +218,9 @@ def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: 
         position_ids_SN=torch.tensor([trie.depths], device=device),
         padding_mask_SN=None,
         nodes=trie.nodes,
-        scored_places_C=torch.tensor(places, dtype=torch.long, device=device),
-        scored_ids_C=torch.tensor([trie.ids[place] for place in scored], dtype=torch.long, device=device),
-        score_of_BT=score_of_BT.where(score_of_BT >= 0, len(places)).to(device),
+        scored_indices_C=torch.tensor(indices, dtype=torch.long, device=device),
+        scored_ids_C=torch.tensor([trie.ids[index] for index in scored], dtype=torch.long, device=device),
+        score_of_BT=score_of_BT.where(score_of_BT >= 0, len(indices)).to(device),
         row_tokens=sum(map(len, trie.paths.values())),
         longest=max(trie.depths) + 1,
     )

@@ -52,7 +52,7 @@ class LogProbGap:
     ratio_mean: float
     ratio_max: float
     effective_sample_size: float
-    """(sum of ratios)^2 / sum of their squares, as a share of the tokens: 1 if all weigh the same."""
+    """(sum of ratios)^2 / sum of their squares, as a fraction of the tokens: 1 if all weigh the same."""
 
     def __str__(self) -> str:
         return (

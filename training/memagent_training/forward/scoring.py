@@ -75,7 +75,7 @@ def completion_logprobs(
     scored_C2 = None if core in _MODELS_THAT_CHANGE_LOGITS else _score_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
         _MODELS_THAT_CHANGE_LOGITS.add(core)
-        logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C]
+        logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_indices_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
     # The last entry is for the missing tokens of shorter completions.
     by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
@@ -102,7 +102,7 @@ class _Scoring:
 
     def score_hidden(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
         """Return (C, 2), a chunk of logits at a time."""
-        scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
+        scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_indices_C]
 
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
             return self.score(head.forward(hidden), ids)

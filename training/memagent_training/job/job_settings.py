@@ -147,7 +147,7 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
 def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
     """Return whether the learning rate of a step depends on the number of steps: not if it is constant after a warm-up.
 
-    A warm-up below 1 is a share of all steps.
+    A warm-up below 1 is a fraction of all steps.
     """
     scheduler = config.lr_scheduler_type
     is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -134,7 +135,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
         """Return one item per optimizer step, not sharded over ranks: the plan determines what each rank does."""
         steps: Any = self.train_dataset
-        return DataLoader(steps, batch_size=1, collate_fn=_single_item)
+        return DataLoader(steps, batch_size=1, collate_fn=itemgetter(0))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Return the Trainer's, or Muon's and AdamW's together.
@@ -287,9 +288,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         real = [rows[number] for number in planned.rows]
         micro_batch = self._lay_out_rows(real, planned.inert)
         targets_4BT = torch.zeros(4, *micro_batch.score_of_BT.shape)
-        for place, row in enumerate(real):
+        for index, row in enumerate(real):
             conversation = row.conversation
-            of_row_4T = targets_4BT[:, place, : len(conversation.completion_ids_T)]
+            of_row_4T = targets_4BT[:, index, : len(conversation.completion_ids_T)]
             of_row_4T[0] = row.weight
             if conversation.loss_mask_T is not None:
                 of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
@@ -456,7 +457,3 @@ def _local(value: Tensor) -> Tensor:
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
     raise AssertionError("nothing is generated, so nothing is rewarded")
-
-
-def _single_item(items: list[dict[str, int]]) -> dict[str, int]:
-    return items[0]

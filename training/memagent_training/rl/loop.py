@@ -32,7 +32,7 @@ from memagent_training.rl.collecting import Collector, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
-from memagent_training.rl.policy_serving import PolicyBackend
+from memagent_training.rl.policy_serving import PolicyBackend, make_backend
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
@@ -72,7 +72,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     status = status or LoopStatus(job.iterations, quiet=True)
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _IterationSource(prepared, PolicyBackend.create(prepared), LoopJournal(job.out / JOURNAL), status)
+    source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -252,13 +252,11 @@ class _IterationSource:
             reader = self.serving.reader(temperature, as_deployed=as_deployed)
             work = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
             measurements.append(await self.serving.run_reads(iteration, work))
-        rivals = [former for former in self.journal.measurements if former.is_comparable(measurements[0])]
+        rivals = [former for former in self.journal.measurements if former.conditions == measurements[0].conditions]
         if all(measurements[0].mean > rival.mean for rival in rivals):
             policy = self.serving.policy_folder(iteration)
             await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
-        self.journal.add_measurements(
-            *measurements
-        )  # together, so that a killed loop does not measure only half of them
+        self.journal.add_measurements(*measurements)  # together: a killed loop has measured all of them, or none
         for measurement in measurements:
             self._status.on_measurement(measurement)
 

@@ -51,11 +51,6 @@ class PolicyBackend(ABC):
         self.rollouts = self._rollout_reader()
         """Reads for training, at its temperature, and logs."""
 
-    @staticmethod
-    def create(prepared: PreparedLoop) -> PolicyBackend:
-        """Return the backend for the loop's engine."""
-        return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)
-
     @abstractmethod
     async def close(self) -> None:
         """Stop the server, if it is ours, and close the readers' resources."""
@@ -270,3 +265,8 @@ class ServerBackend(PolicyBackend):
         ):
             return None
         return self._own_server
+
+
+def make_backend(prepared: PreparedLoop) -> PolicyBackend:
+    """Return the backend for the loop's engine."""
+    return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)

@@ -33,7 +33,6 @@ MAX_CHARACTERS_PER_FILE = 120_000
 PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
 SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
 
-
 UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
 HEADING_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
 ESCAPES = (

@@ -35,7 +35,7 @@ _TOKENS_PER_FACT = 256
 """One foreign fact per chunk, on average, besides the asked one."""
 _NEAR_MISSES = 0.5
 _ABSENT = 0.2
-"""The share of questions among foreign facts that nothing answers."""
+"""The fraction of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
 _HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
 """Number patterns that the policy often copies wrongly, with their sampling rate. Digits are tokens in groups of

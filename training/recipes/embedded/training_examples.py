@@ -104,8 +104,8 @@ class RowBranch:
     @classmethod
     def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> RowBranch:
         """Leave the reply's last token out of the tokens: it is predicted but never read."""
-        places = enumerate(reply, start=len(prompt) - 1)
-        learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
+        positions = enumerate(reply, start=len(prompt) - 1)
+        learned = [(position, token, 1.0 if position >= len(prompt) else first_weight) for position, token in positions]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
 
 
@@ -129,7 +129,7 @@ class Prose:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
     def stretch(self, rng: random.Random, characters: int) -> str:
-        """Return a piece from a random place."""
+        """Return a piece from a random position."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
@@ -143,14 +143,14 @@ def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
     """Insert the statements between words of the prose, mostly after a sentence."""
     sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
     gaps = [match.end() for match in re.finditer(r"\s+", prose)]
-    places = []
+    positions = []
     for statement in statements:
         pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
-        places.append((rng.choice(pool) if pool else 0, statement))
-    for place, statement in sorted(places, key=lambda pair: -pair[0]):
+        positions.append((rng.choice(pool) if pool else 0, statement))
+    for position, statement in sorted(positions, key=lambda pair: -pair[0]):
         before = "\n\n" if rng.random() < 0.25 else ""
         after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
-        prose = prose[:place] + before + statement + after + prose[place:]
+        prose = prose[:position] + before + statement + after + prose[position:]
     return prose
 
 
