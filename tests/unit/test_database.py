@@ -118,7 +118,7 @@ def checkpoints(path: Path) -> sqlite3.Connection:
     ("kind", "table", "remedy"),
     [
         (RunLog, "runs", "run_log"),
-        (Ledger, "reads", "Move it away"),
+        (Ledger, "reads", "Move the file away"),
         (CorpusLedger, "rows", "it is built again"),
         (checkpoints, "checkpoints", "Choose another file"),
     ],
