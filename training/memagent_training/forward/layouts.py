@@ -45,7 +45,7 @@ class Trie:
 
     ids: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    """How many tokens come before it in its row: its position."""
+    """Its position: the number of tokens before it in its row."""
     ends: list[int] = field(default_factory=list)
     """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
     paths: dict[int, list[int]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class TokenRow(Protocol):
 
     @property
     def completion_ids_T(self) -> Sequence[int]:  # noqa: N802
-        """What the policy sampled; may be empty."""
+        """The tokens that the policy sampled; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 SOURCE = "collect"
 """The source of the collection's rewards in the log."""
 _ATTEMPTS = 2
-"""How often a read is started before its group fails."""
+"""Attempts at a read before its group fails."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors that every other question would have too."""
 
@@ -104,7 +104,7 @@ class Collection:
 
     @property
     def questions(self) -> int:
-        """How many questions were asked."""
+        """The number of questions that were asked."""
         return len(self.all_groups) + len(self.failures)
 
     @property
