@@ -47,7 +47,7 @@ ATTEMPTS: Final = 2
 """Attempts at a question before it counts as failed; as many again at the end, if the server may be down."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
-"""So many failures without a success mean that the server is down."""
+"""After this many failures without a success, the server counts as down."""
 
 
 class EvaluationEnd(StrEnum):
@@ -117,7 +117,7 @@ class Evaluation:
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    """By their names in the plan."""
+    """Keyed by name, as in the plan."""
     systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""
@@ -126,7 +126,7 @@ class Evaluation:
     answer_format: AnswerFormat = AnswerFormat.BOXED
     """The form in which the systems' prompts ask for the answer."""
     answer_tokens: int = 1
-    """The minimum of the maximum tokens for an answer's completion; a task that needs more gets more."""
+    """The maximum tokens of an answer's completion, unless the task needs more."""
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
