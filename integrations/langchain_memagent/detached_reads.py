@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine in a context without the calling graph's callbacks and streams."""
-    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_context_without_callbacks())
+    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_copy_without_callbacks())
 
 
 @dataclass
@@ -116,7 +116,7 @@ async def _run_untraced(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
 
-def _context_without_callbacks() -> Context:
+def _copy_without_callbacks() -> Context:
     context = copy_context()
     context.run(var_child_runnable_config.set, None)
     for variable, value in context.items():

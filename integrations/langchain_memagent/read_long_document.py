@@ -71,7 +71,7 @@ def _describe_wrong_arguments(error: Any) -> str:
     return f"The arguments do not fit: {'; '.join(problems)}."
 
 
-def _reader_of_environment() -> MemAgent:
+def _make_reader_from_environment() -> MemAgent:
     return MemAgent(settings=ReadSettings.from_environment(os.environ))
 
 
@@ -111,7 +111,7 @@ class ReadLongDocument(BaseTool):
     handle_tool_error: Any = True
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
 
-    agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
+    agent: SkipValidation[MemAgent] = Field(default_factory=_make_reader_from_environment, exclude=True, repr=False)
     roots: Sequence[Path | str] = ()
     max_bytes: int = Field(default=256 * 2**20, gt=0)
     max_questions: int = Field(default=8, gt=0)
@@ -180,7 +180,7 @@ class ReadLongDocument(BaseTool):
             raise ToolException(f"Ask 1 to {self.max_questions} questions in one call, not {len(questions)}.")
         questions = [question.strip() for question in questions]
         if "" in questions:
-            raise ToolException("A question is empty. Write a question, or leave it out.")
+            raise ToolException("A question is empty. Write it out, or leave it out.")
         return questions
 
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:

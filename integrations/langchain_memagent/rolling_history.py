@@ -265,12 +265,12 @@ class _ReadOn(Strategy):
         graph.add_node("update_memory", update_memory)
         graph.add_edge(OPEN, "take_memory")
         graph.add_edge("take_memory", "read_chunk")
-        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", END])
+        graph.add_conditional_edges("read_chunk", _choose_after_read_chunk, ["update_memory", END])
         graph.add_edge("update_memory", "read_chunk")
 
     async def _take_memory(self, state: ReaderState, step: StepContext) -> Change:
         return {"memory": self.memory}
 
 
-def _after_read_chunk(state: LineState) -> str:
+def _choose_after_read_chunk(state: LineState) -> str:
     return END if state.get("span") is None else "update_memory"

@@ -162,7 +162,7 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
         elif tag in _FRAMED_TAGS:
             in_pre += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(_Frame(tag, node.attributes, number=_number_before_list(node) if tag == "ol" else 0))
+                frames.append(_Frame(tag, node.attributes, number=_get_number_before_list(node) if tag == "ol" else 0))
             else:
                 frames.pop()
                 _close_element(frame, frames, node)
@@ -265,7 +265,7 @@ def _parse_formula(node: Any) -> tuple[str, str, list[Any]]:
     return node.tag, "" if children else (node.text() or "").strip(), children
 
 
-def _number_before_list(node: Any) -> int:
+def _get_number_before_list(node: Any) -> int:
     """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
         return _parse_int(node.attributes.get("start"), 1) - 1

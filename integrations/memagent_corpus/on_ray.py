@@ -335,7 +335,7 @@ class RayEngine:
         try:
             await self._read_on_actors(take, store_rows)
         except ray_module().exceptions.RayError as error:
-            raise _cluster_error(error) from error
+            raise _make_cluster_error(error) from error
         finally:
             self.plan.remove_markers()
 
@@ -385,7 +385,7 @@ async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
     return [decode_row(row) for row in rows]
 
 
-def _cluster_error(error: BaseException) -> CorpusError:
+def _make_cluster_error(error: BaseException) -> CorpusError:
     """Return the error for a cluster that failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     hint = "Check the cluster (`ray status`), then run the same command again. Finished rows are not lost."

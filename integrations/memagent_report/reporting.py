@@ -155,13 +155,13 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         except DocumentError as error:
             failures.append(error)
             message = without_folders(" ".join(str(error).split()))
-            report_documents.append(ReportDocument(_display_name(source), None, message))
+            report_documents.append(ReportDocument(_get_display_name(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]
     return _with_different_names(report_documents)
 
 
-def _display_name(source: DocumentSource) -> str:
+def _get_display_name(source: DocumentSource) -> str:
     if isinstance(source, Document):
         return source.name
     return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"

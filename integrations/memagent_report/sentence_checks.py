@@ -159,7 +159,7 @@ def _check_names(
             continue
         if word.is_first and (word.text in words | _OPENERS or is_common(word.text) or not _has_content(word.text)):
             continue
-        if word.is_name and word.text in words and _in_title_case(facts):
+        if word.is_name and word.text in words and _is_in_title_case(facts):
             continue
         yield SentenceProblem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
 
@@ -169,7 +169,7 @@ def _has_content(word: str) -> bool:
     return word in content_words((word, "x"))
 
 
-def _in_title_case(facts: Facts) -> bool:
+def _is_in_title_case(facts: Facts) -> bool:
     """Return whether most words have a capital, as in a title, so that a capital does not indicate a name."""
     words = [word for word in facts.words if len(word.text) > 3]
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""The number formats that a policy in this process can compute in."""
+"""The number formats of policies in this process."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
 _MAX_BATCH = 64
-"""How many requests are computed together."""
+"""Maximum number of requests in a batch."""
 _MIN_REUSED_TOKENS = 320
 """Shorter prefixes are not reused, because they cost little to compute."""
 _MAX_PREFIX_BYTES = 256 * 2**20
-"""A prefix whose keys and values are larger is not kept."""
+"""Maximum size of the keys and values of a prefix in memory."""
 
 
 class LocalPolicy:
@@ -49,11 +49,11 @@ class LocalPolicy:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
         device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
-        dtype: "float32", "bfloat16" or "float16". By default it is the one in the policy's profile, if this machine
-            computes fast in it, and float32 otherwise.
-        version: the name of its weights in the log; by default a hash of them.
-        processed_logprobs: whether log-probs are those after temperature, as vLLM's `--logprobs-mode
-            processed_logprobs`; otherwise they are the model's own.
+        dtype: "float32", "bfloat16" or "float16". The default is the format in the profile, if this machine computes
+            fast in it, and float32 otherwise.
+        version: the name of the weights in the log, by default their hash.
+        processed_logprobs: whether to return log-probs after temperature, as vLLM does with `--logprobs-mode
+            processed_logprobs`. By default they are computed before temperature.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
@@ -76,7 +76,7 @@ class LocalPolicy:
         profile = load_profile(self._folder)
         self._device = device = device or _default_device()
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
-        """The number format that it computes in."""
+        """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
         own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._version = version or own_version
@@ -85,7 +85,7 @@ class LocalPolicy:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """Forget the computing thread, which is the parent's; the next request starts one in this process."""
+        """Forget the computing thread of the parent process. The next request starts one in this process."""
         self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -93,16 +93,16 @@ class LocalPolicy:
 
     @classmethod
     def embedded(cls, **options: Any) -> LocalPolicy:
-        """Return the small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
+        """Return the small policy of this package. Its card, `embedded/CARD.md`, describes its abilities."""
         return cls(EMBEDDED_FOLDER, **options)
 
     @property
     def name(self) -> str:
-        """The model's folder or hub id; "embedded" for the one that comes with the package."""
+        """The model's folder or hub id, or "embedded"."""
         return self._name
 
     async def describe(self) -> ModelInfo:
-        """Window, tokenizer, size and, if the folder has one, the profile that the model was trained with."""
+        """Window, tokenizer, size, and the profile in the model's folder."""
         return await asyncio.to_thread(self._describe)
 
     def _describe(self) -> ModelInfo:
@@ -122,7 +122,7 @@ class LocalPolicy:
 
         Raises:
             PolicyRequestError: prompt and output do not fit the model's window.
-            PolicyError: the model failed (out of memory, say).
+            PolicyError: the model failed, for example for lack of memory.
         """
         ids = self._engine.prompt_ids(prompt, self._template)
         window = self._engine.context_window
@@ -136,9 +136,9 @@ class LocalPolicy:
         return await asyncio.wrap_future(request.future)
 
     async def aclose(self) -> None:
-        """End the computing thread after its current requests; the next call starts another.
+        """End the computing thread after its current requests. The next call starts another.
 
-        Until then the thread holds the weights, even if nothing else refers to the policy.
+        A running thread holds the weights, even if nothing else refers to the policy.
         """
         with self._starting:
             worker, self._worker = self._worker, None
@@ -171,7 +171,7 @@ class LocalPolicy:
                     self._serve(requests)
 
     def _batches(self, requests: Sequence[_Request]) -> list[list[_Request]]:
-        """Group requests whose prompts begin alike; a GPU computes all of them together in less time."""
+        """Group requests whose prompts have a common prefix. A GPU computes all requests as one batch."""
         if self._device != "cpu":
             return [list(requests)]
         batches: dict[tuple[int, ...], list[_Request]] = {}
@@ -220,7 +220,7 @@ class _Request:
 
 
 _Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""None ends the thread that takes them."""
+"""The queue of requests. None ends the computing thread."""
 
 
 class _Draft:
@@ -232,7 +232,7 @@ class _Draft:
         self.stopped = False
         self.finished = False
         self.shared = shared
-        """Prompt tokens that were computed for another row or in the previous batch."""
+        """Number of prompt tokens that were computed for another row or in the previous batch."""
 
 
 def _suitable(dtype: str, device: str) -> str:
@@ -242,7 +242,7 @@ def _suitable(dtype: str, device: str) -> str:
     import torch  # noqa: PLC0415  an optional dependency
 
     on_processor = device == "cpu"
-    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # of recent releases
+    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # only in recent releases
     return "bfloat16" if not on_processor or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
@@ -255,7 +255,7 @@ def _default_device() -> str:
 
 
 def _find_model_folder(model: Path | str) -> Path:
-    """Return the folder with the model's files; a model on the hub is downloaded if necessary."""
+    """Return the folder of a model, downloaded from the hub if necessary."""
     folder = policy_folder(model)
     if folder.is_dir():
         return folder
@@ -289,9 +289,9 @@ class _Engine:
         logging = transformers.utils.logging
         logging.disable_progress_bar()
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # its report on the weights has the names in them, as they are
+        logging.set_verbosity_error()  # its report prints names from the weights file unescaped
         try:
-            # First, as its bounds are not those of transformers.
+            # Load it first, because its own bounds apply to files of others.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             models: Any = transformers.AutoModelForCausalLM
@@ -321,7 +321,7 @@ class _Engine:
         self._prefix = _PrefixCache()
 
     def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
-        """Return the prompt's token ids; messages are formatted with the chat template and its arguments."""
+        """Return the token ids of a prompt. Messages are formatted with the chat template and its arguments."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
         options = {"tokenize": False, "add_generation_prompt": True, **template}
@@ -340,7 +340,7 @@ class _Engine:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
-        """Write one draft per prompt, one token of all rows at a time."""
+        """Return one draft per prompt. One token of all rows is computed at a time."""
         with self._torch.inference_mode():
             shared = _common_prefix(prompts)
             reused = self._prefix.common_with(prompts[0][:shared])
@@ -450,7 +450,7 @@ class _Engine:
 
 
 class _PrefixCache:
-    """The prefix that a batch shared, with its keys and values in each layer; at first empty."""
+    """The common prefix of the last batch, with its keys and values by layer; empty at first."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         self._ids = ids or []
@@ -458,9 +458,9 @@ class _PrefixCache:
 
     @classmethod
     def of(cls, ids: list[int], cache: Any) -> _PrefixCache:
-        """Return the contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
+        """Return the contents of a cache of one row. No copy is needed, because layers grow by concatenation.
 
-        Empty if the cache is large, or if a layer has only the end of the text (with a sliding window, for example).
+        Empty if the cache is too large, or if a layer has only the end of the text (with a sliding window).
         """
         from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
 
@@ -473,7 +473,7 @@ class _PrefixCache:
         )
 
     def common_with(self, ids: list[int]) -> int:
-        """Return how many leading tokens are the same as here; 0 if they are too few to be useful."""
+        """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
         length = _common_length(self._ids, ids)
         return length if self._layers and length >= _MIN_REUSED_TOKENS else 0
 
@@ -485,7 +485,7 @@ class _PrefixCache:
 
 
 def _common_prefix(prompts: Sequence[list[int]]) -> int:
-    """Return how many leading tokens all prompts share, at most all but one of the shortest prompt."""
+    """Return the number of leading tokens that all prompts share, at most all but one of the shortest prompt."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1
     return min(_common_length(first, last), bound)

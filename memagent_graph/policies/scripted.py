@@ -1,4 +1,4 @@
-"""A policy that follows a script: a test double for users' own tests, and for ours."""
+"""A policy with scripted replies, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reply = str | Completion | Exception
 
 @dataclass
 class ScriptedPolicy:
-    """Replies from a function of the prompt's text, or from a list, in order.
+    """A policy whose replies come from a function of the prompt's text, or from a list in order.
 
     >>> policy = ScriptedPolicy(lambda prompt: "\\\\boxed{42}" if "<section>" not in prompt else "the answer is 42")
     >>> policy = ScriptedPolicy(["first memory", "second memory", "\\\\boxed{answer}"])
@@ -25,17 +25,17 @@ class ScriptedPolicy:
     script: Callable[[str], Reply] | Iterable[Reply]
     name: str = "scripted"
     delay: float = 0.0
-    """Seconds that each completion takes."""
+    """The duration of a completion in seconds."""
     scripted: ClassVar[bool] = True
-    """Its calls have real costs, but its answers prove nothing: evaluations show no accuracy for it."""
+    """Marks scripted policies. Evaluations show their costs, but no accuracy."""
     prompts: list[str] = field(default_factory=list)
-    """Every prompt it was given, as text, in order."""
+    """The texts of all prompts, in order."""
 
     def __post_init__(self) -> None:
         self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Return the script's next reply.
+        """Return the next reply of the script.
 
         Raises:
             PolicyError: the script has no more replies.

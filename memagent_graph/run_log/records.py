@@ -1,8 +1,7 @@
-"""The contents of a run log as data, and which runs of it are chosen. All times are seconds since 1970.
+"""The contents of a run log as data, and filters of runs. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
-exports; `columns` says how each type of field is stored. A new field needs a line here and no
-other change in this package.
+exports; `columns` stores them by type. A new field needs no other change in this package.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from memagent_graph.policy import Origin
 from memagent_graph.reasoning import extract_reply
 
 LongText: TypeAlias = str | None
-"""A text that files hold compressed, lone surrogates included; None if it was redacted, or there is none."""
+"""A text that is stored compressed, with lone surrogates; None if it was redacted or does not exist."""
 TokenIds: TypeAlias = Sequence[int] | None
 """Token ids, 0 to 2^32 - 1; None if the policy did not return them, or they were redacted."""
 LogProbs: TypeAlias = Sequence[float] | None
-"""Log-probs, which files hold as 32-bit floats; None as for `TokenIds`."""
+"""Log-probs, stored as 32-bit floats; None as for `TokenIds`."""
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
-"""Seconds since 1970, before the year 10000, which calendars do not have."""
+"""Seconds since 1970, up to the year 9999, the maximum of `datetime`."""
 _A_PERSON: Final = "a person"
 
 
 def editor_detail(author: str | None) -> str:
-    """Return the detail of the event that a person replaced a memory."""
+    """Return the detail of the event for an edited memory."""
     return f"{author or _A_PERSON} replaced the memory"
 
 
@@ -48,18 +47,18 @@ class StrategyId:
 
 
 class Outcome(StrEnum):
-    """What happened to a completion."""
+    """The use of a completion."""
 
     ACCEPTED = "accepted"
-    """It became the memory, or the answer."""
+    """It became the memory or the answer."""
     KEPT_PREVIOUS = "kept_previous"
     """The memory stayed as it was."""
     DISCARDED = "discarded"
-    """It was discarded and requested again; the next attempt of the same step follows."""
+    """It was discarded and requested again. The next attempt of the step follows."""
 
 
 class TextKind(StrEnum):
-    """The kind of text that a redaction hook gets."""
+    """The kinds of text for a redaction hook."""
 
     QUESTION = "question"
     DOCUMENT_NAME = "document_name"
@@ -73,12 +72,12 @@ class TextKind(StrEnum):
 class Redaction(Protocol):
     """Masks texts before they are written. Returns the text to keep, or None to drop it.
 
-    Token ids can be decoded to their text. So if the hook changes a prompt or a completion, its ids are dropped,
-    and with a completion's ids their log-probs; such a run cannot be trained on.
+    Token ids can be decoded to text. So if the hook changes a prompt or a completion, its ids and log-probs are
+    dropped. The run cannot be used for training then.
     """
 
     def __call__(self, kind: TextKind, text: str) -> str | None:
-        """Return the text to keep."""
+        """Return the text to store, or None to drop it."""
         ...
 
 

@@ -38,7 +38,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp import server as server_module
-from memagent_mcp.client_roots import local_path
+from memagent_mcp.client_roots import get_local_path
 from memagent_mcp.server import allow_hosts, get_url
 from memagent_mcp.tools import shield_work
 
@@ -506,10 +506,10 @@ async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_he
 def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
     named = tmp_path / "a b#c"
     named.mkdir()
-    assert local_path(named.as_uri()) == named.resolve()
-    assert local_path(f"file://localhost{tmp_path}") == tmp_path.resolve()
+    assert get_local_path(named.as_uri()) == named.resolve()
+    assert get_local_path(f"file://localhost{tmp_path}") == tmp_path.resolve()
     for other in ("https://example.org/", f"file://host{tmp_path}", "file://", "file:", (tmp_path / "no").as_uri()):
-        assert local_path(other) is None
+        assert get_local_path(other) is None
 
 
 # Cancelling and stopping

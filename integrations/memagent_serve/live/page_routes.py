@@ -125,7 +125,7 @@ class LivePage:
         ]
 
     async def _serve_file(self, request: Request) -> Response:
-        return _file_response(request.path_params.get("name", "index.html"))
+        return _make_file_response(request.path_params.get("name", "index.html"))
 
     async def _sign_in(self, request: Request) -> Response:
         body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
@@ -279,7 +279,7 @@ def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
 
 
-def _file_response(name: str) -> Response:
+def _make_file_response(name: str) -> Response:
     if name not in _FILES:
         raise not_found("the page has no such file")
     package, kind = _FILES[name]
