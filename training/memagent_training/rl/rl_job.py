@@ -336,11 +336,11 @@ def _check(job: RLJob) -> None:
             f"a loop cannot have the tasks {', '.join(job.tasks) or '(none)'} with the lengths {list(job.lengths)}",
             hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
-    for name, (is_valid, rule) in _RANGES.items():
+    for name, (is_valid, condition) in _RANGES.items():
         value = getattr(job, name)
         if not is_valid(value):
             option = f"--{name}".replace("_", "-")
-            raise TrainingError(f"{name} must be {rule}, got {value}", hint=f"Change {option}.")
+            raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
