@@ -44,10 +44,10 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""How often a question is asked before it counts as failed; as often again at the end, if the server may be down."""
+"""Attempts at a question before it counts as failed; as many again at the end, if the server may be down."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
-"""So many failures without a success mean that the server is down."""
+"""After this many failures without a success, the server counts as down."""
 
 
 class EvaluationEnd(StrEnum):
@@ -117,16 +117,16 @@ class Evaluation:
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    """By their names in the plan."""
+    """Keyed by name, as in the plan."""
     systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""
     seed: int = 0
     """The tasks' seed."""
     answer_format: AnswerFormat = AnswerFormat.BOXED
-    """How the systems' prompts ask for the answer."""
+    """The form in which the systems' prompts ask for the answer."""
     answer_tokens: int = 1
-    """The minimum of the maximum tokens for an answer's completion; a task that needs more gets more."""
+    """The maximum tokens of an answer's completion, unless the task needs more."""
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
@@ -175,7 +175,7 @@ class _EvaluationCall:
         )
         self._end = EvaluationEnd.DONE
         self._attempts: Counter[Key] = Counter()
-        """How often each question has been asked."""
+        """The number of attempts at each question."""
         self._tokens = 0
         self._unsure_failures: list[tuple[ResultRow, Exception]] = []
         """Failures that the server may have caused; recorded when another question succeeds."""

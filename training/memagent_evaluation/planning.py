@@ -145,8 +145,8 @@ def check_plan(
 
 def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """Return the indices of the samples to make as a check: the last of the cell, and others evenly before it."""
-    number = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
-    return [cell.count - 1 - step * cell.count // number for step in range(number)]
+    count = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
+    return [cell.count - 1 - step * cell.count // count for step in range(count)]
 
 
 def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:

@@ -78,7 +78,7 @@ _OUTCOME_TITLES: Final = {
     QuestionOutcome.FAILED: "failed",
     QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
-_RUN_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
+_RUN_LOCATION: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
 """Run, branch and chunk in an error's message; see `MemAgentError`."""
 _MAX_FAILURES: Final = 12
 _MAX_CELL_CHARACTERS: Final = 60
@@ -335,7 +335,7 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         ]
     if failed:
         # Run, branch and chunk differ at every question.
-        reasons = Counter(_short(_RUN_PLACE.sub("", row.error or ""), 200) for row in failed)
+        reasons = Counter(_short(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_FAILURES))
         verb = "counts" if len(failed) == 1 else "count"
         parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]

@@ -61,7 +61,7 @@ class ResultRow:
     task: str
     length: Int64
     unit: str
-    """What `length` counts; a value of `LengthUnit`."""
+    """The unit of `length`; a value of `LengthUnit`."""
     index: Int64
     sample_id: str
     question: str
@@ -92,7 +92,7 @@ class ResultRow:
     full_context_flops: float | None
     """The estimate for one call of the same model with the whole document in its context."""
     chunks: Int64
-    """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
+    """The number of chunks that the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
     document_bytes: Int64
     needle_depths: tuple[float, ...]
     """The position of each fact that the answer is based on, as a fraction of the document, 0 to 1."""
@@ -103,7 +103,7 @@ class ResultRow:
     lost_at: tuple[Int64 | None, ...]
     """The chunk at which each was lost, if there is one."""
     attempts: Int64
-    """How often the question was asked: 1, or more if attempts failed."""
+    """The number of attempts: 1, or more if some failed."""
     seed: Int64
     document: str = ""
     """The document's key in the store, a digest of its text."""
@@ -162,7 +162,7 @@ class EvaluationPlan:
     identities: tuple[tuple[str, str], ...] = ()
     """For each system, its name and identity (`ReaderSystem.identity`); none may change meanwhile."""
     repeats: int = 1
-    """How often each system is asked each question."""
+    """The number of times that each system is asked each question."""
 
     @classmethod
     def grid(
@@ -199,7 +199,7 @@ class Results:
     evaluation: str
     """Its id, with which all its runs' ids begin."""
     missing: int = 0
-    """How many planned rows are missing."""
+    """The number of planned rows that are missing."""
     commands: tuple[str, ...] = ()
     """The command lines."""
 

@@ -26,7 +26,7 @@ class StoredSample:
     sample: Sample
     document: DocumentRef
     readers: int
-    """How many systems still need it."""
+    """The number of systems that still need it."""
 
 
 class OpenDocuments:
@@ -40,7 +40,7 @@ class OpenDocuments:
     """
 
     workers: Final = 2
-    """How many samples are made at once."""
+    """The number of samples that are made at once."""
 
     def __init__(
         self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None, *, keep: bool = False

@@ -84,7 +84,7 @@ class Task(Protocol):
 
     @property
     def unit(self) -> LengthUnit:
-        """What `length` counts."""
+        """The unit of `length`."""
         ...
 
     @property

@@ -36,7 +36,7 @@ _MARKS: Final = frozenset("-./:+#")
 _GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
 """Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
 _BOX_CHARACTERS: Final = 300
-"""How far from the completion's end the paper looks for the box."""
+"""The characters at the completion's end in which the paper looks for the box."""
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)

@@ -38,7 +38,7 @@ class SystemStanding:
     length: str
     """With its unit, or "all"."""
     n: int
-    """How many questions."""
+    """The number of questions."""
     documents: int
     scripted: bool
     accuracy: Estimate | None

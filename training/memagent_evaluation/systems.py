@@ -51,7 +51,7 @@ class Attempt:
     run_id: str | None = None
     """The run in the log; None if the run is not logged."""
     chunks: int = 0
-    """How many chunks of the document the policy read; 0 for systems that ask about an excerpt."""
+    """The number of chunks that the policy read; 0 for systems that ask about an excerpt."""
     trace: Trace = field(default=Trace(), repr=False)
     """The graph of policy calls; empty if unknown."""
     detail: str = ""

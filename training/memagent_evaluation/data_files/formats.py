@@ -47,7 +47,7 @@ class RowFormat:
     read: Callable[[TableRow], FileExample]
     """Makes the example of a row, or raises DamagedRowError."""
     hint: str
-    """What its rows have, for messages."""
+    """The fields of its rows, for messages."""
     unit: LengthUnit = LengthUnit.TOKENS
 
 

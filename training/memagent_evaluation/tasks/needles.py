@@ -60,11 +60,11 @@ class Shape:
 
     hay: Hay
     keys: int = 1
-    """How many keys are in the text besides the haystack's own."""
+    """The number of keys in the text besides the haystack's own."""
     values: int = 1
-    """How many values each key has."""
+    """The number of values per key."""
     queried: int = 1
-    """How many keys the question asks about."""
+    """The number of keys that the question asks about."""
     key: KeyKind = KeyKind.WORDS
     value: KeyKind = KeyKind.NUMBERS
 
@@ -82,13 +82,13 @@ SHAPES = {
 
 _ANSWER_TOKENS = 128
 _MAX_SMALL_PARTS = 2
-"""How many values or queried keys the small variants have at most."""
+"""The most values or queried keys that the small variants have."""
 _MAX_KEY_DRAWS = 5000
 """The number of attempts to draw an unused key."""
 _VARIABLES_ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096
 _EXAMPLE_NOISE = (8, 36)
-"""How many noise sentences the worked example of variable tracking has: in short texts, and in others."""
+"""The noise sentences in the worked example of variable tracking: in short texts, and in others."""
 _PLAIN = re.compile(r"[a-z]+")
 
 

@@ -49,7 +49,7 @@ class DocumentLayout:
     slots: tuple[int, ...]
     """The index of the unit before which each insertion is."""
     units: int
-    """How many units of the haystack the document has, from the first one on."""
+    """The number of units of the haystack that the document has, from the first one on."""
 
     def pieces(self, haystack: Haystack) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""

@@ -48,7 +48,7 @@ STATES: Final = ("state_1", "state_2", "state_3")
 _ANSWER_TOKENS: Final = 32
 _FACTS, _SMALL_FACTS = 20, 8
 _CAST, _SMALL_CAST = 4, 2
-"""How many people there are, and as many things."""
+"""The number of people, and of things."""
 _FACTS_PER_QUESTION: Final = 8
 _MAX_STORY_DRAWS: Final = 500
 """The number of attempts to draw a story that answers enough questions."""

@@ -166,7 +166,7 @@ class AdvantageBatch:
 
 
 def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """Return A_i = R_i - baseline, divided by std if set; exact zeros where there is nothing to compare.
+    """Return A_i = R_i - baseline, divided by std if set; exact zeros if there is nothing to compare.
 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
     """
@@ -187,8 +187,8 @@ def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReas
     if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
-        sets = (compared for term in settings.terms for compared in term.compared(group))
-        if all(_all_equal([credited.reward for credited in compared]) for compared in sets):
+        sets = (peers for term in settings.terms for peers in term.comparison_sets(group))
+        if all(_all_equal([credited.reward for credited in peers]) for peers in sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -238,12 +238,12 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
     for term in settings.terms:
         normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
         penalised = settings.overlong_penalty is not None and term.reward == OUTCOME
-        for compared in term.compared(group):
+        for peers in term.comparison_sets(group):
             rewards = [
                 credited.reward + (_penalty(group.rollouts_G[credited.rollout], settings) if penalised else 0.0)
-                for credited in compared
+                for credited in peers
             ]
-            for credited, advantage in zip(compared, advantages(rewards, normalised), strict=True):
+            for credited, advantage in zip(peers, advantages(rewards, normalised), strict=True):
                 for conversation in credited.conversations:
                     advantages_GK[credited.rollout][conversation] += term.weight * advantage
     return advantages_GK

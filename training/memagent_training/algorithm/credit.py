@@ -81,7 +81,7 @@ class CreditTerm:
         """Return whether it credits the tokens of a role."""
         return not self.roles or any(fnmatchcase(role, pattern) for pattern in self.roles)
 
-    def compared(self, group: RolloutGroup) -> list[list[Credited]]:
+    def comparison_sets(self, group: RolloutGroup) -> list[list[Credited]]:
         """Return the group's rewards in sets; rewards of one set are compared with each other.
 
         Raises:

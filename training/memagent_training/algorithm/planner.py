@@ -74,12 +74,12 @@ class StepPlan:
 
     @property
     def critical_tokens(self) -> int:
-        """The step's time in tokens: at each position, the tokens of the rank that the others wait for."""
+        """The step's time in tokens: at each position, the tokens of the slowest rank."""
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
     def padding_tokens(self) -> int:
-        """Forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
+        """Forwarded tokens that belong to no row. In a prefix tree, only inert rows are padding."""
         if self.layout is Layout.PADDED:
             return self.forwarded_tokens - self.row_tokens
         return sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
@@ -122,7 +122,7 @@ def optimizer_steps(
 
     The shuffle depends only on the seed and the groups' ids. The remaining groups make a last, smaller step, whose loss
     is a mean over fewer tokens; nothing is dropped. To get steps with equal numbers of useful groups, leave out those
-    with a `reason_to_drop` first. With `steps`, there are that many, with numbers of groups as equal as possible, and
+    with a `reason_to_drop` first. With `steps`, there are that many, as equal in size as possible, and
     `groups_per_step` is ignored.
 
     Raises:
@@ -158,7 +158,7 @@ class _Step:
         self.completions = [len(row.conversation.completion_ids_T) for row in rows]
         self.lengths = [sum(parts) for parts in zip(self.prompts, self.completions, strict=True)]
         self.shared = [0] * len(rows)
-        """How many tokens each row shares with the previous row; in sorted order, everything that a trie shares."""
+        """Tokens that each row shares with the previous row; in sorted order, everything that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
             previous = _ids(rows[0])
             for index, row in enumerate(rows[1:], start=1):

@@ -107,7 +107,7 @@ def load_groups(
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         term_rewards: more rewards, by their names in the terms of the advantage.
         find_gold: the correct answer of each run, for rewards without their own gold answers.
-        chosen: which of a log's runs.
+        chosen: selects runs of a log.
         groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
             one document form a group if they began with the same chunk, and with the same sampling and settings but
             for the seed and where the model is. Runs of different policy versions are in different groups, unless
@@ -143,8 +143,8 @@ def load_groups(
         ledger.enter(scored, group, next(refusals, None))
     missing = {run_id: group for run_id, group in (groups or {}).items() if run_id not in ledger.group_of}
     ledger.broken |= set(missing.values())
-    tokenizer = _only("tokenizer", ledger.candidates.values())
-    template = _only("template", ledger.candidates.values())
+    tokenizer = _only_fingerprint("tokenizer", ledger.candidates.values())
+    template = _only_fingerprint("template", ledger.candidates.values())
     functions: dict[str, RewardFunction | StepRewardFunction] = {
         OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
     }
@@ -183,12 +183,12 @@ class _Ledger:
     broken: set[str] = field(default_factory=set)
     """Groups with a refused member."""
     details: Counter[str] = field(default_factory=Counter)
-    """Refused runs by what the reason does not say."""
+    """Counts of refused runs by details that the reason does not have."""
     version_of: dict[str, str] = field(default_factory=dict)
     """The policy version of a group's first run."""
 
     def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
-        """Return the group of the run's policy version: what another version earned is not what this one would."""
+        """Return the group of the run's policy version; rewards of different versions are not compared."""
         if group is None:
             return None
         version = run.conversations_K[0].policy_version
@@ -226,7 +226,7 @@ def _refusals(
 ) -> Iterator[Refusal]:
     """Yield the reasons why a single run cannot be trained on; `kept` are its conversations to train on.
 
-    Reasons why it does not belong to its group come first: it must not count as a gap there.
+    Reasons why it does not belong to its group come first, since such a run leaves no gap in the group.
     """
     if versions is not None and any(conversation.policy_version not in versions for conversation in kept):
         yield Refusal.STALE
@@ -236,7 +236,7 @@ def _refusals(
         yield Refusal.OTHER_TEMPLATE
     if run.record.stop_reason not in _TRAINABLE:
         yield Refusal.UNFINISHED
-    # An edit of an earlier reading of this run is not of this one.
+    # Edits of an earlier reading of this run do not count.
     steps = {conversation.step for conversation in run.conversations_K}
     of_run = (event for event in run.events if event.step is None or event.step in steps)
     events = [*of_run, *(event for conversation in kept for event in conversation.events)]
@@ -348,18 +348,18 @@ def _tokens(conversation: Conversation) -> int:
     return len(conversation.prompt_token_ids or ()) + len(conversation.token_ids or ())
 
 
-def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
+def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
     for run in runs:
-        for fingerprint in {getattr(conversation, what) for conversation in run.sampled}:
+        for fingerprint in {getattr(conversation, kind) for conversation in run.sampled}:
             run_ids.setdefault(fingerprint, []).append(run.run_id)
     if len(run_ids) > 1:
         counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
         raise ReplayError(
-            f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({counts})",
-            hint=f"Choose one, as in --{what} {commonest}, and the others are left out.",
+            f"the runs were made with {len(run_ids)} {kind}s, which cannot be trained on together ({counts})",
+            hint=f"Choose one, as in --{kind} {commonest}; the others are then left out.",
         )
     return next(iter(run_ids), None)
 
@@ -389,7 +389,7 @@ def _rollout(
     outcome = rewards.pop(OUTCOME)
     if isinstance(outcome, tuple):
         raise RewardError(
-            f"the {OUTCOME} is {outcome}",
+            f"the {OUTCOME} must be one number, got {outcome}",
             hint="Return one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
@@ -428,7 +428,7 @@ def _report(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
     newest = len(policy_versions or ()) - 1
-    lag = {name: newest - at for at, name in enumerate(policy_versions or ())}
+    lag = {name: newest - index for index, name in enumerate(policy_versions or ())}
     staleness = Counter(
         max(lag[conversation.policy_version] for conversation in rollout.conversations_K) for rollout in rollouts if lag
     )

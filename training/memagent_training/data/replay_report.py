@@ -10,7 +10,7 @@ from typing import Final, Self
 from memagent_graph.plain_text import quantity
 
 _NAMED: Final = 3
-"""How many runs a line names."""
+"""The most runs that a line names."""
 
 
 class Refusal(StrEnum):
@@ -76,7 +76,7 @@ class ReplayReport:
 
     source: str
     runs: int
-    """How many runs the source has, including refused ones."""
+    """The number of runs in the source, including refused ones."""
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each under the first reason found."""
     details: Mapping[str, int] = field(default_factory=dict)

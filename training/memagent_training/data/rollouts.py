@@ -64,7 +64,7 @@ class TrainingConversation:
 
     @property
     def learned_tokens(self) -> int:
-        """How many completion tokens are learned."""
+        """The number of completion tokens that are learned."""
         return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
 
 

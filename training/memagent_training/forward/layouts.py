@@ -45,11 +45,11 @@ class Trie:
 
     ids: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    """How many tokens come before it in its row: its position."""
+    """Each token's position: the number of tokens before it in its row."""
     ends: list[int] = field(default_factory=list)
-    """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
+    """The end of each token's subtree: token j sees token i if i <= j < ends[i]."""
     paths: dict[int, list[int]] = field(default_factory=dict)
-    """By row number: the indices in the sequence of the row's tokens, in order."""
+    """By row index: the indices of the row's tokens in the sequence, in order."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -64,13 +64,13 @@ class Trie:
 
 
 def one_after_another(rows: Sequence[array[int]]) -> Trie:
-    """Return every row by itself, in the rows' order."""
+    """Lay out the rows one after the other, without shared prefixes."""
     return _lay_out(rows, range(len(rows)), [0] * len(rows))
 
 
 def as_tree(rows: Sequence[array[int]]) -> Trie:
-    """Return every prefix once, however many rows begin with it; each row has at least one token."""
-    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    """Lay out every prefix once, however many rows begin with it; each row has at least one token."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index])
     return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
@@ -78,15 +78,15 @@ def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[
     """Return rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
     trie = Trie()
     path: list[int] = []
-    for number, common in zip(order, shared, strict=True):
-        row, start = rows[number], len(trie.ids)
+    for row_index, common in zip(order, shared, strict=True):
+        row, start = rows[row_index], len(trie.ids)
         for index in path[common:]:
             trie.ends[index] = start
         path = path[:common] + list(range(start, start + len(row) - common))
         trie.ids += row[common:]
         trie.depths += range(common, len(row))
         trie.ends += [0] * (len(row) - common)
-        trie.paths[number] = path
+        trie.paths[row_index] = path
     for index in path:
         trie.ends[index] = len(trie.ids)
     return trie
@@ -101,7 +101,7 @@ class TokenRow(Protocol):
 
     @property
     def completion_ids_T(self) -> Sequence[int]:  # noqa: N802
-        """What the policy sampled; may be empty."""
+        """The tokens that the policy sampled; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class MicroBatch:
     padding_mask_SN: Tensor | None
     """1 where there is a token; only of the padded layout."""
     nodes: tuple[Node, ...]
-    """Which tokens of the one sequence see each other; empty in the padded layout."""
+    """They say which tokens of the one sequence see each other; empty in the padded layout."""
     scored_indices_C: Tensor
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
-    score_of_BT: Tensor
+    score_index_BT: Tensor
     """The index of the scored token for each row's completion token; C if the row has none."""
     row_tokens: int
     """Tokens of all rows; shared ones count for each row."""
@@ -138,7 +138,7 @@ class MicroBatch:
     @property
     def mask_BT(self) -> Tensor:  # noqa: N802
         """True where a row has a completion token."""
-        return self.score_of_BT < len(self.scored_ids_C)
+        return self.score_index_BT < len(self.scored_ids_C)
 
     @property
     def forwarded_tokens(self) -> int:
@@ -182,10 +182,10 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
     parts = pad_rows(rows, pad_id=pad_id, device=device)
     mask_SN = torch.cat([parts.prompt_mask, parts.completion_mask], dim=1)
     completion_BT = parts.completion_mask.bool()
-    place_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
-    before_BT = place_SN[:, parts.prompt_ids.shape[1] :] - 1
-    score_of_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
-    score_of_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
+    index_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
+    before_BT = index_SN[:, parts.prompt_ids.shape[1] :] - 1
+    score_index_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
+    score_index_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
     return MicroBatch(
         layout="padded",
         input_ids_SN=torch.cat([parts.prompt_ids, parts.completion_ids], dim=1),
@@ -194,24 +194,24 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
         nodes=(),
         scored_indices_C=before_BT[completion_BT],
         scored_ids_C=parts.completion_ids[completion_BT],
-        score_of_BT=score_of_BT,
+        score_index_BT=score_index_BT,
         row_tokens=int(mask_SN.sum()),
         longest=int(mask_SN.sum(1).max()),
     )
 
 
 def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
-    score_of = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
+    score_indices = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
     scored: dict[int, int] = {}
     indices: list[int] = []
-    for number, path in trie.paths.items():
-        prompt = len(rows[number].prompt_ids_P)
+    for row_index, path in trie.paths.items():
+        prompt = len(rows[row_index].prompt_ids_P)
         for step, (before, index) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
             score = scored.setdefault(index, len(indices))
             if score == len(indices):
                 indices.append(before)
-            score_of[number][step] = score
-    score_of_BT = torch.tensor(score_of, dtype=torch.long).view(len(rows), -1)
+            score_indices[row_index][step] = score
+    score_index_BT = torch.tensor(score_indices, dtype=torch.long).view(len(rows), -1)
     return MicroBatch(
         layout=layout,
         input_ids_SN=torch.tensor([trie.ids], device=device),
@@ -220,7 +220,7 @@ def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: 
         nodes=trie.nodes,
         scored_indices_C=torch.tensor(indices, dtype=torch.long, device=device),
         scored_ids_C=torch.tensor([trie.ids[index] for index in scored], dtype=torch.long, device=device),
-        score_of_BT=score_of_BT.where(score_of_BT >= 0, len(indices)).to(device),
+        score_index_BT=score_index_BT.where(score_index_BT >= 0, len(indices)).to(device),
         row_tokens=sum(map(len, trie.paths.values())),
         longest=max(trie.depths) + 1,
     )

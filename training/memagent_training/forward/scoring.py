@@ -78,7 +78,7 @@ def completion_logprobs(
         logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_indices_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
     # The last entry is for the missing tokens of shorter completions.
-    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
+    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
     entropies_BT = by_row_BT2[..., 1] if with_entropy else None
     return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
 

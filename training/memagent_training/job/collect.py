@@ -1,6 +1,6 @@
 """Rollouts for training: each question read several times by the policy that is trained, in whole groups.
 
-Questions are samples of an evaluation task, and what reads them is the public reader. A group whose rollouts have the
+Questions are samples of an evaluation task, read by the public reader. A group whose rollouts have the
 same reward has no training signal, so more questions are asked until enough groups have variance (DAPO's dynamic
 sampling): as many groups are in progress as are still needed, and one without variance is replaced by another.
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 SOURCE = "collect"
 """The source of the collection's rewards in the log."""
 _ATTEMPTS = 2
-"""How often a read is started before its group fails."""
+"""Attempts at a read before its group fails."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors that every other question would have too."""
 
@@ -43,7 +43,7 @@ class CollectSettings:
     """The size of a collection."""
 
     rollouts: int = 16
-    """G: how often each question is read."""
+    """G: the number of reads of each question."""
     groups: int = 16
     """The number of groups with variance that are needed."""
     max_questions: int = 64
@@ -54,12 +54,12 @@ class CollectSettings:
     def __post_init__(self) -> None:
         if self.rollouts < 2:
             raise TrainingError(
-                f"a group of {self.rollouts} has no variance", hint="Read each question twice at least."
+                f"rollouts must be at least 2, got {self.rollouts}", hint="Set --rollouts to 2 or more."
             )
         if not 1 <= self.groups <= self.max_questions:
-            values = f"{self.groups} groups of at most {self.max_questions} questions"
             raise TrainingError(
-                values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
+                f"groups must be 1 to max_questions ({self.max_questions}), got {self.groups}",
+                hint="Change --groups or --max-questions.",
             )
         if self.concurrency < 1:
             raise TrainingError(
@@ -74,7 +74,7 @@ class CollectedGroup:
     name: str
     task: str
     length: int
-    """The sample's, in the task's unit."""
+    """The sample's length, in the task's unit."""
     run_ids: tuple[str, ...]
     rewards: tuple[float, ...]
 
@@ -104,7 +104,7 @@ class Collection:
 
     @property
     def questions(self) -> int:
-        """How many questions were asked."""
+        """The number of questions that were asked."""
         return len(self.all_groups) + len(self.failures)
 
     @property
@@ -157,9 +157,7 @@ async def collect(
         MemAgentError: every question failed; the first error.
     """
     if agent.run_log is None:
-        raise TrainingError(
-            "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
-        )
+        raise TrainingError("The reader keeps no run log", hint="Make it with run_log=...: training replays the log.")
     reward_name, function = name_reward(reward)
     collection = Collection()
     slots = asyncio.Semaphore(settings.concurrency)
@@ -168,8 +166,8 @@ async def collect(
     running: dict[asyncio.Task[CollectedGroup], str] = {}
     try:
         while True:
-            for number, sample in islice(questions, max(0, settings.groups - len(collection.groups) - len(running))):
-                group_name = f"{name}-{number}"
+            for index, sample in islice(questions, max(0, settings.groups - len(collection.groups) - len(running))):
+                group_name = f"{name}-{index}"
                 running[asyncio.create_task(reader.read_group(group_name, sample))] = group_name
             if not running:
                 break

@@ -287,7 +287,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """
         real = [rows[number] for number in planned.rows]
         micro_batch = self._lay_out_rows(real, planned.inert)
-        targets_4BT = torch.zeros(4, *micro_batch.score_of_BT.shape)
+        targets_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
         for index, row in enumerate(real):
             conversation = row.conversation
             of_row_4T = targets_4BT[:, index, : len(conversation.completion_ids_T)]

@@ -18,7 +18,7 @@ from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
 RECORD: Final = "training.json"
-"""What determined the weights of a training: settings, base model, adapters."""
+"""The inputs that determined a training's weights: settings, base model, adapters."""
 ADAPTER_FOLDER: Final = "adapter"
 """The folder of a training's separate adapters; next to it are the merged weights."""
 

@@ -41,7 +41,7 @@ class CollectionRecord:
     stage: int
     """Of the curriculum."""
     questions: int
-    """How many questions were asked; each was read several times."""
+    """The number of questions; each was read several times."""
     group_of: Mapping[str, str]
     """The group of each run that is trained on."""
     by_length: Mapping[int, MeanReward]

@@ -36,7 +36,7 @@ _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 _SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
 """The rest is the trainer's."""
 _MAX_RESTARTS: Final = 3
-"""How often work is started again after the server died."""
+"""The times that work is started again after the server died."""
 
 
 class PolicyBackend(ABC):

@@ -132,6 +132,19 @@ _IDLE_SETTINGS: Final = (
 )  # fmt: skip
 
 
+_RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "held_out": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "iterations": (lambda value: value >= 1, "at least 1"),
+    "steps_behind": (lambda value: value in {0, 1}, "0 or 1"),
+    "temperature": (lambda value: value > 0, "above 0"),
+    "measure_every": (lambda value: value >= 0, "at least 0"),
+    "measure_count": (lambda value: value >= 1, "at least 1"),
+    "measure_temperatures": (lambda values: min(values, default=-1) >= 0, "one or more, none below 0"),
+    "server_timeout": (lambda value: value > 0, "above 0 seconds"),
+}
+"""The condition of each number, and its text for messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedLoop:
     """A loop that can begin."""
@@ -293,7 +306,7 @@ def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
 
 
 def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
-    """Return which questions are for training; None if the tasks make new ones without end."""
+    """Return the questions that are for training; None if the tasks make new ones without end."""
     finite = [task for task in tasks if isinstance(task, CountedQuestions)]
     if not finite and job.data is not None:
         raise TrainingError(
@@ -320,29 +333,14 @@ def _check(job: RLJob) -> None:
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
-            f"a loop cannot ask the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
+            f"a loop cannot have the tasks {', '.join(job.tasks) or '(none)'} with the lengths {list(job.lengths)}",
             hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
-    if not 0 <= job.held_out < 1:
-        raise TrainingError(
-            f"held_out must be at least 0 and below 1, got {job.held_out:g}", hint="0 holds nothing out."
-        )
-    if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
-        raise TrainingError(
-            f"a loop needs 1 iteration or more, 0 or 1 steps behind and a temperature above 0, got {job.iterations}, "
-            f"{job.steps_behind} and {job.temperature}",
-            hint="Change --iterations, --steps-behind or --temperature.",
-        )
-    if job.measure_every < 0 or job.measure_count < 1 or min(job.measure_temperatures, default=-1) < 0:
-        raise TrainingError(
-            f"a loop cannot measure {job.measure_count} questions every {job.measure_every} iterations at the "
-            f"temperatures {list(job.measure_temperatures)}",
-            hint="Set measure_every to 0 or more, measure_count to 1 or more, and temperatures of 0 or more.",
-        )
-    if not job.server_timeout > 0:
-        raise TrainingError(
-            f"server_timeout must be above 0 seconds, got {job.server_timeout:g}", hint="Set --server-timeout to 600."
-        )
+    for name, (is_valid, condition) in _RANGES.items():
+        value = getattr(job, name)
+        if not is_valid(value):
+            option = f"--{name}".replace("_", "-")
+            raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
@@ -426,6 +424,6 @@ def _check_lengths(task: Task, job: RLJob) -> None:
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
-                hint="Let it tell how many it has (count(length)), or choose one with generated questions, such as "
+                hint="Let it return its number of questions (count(length)), or choose one that makes them, such as "
                 "niah_multikey_2.",
             ) from error

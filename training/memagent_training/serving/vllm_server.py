@@ -64,7 +64,7 @@ def find_vllm_python() -> Path:
     """Return the Python with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
 
     Raises:
-        VLLMNotInstalledError: there is none of them.
+        VLLMNotInstalledError: none of them exists.
     """
     chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
     if chosen is None and importlib.util.find_spec("vllm") is not None:

@@ -64,7 +64,7 @@ class ProbeReading:
     rows: tuple[ProbeRow, ...]
     logprobs: ProbeLogProbs
     cached_tokens: int
-    """How many prompt tokens it took from its prefix cache, if it reports that."""
+    """The number of prompt tokens from its prefix cache, if it reports that."""
 
     def arrange(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
         """Split log-probs of the same rows, from elsewhere, into prompts and completions."""

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _TOLERANCE: Final = 1e-3
 _NARROW_TOLERANCE: Final = 1.0
 _ADAPTERS_KEPT: Final = 2
-"""How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
+"""The number of versions that stay loaded. Older ones are unloaded when their last reader has finished."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
