@@ -158,7 +158,7 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
         (["-q", f"@{tmp_path}/large.txt"], "more than 1,048,576 bytes"),
         (["-q", f"@{tmp_path}/endless.txt"], "more than 1,048,576 bytes"),
         ([], "Missing option '--question' / '-q'"),
-        (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
+        (["-q", f"@{tmp_path}/none.txt"], "one question per line"),
         (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
     ):
         done = invoke("read", book, *options, *SMALL)
