@@ -1,8 +1,7 @@
-"""The trace of a run: its conversations as a directed acyclic graph, from a log or from a running read.
+"""The trace of a run: its calls as a directed acyclic graph, from a log or from a running read.
 
-A step is one call of the policy. It knows which chunks its prompt had and which earlier steps wrote the rest of it (its
-parents). Everything about a run is computed from it: the memory after each step, the path to an answer, timelines,
-evidence, rewards of single steps.
+A step is a call of the policy. It has the chunks in its prompt, and its parents: the steps whose output is in the
+prompt. The trace gives the memory after a step, the path to an answer, timelines, evidence and rewards of steps.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from memagent_graph.events import ReadEvent
 
 @dataclass(frozen=True, slots=True)
 class MemoryUpdate:
-    """What one chunk, or one merge, did to the memory of its branch, and what that cost."""
+    """The change of a branch's memory by a chunk or a merge, and its cost."""
 
     chunk_index: int | None
-    """None if no chunk was read, for example when memories of several branches were merged."""
+    """The index of the chunk; None if no chunk was read, as in a merge of branches."""
     start_char: int
     end_char: int
     start_byte: int
     end_byte: int
-    """The same in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
+    """The same in UTF-8 bytes of the document, as for `DocumentStore.read`."""
     chunk_tokens: int
     memory: str
     changed: bool
     """Whether the memory differs from the previous one."""
     progress: float | None
-    """The fraction of the document read so far, 0 to 1; None for a stream whose end is not known."""
+    """The fraction of the document read so far, 0 to 1; None for a stream with an unknown end."""
     prompt_tokens: int
     completion_tokens: int
     seconds: float

@@ -1,4 +1,4 @@
-"""Checks a policy and its server: a list of findings, each with a remedy."""
+"""Checks a policy and its server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Health(StrEnum):
 
     GOOD = "ok"
     NOTE = "note"
-    """It works, but something useful is missing."""
+    """It works, but a useful feature is missing."""
     BAD = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its subject, its outcome, and what to do if it is not good."""
+    """A check: its subject, its outcome, and the remedy for a problem."""
 
     subject: str
     health: Health
@@ -43,7 +43,7 @@ class Check:
 async def examine(reader: MemAgent) -> AsyncIterator[Check]:
     """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
 
-    Stops at the first failure that makes the following checks meaningless.
+    It stops at a failure that makes the following checks meaningless.
     """
     policy, subject = reader.policy, "server"
     try:
@@ -104,7 +104,7 @@ def _tokens(completion: Completion) -> Check:
 
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Check:
-    """Compare our count with the server's: the difference between two prompts has no chat template in it."""
+    """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
     shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
         return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
@@ -122,7 +122,7 @@ async def _agreement(context: ReaderContext, completion: Completion) -> Check:
 
 
 async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check:
-    """Send a prompt as long as a read's longest, and see whether the server takes all of it."""
+    """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
     filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Show how a run's memory was built, chunk by chunk, and what supports its answer."""
+    """Show how a run's memory was built, chunk by chunk, and the quotes that support its answer."""
 
     examples: ClassVar = (
         "memagent show",
@@ -62,7 +62,7 @@ class Show:
 
 
 def load_view(log: RunLog, run_id: str, store: str | None = None) -> RunView:
-    """Return a run with its document, if the document is still in the store: the given store, or else the run's."""
+    """Return a run with its document, if the document is still in the store (by default the store of the run)."""
     from memagent_graph.documents import find_store, open_store
     from memagent_graph.timeline.view import load_run_view
 

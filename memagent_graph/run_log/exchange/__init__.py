@@ -1,7 +1,7 @@
-"""Runs from a log to one Parquet file and back, and from several logs to one, without loss.
+"""Exports runs to a Parquet file, imports them, and merges logs, without loss.
 
-logged_run  a run of a log with everything that belongs to it, and what several logs have of one, put together
-parquet     the columns of a file (the extra `export`)
+logged_run  a run with all of its records; merges the parts of a run from several logs
+parquet     reads and writes the files (the extra `export`)
 
 One run at a time is in memory.
 """
@@ -24,13 +24,13 @@ from memagent_graph.storage.bounded_files import open_regular
 from memagent_graph.storage.private_files import whole_file
 
 _MAX_NAMES: Final = 3
-"""How many runs an error names."""
+"""Maximum number of runs that an error names."""
 _SQLITE: Final = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The result of an export: counts of what it wrote."""
+    """The result of an export: the counts of written records."""
 
     runs: int
     conversations: int
@@ -49,14 +49,14 @@ def export_runs(
 ) -> ExportReport:
     """Write runs to one Parquet file, oldest first. The file appears under its name when it is complete.
 
-    One run at a time is read from the log, which may be written to meanwhile; this needs some megabytes of memory.
+    One run at a time is in memory. The log may be written to meanwhile.
 
     Args:
         log: the log.
         destination: the file.
-        selection: which runs; all if left out.
-        for_training: refuse runs without conversations, or with one that counts and has no token ids or log-probs.
-        overwrite: replace an existing file.
+        selection: the runs to export, by default all.
+        for_training: whether to refuse runs with missing conversations, token ids or log-probs.
+        overwrite: whether to replace an existing file.
 
     Raises:
         RunLogError: the destination exists, has no folder or no space; runs cannot be trained on; or the log cannot be
@@ -82,12 +82,12 @@ def export_runs(
             size = file.tell()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunLogError(f"{destination} cannot be written: {reason}", hint="Name a file elsewhere.") from error
+        raise RunLogError(f"{destination} cannot be written: {reason}", hint="Choose a file elsewhere.") from error
     return ExportReport(**tally, bytes=size)
 
 
 def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
-    """Yield the run's conversations, and count them, its events and its rewards."""
+    """Yield the conversations of a run, and count its conversations, events and rewards."""
     rewarded = [reward.conversation for reward in run.rewards]
     tally["runs"] += 1
     tally["events"] += len(run.events)
@@ -100,21 +100,21 @@ def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
 
 
 def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
-    """Refuse a file that cannot be written, or must not be.
+    """Check that a file can be written, and may be replaced if it exists.
 
     Raises:
-        RunLogError: with the remedy.
+        RunLogError: it cannot, or may not.
     """
     if destination.suffix.lower() in {".jsonl", ".ndjson", ".json", ".csv"}:
-        raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Name it .parquet.")
+        raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Use the suffix .parquet.")
     if not destination.parent.is_dir():
-        raise RunLogError(f"there is no folder {destination.parent}", hint="Make it first.")
+        raise RunLogError(f"there is no folder {destination.parent}", hint="Create it first.")
     if destination.is_dir():
-        raise RunLogError(f"{destination} is a folder", hint="Name a file in it.")
+        raise RunLogError(f"{destination} is a folder", hint="Choose a file in it.")
     if destination.exists() and destination.samefile(log.path):
-        raise RunLogError(f"{destination} is the run log itself", hint="Name another file.")
+        raise RunLogError(f"{destination} is the run log itself", hint="Choose another file.")
     if destination.exists() and not overwrite:
-        raise RunLogError(f"{destination} exists", hint="Name another file, or replace it with --overwrite.")
+        raise RunLogError(f"{destination} exists", hint="Choose another file, or replace it with --overwrite.")
 
 
 def _incomplete_runs(log: RunLog, run_ids: Sequence[str]) -> list[str]:
@@ -129,29 +129,29 @@ def _list_names(run_ids: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The result of an import: counts of what it added."""
+    """The result of an import or merge: the counts of added records."""
 
     runs: int
     conversations: int
     rewards: int
     skipped: int
-    """Runs that were in the log already, with the same content."""
+    """The number of runs that the log already had with the same content."""
 
 
 def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
-    """Add the runs of an exported file to a log, each in one transaction.
+    """Add the runs of an exported file to a log, with one transaction per run.
 
-    A run that the log has with the same content is skipped. One run at a time is in memory. Texts are added
-    unchanged; the log's redaction hook is not called.
+    Runs that the log has with the same content are skipped. One run at a time is in memory. The redaction hook of the
+    log is not called.
 
     Args:
         log: the log.
-        source: a file written by `export_runs`.
+        source: a file from `export_runs`.
         replace: whether to replace runs in the log that have the same id but other content.
 
     Raises:
-        RunLogError: the file does not exist, is not an export, is of another version or damaged; or the log has a run
-            with the same id but other content. The runs before this one were imported.
+        RunLogError: the file does not exist, is not an export, has another version, or is damaged; or the log has a run
+            with the same id but other content. Earlier runs in the file were imported.
         MissingExtraError: the extra `export` is not installed.
     """
     source = Path(source)
@@ -197,17 +197,17 @@ def is_log(path: Path) -> bool:
 
 
 def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
-    """Add the runs of other logs to a log, each in one transaction.
+    """Add the runs of other logs to a log, with one transaction per run.
 
-    Parts of the same run in several logs are merged; see `merge_parts`. Runs that the log has already are skipped, so
-    a merge can be repeated: after it was killed, or when another log has got more, such as a reward.
+    Parts of the same run in several logs are merged; see `merge_parts`. Runs that the log already has are skipped, so a
+    merge can be repeated after a kill, or when another log has new records.
 
     Args:
         log: the log.
-        sources: the files of the other logs; nothing may write to them during the merge.
+        sources: the files of the other logs. Nothing may write to them during the merge.
 
     Returns:
-        The counts of what was added. A run to which something was added counts as a run.
+        The counts of added records. A run counts if records were added to it.
 
     Raises:
         RunLogError: a file is not a log, or a log cannot be read or written.
@@ -240,7 +240,7 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
 
 
 def _load_whole(log: RunLog, run_id: str) -> LoggedRun | None:
-    """Return a run with its conversations as a list, and their numbers as arrays; None if the log does not have it."""
+    """Return a run with a list of conversations and numbers as arrays; None if the log does not have the run."""
     run = load_run(log, run_id)
     return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
 
