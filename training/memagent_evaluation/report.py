@@ -196,11 +196,11 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     samples = min(map(len, questions))
     if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return {}
-    right = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
+    counts = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
     clusters = [group[0].cluster for group in questions]
     powers = (1 << power for power in range(samples.bit_length()))
     return {
-        k: estimate([pass_at_k(number, total, k) for number, total in right], clusters=clusters)
+        k: estimate([pass_at_k(correct, total, k) for correct, total in counts], clusters=clusters)
         for k in sorted({*powers, samples})
     }
 

@@ -84,8 +84,8 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     """Return the standings of two evaluations on their common questions, for each system that both have.
 
     Args:
-        first: the one that the other is compared with.
-        second: the other one.
+        first: the evaluation to compare with.
+        second: the other evaluation.
         names: of the evaluations; in the standings they are the names of the systems.
 
     Raises:
@@ -104,11 +104,11 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
                 f"{row.sample_id} is not the same question in {names[0]} and {names[1]}",
                 hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
             )
-    compared = {}
+    by_system = {}
     for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
         rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
-        compared[system] = standings(replace(first, rows=tuple(rows)))
-    return compared
+        by_system[system] = standings(replace(first, rows=tuple(rows)))
+    return by_system
 
 
 def standings_table(lines: Sequence[SystemStanding]) -> str:
@@ -170,10 +170,10 @@ def _pair(
 ) -> Comparison | None:
     """Return the comparison of two different systems on the questions of both; None if there are none."""
     first, second = (rows.get(name, {}) for name in names)
-    shared = [attempt for attempt in first if attempt in second]
-    if names[0] == names[1] or not shared:
+    common = [attempt for attempt in first if attempt in second]
+    if names[0] == names[1] or not common:
         return None
-    first_rows, second_rows = [first[attempt] for attempt in shared], [second[attempt] for attempt in shared]
+    first_rows, second_rows = [first[attempt] for attempt in common], [second[attempt] for attempt in common]
     clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(first_rows, _question)}
     return compare(_by_question(first_rows, score), _by_question(second_rows, score), names=names, clusters=clusters)
 

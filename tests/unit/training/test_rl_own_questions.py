@@ -149,7 +149,7 @@ def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
     [
         ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
         ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
-        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*with how many.*\(10\)"),
+        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*numbers of questions.*\(10\)"),
         (rows(1), {}, r"no question of length \d+ is held out.*Add questions"),
         ([{**rows(1)[0], "document": __file__}], {}, r"line 1: \"document\" is the path of a file.*test_rl_own"),
         (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),

@@ -84,10 +84,10 @@ class JsonRows:
                 self._index_lines(content, begin)
             else:
                 beginning = content[begin : begin + 20]
-                what = (
+                problem = (
                     f"is neither JSON lines nor a JSON list: it begins with {beginning!r}" if beginning else "is empty"
                 )
-                raise EvaluationError(f"{path} {what}", hint=_FORMS)
+                raise EvaluationError(f"{path} {problem}", hint=_FORMS)
         if not self._starts:
             raise EvaluationError(f"{path} has no rows", hint=_FORMS)
 

@@ -93,7 +93,7 @@ class PassagesTask(GeneratedTask):
         inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in distractors)]
         positions = sorted(rng.sample(range(length), len(inserted)))
         rng.shuffle(inserted)
-        slots = tuple(position - number for number, position in enumerate(positions))
+        slots = tuple(position - before for before, position in enumerate(positions))
         layout = DocumentLayout(tuple(inserted), slots, others)
         haystack = Haystack(partial(self._others, length, index, used), _numbered)
         text = partial(layout.pieces, haystack)
@@ -125,8 +125,8 @@ class PassagesTask(GeneratedTask):
         rng = self.rng(length, index, "others")
         is_empty = True
         while True:
-            for number in Permutation(len(self.paragraphs), rng):
-                paragraph = self.paragraphs[number]
+            for paragraph_index in Permutation(len(self.paragraphs), rng):
+                paragraph = self.paragraphs[paragraph_index]
                 if paragraph.text not in used:
                     is_empty = False
                     yield paragraph.written

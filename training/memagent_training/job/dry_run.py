@@ -115,7 +115,7 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
     is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
     return estimate_memory(
         sizes,
-        lay_out([step.rows[number].conversation for number in heaviest.rows], config.layout, pad_id=0),
+        lay_out([step.rows[index].conversation for index in heaviest.rows], config.layout, pad_id=0),
         weight_bytes=2 if is_narrow else 4,
         mixed_precision=not is_narrow and config.mixed_precision != "no",
         checkpointing=bool(config.gradient_checkpointing),

@@ -285,7 +285,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
         have a weight of 0.
         """
-        real = [rows[number] for number in planned.rows]
+        real = [rows[index] for index in planned.rows]
         micro_batch = self._lay_out_rows(real, planned.inert)
         targets_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
         for index, row in enumerate(real):
@@ -366,7 +366,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         logprobs: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):
             for planned_batch in planned[:1] if heaviest_only else planned:
-                rows = [step.rows[number] for number in planned_batch.rows]
+                rows = [step.rows[index] for index in planned_batch.rows]
                 micro_batch = self._lay_out_rows(rows, planned_batch.inert)
                 scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, scored, strict=False):

@@ -103,7 +103,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         TrainingError: something differs; the message says what.
     """
     try:
-        kept = json_file(out / RECORD)
+        recorded = json_file(out / RECORD)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     differences = [
         f"{name} was {old!r} and is {new[part][name]!r}"
         for part in sorted(new)
-        for name, old in sorted(kept.get(part, {}).items())
+        for name, old in sorted(recorded.get(part, {}).items())
         if name in new[part] and new[part][name] != old and not (name == "weights" and "" in {old, new[part][name]})
     ]  # weights on the hub have no hash before they are downloaded
     if differences:

@@ -27,7 +27,7 @@ class Curriculum:
     Half of a stage's generated questions have its longest length, the others any of its lengths. Questions of data
     files are asked epoch by epoch. The next stage begins when the mean reward of reads of the longest length is high
     enough in a collection. Stages depend only on the journal, and questions on the journal, the collection and their
-    number: a loop that was killed asks the same ones again.
+    index: a loop that was killed asks the same ones again.
     """
 
     tasks: Sequence[Task]
@@ -54,7 +54,7 @@ class Curriculum:
         return stage
 
     def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
-        """Return how often every question of a stage was asked; None if tasks make questions without end."""
+        """Return the number of times that every question of a stage was asked; None if tasks make new ones."""
         if self.split is None:
             return None
         return _count_questions(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
@@ -63,7 +63,7 @@ class Curriculum:
         """Yield the questions of a collection, up to its maximum.
 
         Args:
-            collection: its number.
+            collection: the index of the collection.
             stage: the stage that determines the lengths.
             records: the collections before it.
 

@@ -28,7 +28,7 @@ class CountedQuestions(Task, Protocol):
     """A task with a known number of questions."""
 
     def count(self, length: int) -> int:
-        """Return how many samples there are of a length."""
+        """Return the number of samples of a length."""
         ...
 
 
@@ -108,7 +108,7 @@ class QuestionSplit:
         return QuestionSplit(tasks, training, held_out, seed, digest.hexdigest()[:16])
 
     def epoch_size(self, lengths: Sequence[int]) -> int:
-        """Return how many questions of these lengths there are for training."""
+        """Return the number of training questions of these lengths."""
         return sum(len(self.training[task_id, length]) for task_id in range(len(self.tasks)) for length in lengths)
 
     def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
@@ -150,7 +150,7 @@ def find_answered_without_document(results: Path) -> frozenset[str]:
     if not rows:
         raise TrainingError(
             f"{results} has no answers without the document",
-            hint=f"Evaluate the questions so: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
+            hint=f"Evaluate them first: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
         )
     return frozenset(row.question for row in rows if row.strict == 1)
 
@@ -166,7 +166,7 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
         sample = task.sample(length, index)
         if sample.question in dropped:
             continue
-        # Documents that are made from a file's paragraphs are others at each length; the question is the same.
+        # Documents that are made from a file's paragraphs differ between lengths; the question does not.
         document = "".join(sample.text()) if isinstance(task, FileTask) else ""
         key = _digest(document) + _digest(sample.question)
         if key in keys:
@@ -192,7 +192,7 @@ def _supply_error(
     task: CountedQuestions, length: int, count: int, fraction: float, *, some_dropped: bool
 ) -> TrainingError:
     choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))
-    hint = f"It has, with how many questions of each length: {choices}. " if choices else ""
+    hint = f"Its lengths, with their numbers of questions: {choices}. " if choices else ""
     if count:
         reason = f"{fraction:.0%} of them are held out, and none is left to train on"
         hint += "Add questions, name other --lengths, or hold out less (--held-out)."
