@@ -86,7 +86,7 @@ class Cost:
     """The share of requests that were sent again."""
 
 
-def settings_of(workload: Workload, operation: Operation) -> list[Setting]:
+def collect_settings(workload: Workload, operation: Operation) -> list[Setting]:
     """Return the settings of the table's rows."""
     eight = replace(workload, questions=8)
     quarter = replace(operation, requests_in_flight=operation.requests_in_flight // 4)
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     hardware = Hardware(**{name: getattr(given, name) for name in asdict(hardware)})
     operation = Operation(given.simulated, given.in_flight * given.simulated)
-    costs = [cost_of(each, hardware, given.documents, given.gpus) for each in settings_of(workload, operation)]
+    costs = [cost_of(each, hardware, given.documents, given.gpus) for each in collect_settings(workload, operation)]
     print(table_of(costs, given.client_ms, given.price))
     hours = longest_document_hours(workload, hardware)
     print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {hours:.2f} hours")

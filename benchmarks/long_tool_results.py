@@ -57,7 +57,7 @@ from rich.table import Table
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from langchain_memagent.middleware import MemAgentMiddleware
-from langchain_memagent.transcripts import transcript
+from langchain_memagent.transcripts import format_transcript
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_graph import Budget, LocalPolicy, MemAgent, ScriptedPolicy, load_prompts
 from memagent_graph.tokenizers import load_tokenizer
@@ -141,14 +141,14 @@ class WindowedModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
         tools: list[dict[str, Any]] = options.get("tools") or []
-        size = sum(_TOKENIZER.count(transcript([each])) + 4 for each in messages)
+        size = sum(_TOKENIZER.count(format_transcript([each])) + 4 for each in messages)
         size += _TOKENIZER.count(json.dumps(tools)) if tools else 0
         self.spent.largest = max(self.spent.largest, size)
         if size > WINDOW - OUTPUT:
             self.spent.refused = True
             raise ContextOverflowError(f"{size} tokens and {OUTPUT} of output do not fit the window of {WINDOW}")
         reply = scripted_reply(messages, frozenset(each["function"]["name"] for each in tools))
-        self.spent.tokens += size + _TOKENIZER.count(transcript([reply]))
+        self.spent.tokens += size + _TOKENIZER.count(format_transcript([reply]))
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
 

@@ -7,8 +7,7 @@ For each order, the section first and the paper's (problem, memory, section):
 1. supervise: the weights of $FIRST, a release of the embedded policy, are trained for some more steps with prompts in
 that order, because $FIRST knows only one;
 2. loop: `memagent rl` for some iterations, with a real vLLM server, the same tasks, seeds and numbers of reads;
-3. measure: questions on held-out prose, before the loop and after it, greedily and at temperature 1, with the readers
-of `benchmarks.length_figure`.
+3. measure: `memagent eval` on held-out prose, before the loop and after it, greedily and at temperature 1.
 
 The same command continues where it was stopped.
 
@@ -25,8 +24,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from benchmarks.length_figure import table
-from benchmarks.length_reads import READER, Cell, fill, reads_in
 from benchmarks.loop_phases import PHASES, iterations_in
 from memagent_graph.prompts import PromptLayout
 
@@ -105,7 +102,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="of recipes.embedded.corpus")
     parser.add_argument("--steps", type=int, default=500, help="of supervised training")
     parser.add_argument("--iterations", type=int, default=30, help="of the loop")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[4, 32])
+    parser.add_argument("--lengths", default="1k,8k", help="of the documents to measure on, in tokens")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=31)
@@ -115,11 +112,12 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         start = start_of(folder, order, given)
         for stage, model in (("before", start), ("after", looped(folder, start, given))):
-            for chunks in given.chunks:
-                cells = [Cell(READER, f"{order.value}, {stage}", "alone", way, chunks, 1) for way in (0.0, 1.0)]
-                fill(given.folder, model, cells, given.questions)
-    reads = list(reads_in(given.folder))
-    print(table(reads), "\n")
+            for temperature in ("0", "1"):
+                out = folder / f"{stage}-{temperature}"
+                decoding = ("--temperature", temperature, "--on-invented", "accept", "--out", out)
+                questions = ("--lengths", given.lengths, "--n", str(given.questions))
+                run("memagent_graph", "eval", "niah_single_2", "--small", "--model", model, *questions, *decoding,
+                    *(["--resume"] if out.exists() else []))  # fmt: skip
     print("| order | iterations | seconds each | collecting | prompt tokens computed | of those asked for |")
     print("|---|---|---|---|---|---|")
     print("\n".join(map(cost_of, folders)))

@@ -252,7 +252,6 @@ def _append(path: Path, entry: Mapping[str, Any]) -> None:
 def job_of(out: Path, given: argparse.Namespace) -> RLJob:
     from memagent_training.job.collect import CollectSettings
     from memagent_training.rl import RLJob
-    from memagent_training.rl.rl_job import MeasureSettings
 
     return RLJob(
         tasks=(given.task,),
@@ -261,7 +260,7 @@ def job_of(out: Path, given: argparse.Namespace) -> RLJob:
         settings={**SETTINGS, "learning_rate": given.learning_rate},
         iterations=given.iterations,
         collect=CollectSettings(given.rollouts, given.groups, max_questions=16 * given.groups, concurrency=64),
-        measure=MeasureSettings(every=0),
+        measure_every=0,
         small=True,
         seed=given.seed,
         resume=True,

@@ -11,7 +11,7 @@ import time
 
 from benchmarks.figures import Figure, print_table
 from memagent_graph.calls import Call, Span, Writes
-from memagent_graph.provenance.evidence import provenance_of
+from memagent_graph.provenance.evidence import find_provenance
 from memagent_graph.provenance.word_diff import word_diff
 from memagent_graph.trace import Trace
 
@@ -48,7 +48,7 @@ def make_memories(length: int) -> tuple[str, str]:
 def seconds_to_trace(length: int) -> float:
     trace, chunks = make_trace(length)
     start_time = time.process_time()
-    provenance_of(trace, lambda update: chunks[update.chunk_index or 0])
+    find_provenance(trace, lambda update: chunks[update.chunk_index or 0])
     return time.process_time() - start_time
 
 

@@ -36,7 +36,8 @@ from transformers import PreTrainedModel as Model
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import RolloutGroup as Group
 from memagent_training.data.rollouts import TrainingConversation as Conversation
-from memagent_training.rewards import BoxedExactMatch, GoldAnswers
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.outcome_rewards import BoxedExactMatch
 from memagent_training.rewards.reward_names import built_in
 
 
@@ -110,7 +111,7 @@ def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]
         if term.scope != "conversation" and of:
             found["runs"][g, credited] = fmean(of)
         for k in credited if term.scope == "conversation" else ():
-            found[rollout.conversations_K[k].place][g, (k,)] = R_K[k]
+            found[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
     return list(found.values())
 
 
@@ -243,8 +244,8 @@ def main() -> None:
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
     terms = {each.reward: built_in(each.reward) for each in settings.terms if each.reward != "outcome"}
-    reward, gold_of = (BoxedExactMatch(), gold.of) if gold else (given.reward, None)
-    replay = load_groups(given.runs, reward=reward, term_rewards=terms, gold_of=gold_of)
+    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (given.reward, None)
+    replay = load_groups(given.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
     train(model, replay.require_groups(), settings, steps=given.steps, learning_rate=given.learning_rate)
     shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
     model.save_pretrained(given.out)

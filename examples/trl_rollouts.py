@@ -105,7 +105,7 @@ class ReaderRollouts:
 
     async def _group(self, number: int, sample: Sample) -> None:
         version, settings = self._version, self._collecting
-        one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency, settings.retries)
+        one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
         try:
             collected = await collect(self._agent, [sample], one, name=f"trl-{number}", reward=self._reward)
         except (PolicyUnreachableError, PolicyAuthenticationError, RewardError):

@@ -29,19 +29,19 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
         raise MemAgentError(
             f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
-            hint="Name another with --host and --port; port 0 takes any that is free.",
+            hint="Choose another address with --host and --port; port 0 takes any free port.",
         ) from error
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can connect to such an address."""
+    """Return whether only this machine can connect to such an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def as_name(host: str) -> list[str]:
+def client_host_names(host: str) -> list[str]:
     """Return the address as a host name for clients: none for 0.0.0.0 and ::, which mean all addresses."""
     try:
         return [] if ipaddress.ip_address(host).is_unspecified else [host]
@@ -49,7 +49,7 @@ def as_name(host: str) -> list[str]:
         return [host]
 
 
-def in_url(host: str) -> str:
+def host_in_url(host: str) -> str:
     """Return a host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
@@ -69,18 +69,18 @@ class AllowedNames:
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
 
     def has_host(self, header: str) -> bool:
-        """Whether a Host header names this server."""
-        return _host_of(header) in self._hosts
+        """Return whether a Host header names this server."""
+        return _parse_host(header) in self._hosts
 
     def has_origin(self, header: str) -> bool:
-        """Whether a web page of this origin may send requests."""
+        """Return whether a web page of this origin may send requests."""
         scheme, _, host = header.lower().partition("://")
-        return header.lower() in self._origins or (scheme in {"http", "https"} and _host_of(host) in self._hosts)
+        return header.lower() in self._origins or (scheme in {"http", "https"} and _parse_host(host) in self._hosts)
 
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]+)?")
 
 
-def _host_of(header: str) -> str | None:
+def _parse_host(header: str) -> str | None:
     match = _HOST.fullmatch(header.lower())
     return match and (match[1] or match[2])

@@ -1,4 +1,4 @@
-"""Options of uvicorn under which nobody without a key can fill the memory, or take connections and send nothing."""
+"""Options for uvicorn that protect memory and connections from clients without a key."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 30.0
-"""How long a client may take to send a request's headers."""
+"""Maximum time for a client to send the headers of a request."""
 _IDLE_SECONDS: Final = 75
-"""How long a connection stays open after a request: longer than clients and proxies keep theirs, so that they close it
-first. Otherwise a request could be sent into a connection that this server is closing."""
+"""A connection stays open this long after a request. Clients and proxies should close it first, because a request that
+arrives while the server closes the connection is lost. So the time is longer than theirs."""
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP that closes connections on which no request begins. uvicorn does so only where nothing at all arrives after
-    an earlier request.
+    """HTTP that closes a connection if no request begins in time. uvicorn does so only if no byte arrives after an
+    earlier request.
     """
 
     _alarm: asyncio.TimerHandle | None = None
@@ -48,5 +48,5 @@ class BoundedProtocol(H11Protocol):
 
 
 BOUNDED_HTTP: Final[dict[str, Any]] = {"http": BoundedProtocol, "ws": "none", "timeout_keep_alive": _IDLE_SECONDS}
-"""h11 bounds the headers of a request, to 64 KiB. httptools, which uvicorn uses if it is installed, does not. There are
-no WebSockets here."""
+"""Arguments for `uvicorn.Config`. h11 bounds the headers of a request to 64 KiB; httptools, which uvicorn would prefer,
+does not. WebSockets are off."""

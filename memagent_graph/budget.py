@@ -1,4 +1,4 @@
-"""How the context window is shared between question, memory, chunk and output."""
+"""The token budget: how question, memory, chunk and output share the context window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from memagent_graph.errors import BudgetError
 
 CHAT_TEMPLATE_TOKENS = 24
-"""Reserved for what a model's chat template adds around one user message."""
+"""Tokens reserved for the chat template around one user message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Budget:
     context_window: int = 8192
     question_tokens: int = 1024
     memory_tokens: int = 1024
-    """The most tokens of memory in a prompt, and the most that an update may write."""
+    """Maximum number of tokens of the memory, in a prompt and in an update."""
     chunk_tokens: int = 5000
     answer_tokens: int = 1024
 
@@ -25,7 +25,7 @@ class Budget:
         for field in fields(self):
             if getattr(self, field.name) < 1:
                 raise BudgetError(
-                    f"{field.name} is {getattr(self, field.name)}", hint="Every budget is at least one token."
+                    f"{field.name} must be at least 1, got {getattr(self, field.name)}", hint="Use 1 or more tokens."
                 )
 
     def require(self, update_template_tokens: int, answer_template_tokens: int) -> None:

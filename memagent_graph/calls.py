@@ -1,7 +1,7 @@
-"""A call of the policy as one record: what was asked, what came back, and what was made of it.
+"""A call of the policy as one record: the request, the completion, and the result.
 
-Steps of a graph, the run's state, its trace and its log have the same record. State and trace keep it without the
-completion's text and token ids, which only the log has; a field that `Completion` gets is in all of them.
+Graph steps, run state, trace and log use the same record. State and trace keep it without the text and token ids of the
+completion, which only the log has. A new field of `Completion` appears in all of them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Writes(StrEnum):
-    """What the reply to a role is."""
+    """The use of a role's reply."""
 
     MEMORY = "memory"
     """The memory of its branch."""
     DECISION = "decision"
-    """What to do next; memory stays as it is."""
+    """A decision about the next step. The memory does not change."""
     ANSWER = "answer"
     """An answer to the run's question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk of the document: its number and its place, in characters and in UTF-8 bytes."""
+    """The position of a chunk in the document: its index, and its start and end in characters and UTF-8 bytes."""
 
     index: int
     start_char: int
@@ -42,19 +42,20 @@ class Span:
     end_byte: int
     tokens: int
     shortened: bool = field(default=False, compare=False)
-    """Whether it is shorter than other chunks, because escaping would make it too long. Logs have an event instead."""
+    """Whether the chunk was made shorter, because escaping would make it too long. Logs have an event instead."""
     splits: bool = field(default=False, compare=False)
-    """Whether it ends inside a character, which was too long or which no token ends. Logs have an event instead."""
+    """Whether the chunk ends inside a character, which is too long or has no token at its end. Logs have an event
+    instead."""
 
     @classmethod
     def of(cls, chunk: Chunk, *, shortened: bool = False) -> Span:
-        """Return a chunk's place."""
+        """Return the span of a chunk."""
         start, end = (chunk.start_char, chunk.end_char), (chunk.start_byte, chunk.end_byte)
         return cls(chunk.index, *start, *end, chunk.tokens, shortened, chunk.splits)
 
     @property
     def stored(self) -> dict[str, Any]:
-        """The span as plain data, for a graph's state; `Span(**stored)` is the span again."""
+        """The span as plain data, for the state of a graph. `Span(**stored)` is an equal span."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
@@ -65,7 +66,7 @@ _NOTHING_CAME_BACK: Final = Completion("", FinishReason.OTHER, "")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to the policy. If it was attempted several times, tokens, seconds and events are those of all."""
+    """One call of the policy. Tokens, seconds and events are totals over all attempts."""
 
     id: str
     """The unique id of this execution of a step."""
@@ -76,58 +77,38 @@ class Call:
     role: str
     """The role, such as "update" or "answer"."""
     slot: int
-    """Its place among the calls of that role and branch (a chunk's number); runs are compared by it. Below 0, what
-    the call reads belongs to no chunk: it was read before, or it is an excerpt."""
+    """The index of the call among the calls of its role and branch (the chunk's index). Runs are compared by it. A
+    negative slot means that the call read a chunk again, or an excerpt."""
     writes: Writes
     text: str | None = None
-    """What was made of it: the memory after it, the answer without reasoning, or the decision. None if it was
-    redacted, or, in a graph's state, if it is the state's `memory`."""
+    """The result: the new memory, the answer without reasoning, or the decision. None if it was redacted, or, in a
+    graph's state, if it equals `memory`."""
     reads: tuple[Span, ...] = ()
     """The chunks in the prompt."""
     parents: tuple[str, ...] = ()
     """The calls whose output is in the prompt."""
     completion: Completion = field(default=_NOTHING_CAME_BACK, compare=False)
-    """What came back, the newest of several attempts. In states and traces without text, token ids and log-probs."""
+    """The completion of the last attempt. In states and traces it has no text, token ids and log-probs."""
     usage: TokenUsage = _NO_TOKENS
     seconds: float = 0.0
     events: tuple[ReadEvent, ...] = ()
     changed: bool = field(default=False, compare=False)
-    """Whether it changed its branch's memory."""
+    """Whether the call changed the memory of its branch."""
 
     @property
     def chunk_index(self) -> int | None:
-        """The first chunk that it read; None if it read none, or what belongs to no chunk."""
+        """The index of the first chunk that the call read; None if it read no chunk, or an excerpt."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all attempts' prompts."""
-        return self.usage.prompt_tokens
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all attempts' completions."""
-        return self.usage.completion_tokens
-
-    @property
-    def model(self) -> str:
-        """The model that wrote the completion."""
-        return self.completion.model
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the policy stopped writing."""
-        return self.completion.finish_reason.value
 
 
 def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
-    """Return a call as plain data for a graph's state, whose `memory` after the call need not be there twice."""
+    """Return a call as plain data for the state of a graph. Its text is left out if it equals `memory`."""
     text = None if call.text == memory else call.text
     values: dict[str, Any] = msgspec.to_builtins(replace(call, text=text, completion=call.completion.facts))
     return values
 
 
-def calls_of(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
-    """Return the calls among a state's `steps`; `state` is the one after them, or the change that has them."""
+def load_calls(records: Iterable[Mapping[str, Any]], state: Mapping[str, Any]) -> list[Call]:
+    """Return the calls in `steps` of a state. `state` is the state after them, or the change that contains them."""
     calls = (msgspec.convert(record, Call) for record in records)
     return [call if call.text is not None else replace(call, text=state.get("memory", "")) for call in calls]

@@ -1,8 +1,8 @@
-"""The control tokens of chat templates: those of the known families, and those that a model's own files name.
+"""The control tokens of chat templates, of known model families and of models with files at hand.
 
-A document that spells one could otherwise end the message that it is in and begin another. The families are ChatML
-(Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM, EXAONE and
-Granite; their markers are public in the tokenizer files of the models.
+Prompts escape them. Otherwise a document that contains one could end its message and begin another. The families are
+ChatML (Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM, EXAONE
+and Granite. Their markers are public in the tokenizer files of the models.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
         )
     ),
 }
-"""What follows a marker's first character, as a regular expression, by that character."""
+"""By the first character of a marker: a regular expression for the rest."""
 TURN_END: Final = re.compile(
     r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])\s*\Z"
 )
-"""A token at a text's end with which a template ends a turn, and which a server may leave there."""
+"""A token at the end of a text with which a template ends a turn. Some servers do not remove it."""
 TURN_BEGIN: Final = re.compile(
     r"\s*(?:(?:<s>|<bos>|<sop>|\[gMASK\]|<\|(?:begin_of_text|startoftext)\|>|<｜begin▁of▁sentence｜>)\s*)+",
     re.IGNORECASE,
@@ -49,13 +49,13 @@ NEXT_TURN: Final = re.compile(
     r"(<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]).*\Z",
     re.DOTALL,
 )
-"""A turn's end and all that a model wrote after it as another turn."""
+"""The end of a turn, and everything that a model wrote after it as another turn."""
 _MARKER: Final = re.compile("|".join(f"{re.escape(first)}(?:{rest})" for first, rest in FAMILY_MARKERS.items()))
 _WORDS: Final = re.compile(r"[\w\s]*")
 
 
 def markers_in(template: str) -> frozenset[str]:
-    """Return the markers that a chat template writes, some of which are not single tokens, such as [INST]."""
+    """Return the markers in a chat template. Some, such as [INST], are not single tokens."""
     return frozenset(_MARKER.findall(template))
 
 
@@ -76,7 +76,7 @@ def configured_markers(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def folder_markers(folder: Path) -> frozenset[str]:
-    """Return the control tokens that the tokenizer's settings and the chat template in a model's folder name."""
+    """Return the control tokens in the tokenizer settings and the chat template of a model folder."""
     markers: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
         config = json_file(folder / "tokenizer_config.json")

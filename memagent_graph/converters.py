@@ -1,18 +1,18 @@
-"""What a converter is: a function that takes a file and yields blocks of its text, and what it left out.
+"""Converters: functions that take a file and yield blocks of its text, and omissions for what they left out.
 
-A package adds converters in its pyproject.toml, by the kind of file, which is the suffix without its dot::
+A package adds converters in its pyproject.toml by the kind of file (the suffix without the dot)::
 
     [project.entry-points."memagent.converters"]
     djvu = "my_package:convert"
 
-One that a user names (`--converter path/to/file.py:convert`) gets every file that is not plain text. It may return None
-for a file that it leaves to the standard converter, or change what that one yields. This one reads scanned pages::
+A converter of the user (`--converter path/to/file.py:convert`) gets every file that is not plain text. To use the
+standard converter for a file, it may return None, or change what that converter yields. This one reads scanned pages::
 
     def convert(source: SourceFile) -> Iterator[Block | Omission]:
         for part in source.standard():
             yield Block(text_of_scan(source, part.place)) if isinstance(part, Omission) else part
 
-This module imports nothing else, as the conversion process has to start quickly.
+This module imports no other module of the package, because the conversion process has to start quickly.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Block:
 
     Attributes:
         text: Markdown, or plain text.
-        label: the name of the page, sheet, message or source that begins here; None if it is still the same one.
-        headings: the headings that it stands under, outermost first, from here on; None if they are still the same. In
-            a document without any, they are looked for in the text.
+        label: the name of the page, sheet, message or source that begins here; None if the previous one continues.
+        headings: the headings above the text from here on, outermost first; None if they do not change. If a document
+            has no headings, they are detected in the text.
     """
 
     text: str
@@ -55,10 +55,10 @@ class Omission:
     """Something in a document that is not in its text.
 
     Attributes:
-        what: what it is, in the plural: "pages that are images".
-        place: where it is: "page 3", or a name.
-        remedy: what to do about it, as a sentence.
-        count: how many there are.
+        what: a plural noun, such as "pages that are images".
+        place: its location, such as "page 3", or a name.
+        remedy: what the user can do, as a sentence.
+        count: the number of omitted parts.
     """
 
     what: str
@@ -72,11 +72,11 @@ Converter: TypeAlias = Callable[["SourceFile"], "Iterable[Block | Omission] | st
 
 
 class ConversionError(Exception):
-    """Why a file has no text.
+    """A file that cannot be converted to text.
 
     Args:
         message: what happened.
-        hint: what to do about it.
+        hint: the remedy.
         kind: "damaged", "unsupported", "missing" (a package; `message` is its name), "memory" or "text" (a bound).
     """
 
@@ -90,12 +90,12 @@ class SourceFile:
     """A file to convert.
 
     Attributes:
-        name: its name, for messages.
-        kind: its suffix without the dot, as in "pdf"; what its first bytes say counts more than its name.
-        file: its content, from the beginning. HTML is UTF-8.
-        pages: those to read of a PDF file, as in "1-3,7"; empty for all.
-        converters: by kind, where its function is: "module:function".
-        depth: how many files it is in.
+        name: the file's name, for messages.
+        kind: the suffix without the dot, such as "pdf". It follows the first bytes of the file rather than its name.
+        file: the content, from the beginning. HTML is UTF-8.
+        pages: the pages to read of a PDF file, such as "1-3,7"; empty for all.
+        converters: the converter functions as "module:function", by kind.
+        depth: the number of files that contain this one.
     """
 
     name: str
@@ -111,7 +111,7 @@ class SourceFile:
         return self.file.read()
 
     def standard(self) -> Parts:
-        """Convert it with the converter of its kind.
+        """Convert the file with the converter of its kind.
 
         Raises:
             ConversionError: the file is damaged, there is no converter for it, or a package is missing.
@@ -122,7 +122,7 @@ class SourceFile:
         module, _, function = self.converters[self.kind].partition(":")
         try:
             convert: Converter = getattr(importlib.import_module(module), function)
-            yield from parts_of(convert(self))
+            yield from as_parts(convert(self))
         except ModuleNotFoundError as error:
             raise ConversionError(error.name or str(error), kind="missing") from error
         except (ConversionError, MemoryError):
@@ -136,12 +136,12 @@ class SourceFile:
             ) from error
 
     def embedded(self, name: str, data: bytes, kind: str | None = None) -> Parts:
-        """Convert a file that is in this one; what cannot be converted is an omission.
+        """Convert a file inside this file. A file that cannot be converted yields an omission.
 
         Args:
-            name: its name.
+            name: the name of the inner file.
             data: its content.
-            kind: as `kind`; by its name if left out. Of kinds without a converter, "txt" and "md" are taken as text.
+            kind: its kind; by default from its name. "txt" and "md" need no converter.
         """
         kind = kind or PurePath(name).suffix.lower().removeprefix(".")
         heading = f"file {name}"
@@ -171,8 +171,8 @@ class SourceFile:
             )
 
 
-def parts_of(value: Any) -> Parts:
-    """Yield what a converter returned, which may also be text or pieces of text."""
+def as_parts(value: Any) -> Parts:
+    """Yield the parts that a converter returned. Text is converted to blocks."""
     for part in (value,) if isinstance(value, str) else value:
         if not isinstance(part, Block | Omission | str):
             raise TypeError(f"a converter yields blocks, omissions and texts, not a {type(part).__name__}")

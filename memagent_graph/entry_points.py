@@ -10,30 +10,30 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.installation import install_command
 
 COMMANDS: Final = "memagent.commands"
-"""Each names a function `register(app)` that adds one command to the `typer.Typer` it is given."""
+"""The group of functions `register(app)`. Each adds one command to a `typer.Typer`."""
 POLICIES: Final = "memagent.policies"
-"""Each names a `memagent_graph.policy_registry.PolicyFactory`."""
+"""The group of policies: each is a `memagent_graph.policy_registry.PolicyFactory`."""
 CONVERTERS: Final = "memagent.converters"
-"""Each names a `memagent_graph.converters.Converter`; its own name is a kind of file."""
+"""The group of converters: each is a `memagent_graph.converters.Converter`, named after a kind of file."""
 STRATEGIES: Final = "memagent.strategies"
-"""Each names a subclass of `memagent_graph.Strategy`, or an instance of one."""
+"""The group of strategies: each is a subclass of `memagent_graph.Strategy`, or an instance of one."""
 
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by name, sorted; of two with one name, the first on the Python path."""
+    """Return the entry points of a group, sorted by name. Of two with one name, the first on the path counts."""
     by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         by_name.setdefault(entry.name, entry)
     return dict(sorted(by_name.items()))
 
 
-def failure_of(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
-    """Return the error for an entry point that cannot be loaded or that fails; it names the package.
+def entry_point_error(entry: EntryPoint, what: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:
+    """Return the error for an entry point that cannot be loaded or that fails. The message names the package.
 
     Args:
         entry: the entry point.
-        what: what it should be, as in "the policy".
-        error: what went wrong.
+        what: a noun for the message, such as "the policy".
+        error: the exception.
         kind: the error's class.
     """
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

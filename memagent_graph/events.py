@@ -1,4 +1,4 @@
-"""What can happen in a read; logs, results and checkpoints use the same words."""
+"""Stop reasons, rules and events of a read, as they appear in logs, results and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a read ended. All but the first four end in a state that can be resumed."""
+    """The reason why a read ended. A read with any but the first four reasons can be resumed."""
 
     ANSWERED = "answered"
     """The whole document was read and the policy answered."""
     ENOUGH = "enough"
-    """The policy answered before the document's end, because there was enough to answer from."""
+    """The policy answered before the document's end, because it had enough information."""
     NO_ANSWER = "no_answer"
     """The policy wrote nothing or refused when it was asked for the answer."""
     INVALID_ANSWER = "invalid_answer"
-    """The policy answered, but never in the form that `response_format` asks for; its last reply is the answer."""
+    """No reply had the form of `response_format`. The last reply is the answer."""
     MAX_CHUNKS = "max_chunks"
     MAX_TOKENS = "max_tokens_total"
     MAX_SECONDS = "max_seconds"
@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 
 
 class UpdateRule(StrEnum):
-    """What to do with a memory update that is cut off, empty, refused or invented."""
+    """The treatment of a memory update that is cut off, empty, refused or invented."""
 
     ACCEPT = "accept"
     """Use the text as the new memory, cut to the memory budget."""
@@ -41,10 +41,10 @@ class UpdateRule(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What can happen in a read that a user should know about."""
+    """A kind of event in a read that a user should know about."""
 
     DOCUMENT_INCOMPLETE = "document_incomplete"
-    """The document holds something that is not in its text: pages that are images, parts that no converter reads."""
+    """The document has parts that are not in its text, such as pages that are images."""
     TRUNCATED = "truncated"
     """The policy's output was cut off at its bound."""
     OVERLONG = "overlong"
@@ -54,40 +54,39 @@ class EventKind(StrEnum):
     REFUSED = "refused"
     """The policy, or a filter in front of it, refused."""
     INVENTED = "invented"
-    """The policy wrote a word that is not in its prompt, and a rule checks that."""
+    """The policy wrote a word that is not in its prompt. This is checked only under some rules."""
     MALFORMED = "malformed"
     """The reply does not have the form that its role asks for."""
     REPEATED = "repeated"
-    """The policy asked the same as before."""
+    """The policy asked for the same look-up again."""
     NOT_RECALLED = "not_recalled"
-    """Nothing was looked up although the policy asked for it."""
+    """The policy asked for a look-up that was not done."""
     RESAMPLED = "resampled"
     """The completion was discarded and requested again."""
     REQUEST_RETRIED = "request_retried"
     """The request was sent again after a network or server error."""
     PROMPT_CUT = "prompt_cut"
-    """The server cut the prompt, so that a part of it, often of the document, never reached the model."""
+    """The server cut the prompt, so a part of it did not reach the model."""
     UNUSUAL_FINISH = "unusual_finish"
-    """The policy stopped for a reason that is not known; what it wrote was used as if it were whole."""
+    """The policy stopped for an unknown reason. Its output was used as if it were complete."""
     SAMPLING_CHANGED = "sampling_changed"
-    """The server does not take a field of the request, so the completion was sampled in another way."""
+    """The server does not accept a field of the request, so the completion was sampled without it."""
     LOGPROBS_DROPPED = "logprobs_dropped"
-    """Token ids or log-probs did not come though they were asked for, or not as many of one as of the other, so that
-    none counts. The run cannot be trained on."""
+    """Requested token ids or log-probs are missing, or their numbers differ. The run cannot be used for training."""
     SHORTENED_CHUNK = "shortened_chunk"
     """Escaping made the chunk longer than its budget, so a shorter chunk was read."""
     SPLIT_CHARACTER = "split_character"
-    """The chunk ends inside a character, because that has more tokens than a chunk may, or because no token ends it."""
+    """The chunk ends inside a character, because the character is too long or has no token at its end."""
     UNBOXED_ANSWER = "unboxed_answer"
     """The answer did not have the required form; the whole completion is the answer."""
     INVALID_ANSWER = "invalid_answer"
-    """The answer does not have the form that `response_format` asks for; it was requested again if tries were left."""
+    """The answer does not have the form of `response_format`. It was requested again if attempts were left."""
     SCHEMA_REFUSED = "schema_refused"
     """The server did not accept the JSON schema, so the answer was written without guided decoding."""
     MEMORY_EDITED = "memory_edited"
     """A person replaced the memory."""
     NOT_PLANNED = "not_planned"
-    """A report's documents were asked the report's own question, because the policy wrote none, or cannot."""
+    """A report asked its documents its own question, because the policy did not write questions."""
     EXTRACTIVE = "extractive"
     """A report's sections are the answers of its cells, because the policy has no prompt for writing them."""
     NOT_JUDGED = "not_judged"
@@ -98,7 +97,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReadEvent:
-    """Something that happened at a chunk; `chunk_index` is None at the answer."""
+    """An event at a chunk, or at the answer (`chunk_index` is None)."""
 
     kind: EventKind
     chunk_index: int | None
@@ -108,5 +107,5 @@ class ReadEvent:
 
 
 def count_events(events: Sequence[ReadEvent]) -> dict[EventKind, int]:
-    """Return how often each kind of event occurs, the most frequent first."""
+    """Return the number of events by kind, the most frequent kind first."""
     return dict(Counter(event.kind for event in events).most_common())

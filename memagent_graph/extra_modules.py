@@ -1,4 +1,4 @@
-"""Modules that an extra of the distribution installs, imported when they are needed."""
+"""Imports optional modules, which an extra of the distribution installs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memagent_graph.errors import MissingExtraError
 
 
 def extra_module(name: str, extra: str, needed_for: str) -> Any:
-    """Return the module of a name.
+    """Return a module by its name.
 
     Raises:
-        MissingExtraError: it is not installed; `needed_for` says what needs it.
+        MissingExtraError: it is not installed. `needed_for` is the purpose in the message.
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""How an extra of a package is installed, which depends on where the package itself came from."""
+"""The command that installs an extra, which depends on how the package itself was installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def install_command(extra: str, package: str = "memagent-graph") -> str:
-    """Return the command that adds an extra to a package: from an index, or from where it was installed (PEP 610)."""
+    """Return the command that installs an extra of a package from an index, or from the package's source (PEP 610)."""
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, and seldom needed
 
     try:

@@ -1,4 +1,4 @@
-"""Recognizes answers that say that there is none, such as "not stated", in the languages most often read."""
+"""Recognizes answers such as "not stated", which say that the document has no answer, in several languages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _NONE: Final = re.compile(r"(?:none|nothing)[.!]*", re.IGNORECASE)
 
 
 def gives_no_answer(answer: str | None, *, quoted: bool = False) -> bool:
-    """Whether an answer is empty, or says that there is none.
+    """Return whether an answer is empty, or says that the document has no answer.
 
     Args:
         answer: the answer.
-        quoted: whether the document has a quote for it. Then "none" and "nothing" are answers.
+        quoted: whether the document has a quote for the answer. If so, "none" and "nothing" count as answers.
     """
     text = " ".join((answer or "").split())
     says_none = bool(_SAYS_NONE.fullmatch(text)) or " ".join(words(text)) in _IN_OTHER_LANGUAGES

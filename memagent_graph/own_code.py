@@ -1,6 +1,6 @@
-"""A user's own code by name, as `module:Name` or `path/to/file.py:Name`: tasks, rewards, strategies.
+"""Loads a user's own code (tasks, rewards, strategies) by name: `module:Name` or `path/to/file.py:Name`.
 
-It runs only where the caller names it, never because a log, an export or a checkpoint does.
+The code runs only if the caller names it, never because a log, an export or a checkpoint names it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
 
 def names_own_code(text: str) -> bool:
-    """Whether a text has the form of a user's own code, not of a built-in name."""
+    """Return whether a text has the form of a user's own code, not of a built-in name."""
     return _OWN.fullmatch(text) is not None
 
 
 def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
-    """Load the object that a text names.
+    """Return the object with a name.
 
-    Modules are searched in the current folder and on the Python path. A file is run once as long as it stays the
-    same, so that what it defines can be pickled and compared.
+    Modules are searched in the current folder and on the Python path. A file is run again only if it has changed, so
+    its classes can be pickled and compared.
 
     Args:
         text: `module:Name` or `path/to/file.py:Name`; a name may have dots.
-        what: what it should be, with its article, as in "a task".
+        what: a noun with its article for messages, such as "a task".
         error: the class of the error to raise.
-        hint: what to do if there is no such name and no similar one.
+        hint: the remedy if there is no such name and no similar name.
 
     Raises:
         error: there is no such file, module or name, or the code raises an exception when it is imported.

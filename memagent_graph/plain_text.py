@@ -15,12 +15,12 @@ _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+(
 
 
 def plain(text: str) -> str:
-    """Return a text with any number of lines; control characters become U+FFFD."""
+    """Return a text with control characters replaced by U+FFFD. Line ends stay."""
     return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def in_one_line(text: str, longest: int | None = None) -> str:
-    """Return a text in one line with a maximum number of characters; what is not printable becomes a space."""
+    """Return a text in one line, cut to a maximum number of characters. Unprintable characters become spaces."""
     line = "".join(character if character.isprintable() else " " for character in text)
     return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
@@ -34,8 +34,8 @@ def without_folders(message: str, roots: Iterable[str] = ()) -> str:
     """Return a message that does not reveal folders of this machine.
 
     Args:
-        message: for example an error about a file.
-        roots: folders or URLs. Paths below them become relative to them; of all others, the last part is left.
+        message: the message, for example an error about a file.
+        roots: folders or URLs. Paths below them become relative; other paths are replaced by their last part.
     """
     names = {variant.rstrip("/\\") for root in roots if root for variant in (root, os.path.abspath(root))}  # noqa: PTH100
     for name in sorted(filter(None, names), key=len, reverse=True):
@@ -46,7 +46,7 @@ def without_folders(message: str, roots: Iterable[str] = ()) -> str:
 
 _NEAREST = 3
 _LEAST_LIKENESS = 0.5
-"""Below it, a guess is mostly wrong; see `difflib.get_close_matches`."""
+"""The cutoff for `difflib.get_close_matches`. Below it, most guesses are wrong."""
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix: str = "") -> str:
@@ -55,7 +55,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix
     Args:
         name: the unknown name.
         names: the names that exist.
-        otherwise: the hint if none of them is near, such as a list of them.
+        otherwise: the hint if no name is similar, such as a list of the names.
         prefix: shown before each name, as in "my_tasks.py:".
     """
     near = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=_LEAST_LIKENESS)

@@ -1,7 +1,7 @@
-"""The policy protocol: what the reader sends to a language model, and what it gets back.
+"""The policy protocol: prompts, sampling parameters and completions.
 
-A policy turns one prompt into one completion. Anything with a `name` and an async `complete` is a policy; see
-`memagent_graph.policies` for the four that come with the package.
+A policy turns one prompt into one completion. Any object with a `name` and an async `complete` is a policy. This
+package's policies are in `memagent_graph.policies`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Message(TypedDict):
 
 
 Messages: TypeAlias = Sequence[Message]
-"""A chat prompt; the policy applies its model's chat template."""
+"""A chat prompt. The policy applies the chat template of its model."""
 
 TokenIds: TypeAlias = Sequence[int]
-"""A prompt that is already tokenised; it is sent without a chat template."""
+"""A prompt as token ids. It is sent without a chat template."""
 
 
 class FinishReason(StrEnum):
-    """Why the policy stopped writing."""
+    """The reason why the policy stopped writing."""
 
     STOP = "stop"
     """It ended its turn, or wrote a stop string."""
@@ -41,7 +41,7 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
     """It, or a filter in front of it, refused."""
     FAILED = "failed"
-    """Its server failed while it wrote; policies ask again, so that no completion has this."""
+    """Its server failed while it wrote. Policies retry then, so no completion has this reason."""
     OTHER = "other"
     """Any other reason that the server gives."""
 
@@ -52,7 +52,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion. The default, temperature 0, is greedy: the same document gives the same answer."""
+    """The sampling of a completion. The default temperature 0 is greedy: the same document gives the same answer."""
 
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -60,16 +60,16 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool | None = None
-    """Ask for token ids and for the log-probabilities of the sampled tokens (natural log, before temperature).
+    """Whether to request token ids and log-probs of the sampled tokens (natural log, before temperature).
 
-    With None the reader decides: it asks for them if runs are logged and the policy can return them.
+    With None, the reader requests them if runs are logged and the policy can return them.
     """
     json_schema: str | None = None
-    """The JSON schema that the completion should be valid against, for policies that can guide decoding by one: the
-    `json_schema` of an OpenAI `response_format`, as JSON. Others ignore it; the reader checks every reply."""
+    """The JSON schema for guided decoding: the `json_schema` of an OpenAI `response_format`, as JSON. Policies without
+    guided decoding ignore it. The reader checks every reply."""
     session: str | None = None
-    """What requests that share a prefix have in common: the reader sets the document's key (its sha256). A policy may
-    pass it on to a router, which then keeps a document on one replica; others ignore it. It does not change a reply."""
+    """A key that is equal for requests with a common prefix: the reader sets the document's key (its sha256). A policy
+    may pass it to a router, which can send all requests about a document to one replica. Replies do not change."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -82,7 +82,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one completion. `cached_tokens` of the prompt came from the server's prefix cache."""
+    """The token counts of a completion. `cached_tokens` is the part of the prompt from the server's prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -90,20 +90,20 @@ class TokenUsage:
 
 
 Note: TypeAlias = tuple[EventKind, str]
-"""What a reader should report about a completion: the event's kind and its detail."""
+"""An event that the reader reports about a completion: its kind and its detail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a completion comes from, as the policy reports it.
+    """The origin of a completion, as the policy reports it.
 
-    Each field is in results (the calls of a trace), in the metadata that callbacks get, in the log and in exports.
+    The fields appear in results (the calls of a trace), in the metadata of callbacks, in the log and in exports.
     """
 
     policy_version: str = ""
-    """Which weights wrote it, if the policy reports that."""
+    """The name of the weights, if the policy reports it."""
     request_id: str = ""
-    """The server's own name for the request, to find it in the server's log; empty if it gives none."""
+    """The request's id in the server's log; empty if the server returns none."""
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -117,11 +117,11 @@ _NUMBERS: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
 
 @dataclass(frozen=True, slots=True)
 class Completion(Origin):
-    """What a policy wrote, exactly as it wrote it.
+    """The reply of a policy, unchanged.
 
     `token_ids` and `logprobs` (natural log, 32-bit precision) have one entry per completion token, `prompt_token_ids`
-    one per prompt token; each is None if the policy does not return it, and may be given as a list. `usage` is None if
-    the server does not count tokens.
+    one per prompt token. They are None if the policy does not return them, and may be passed as lists. `usage` is None
+    if the server does not count tokens.
     """
 
     text: str
@@ -132,15 +132,14 @@ class Completion(Origin):
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     logprobs: Sequence[float] | None = field(default=None, repr=False)
     retries: int = 0
-    """How many times the request was repeated before this reply came."""
+    """The number of retries before this reply."""
     notes: tuple[Note, ...] = ()
-    """What happened to the request that a user should know about, such as a field that the server does not take."""
+    """Events of the request for the user, such as a field that the server does not accept."""
 
     def __post_init__(self) -> None:
         if self.logprobs is self.token_ids is self.prompt_token_ids is None:
             return
-        # A hundred replies have hundreds of thousands of numbers. As objects in lists, every pass of the garbage
-        # collector would look at them.
+        # A hundred replies have hundreds of thousands of numbers. In lists, the garbage collector would visit them all.
         for name, kind in _NUMBERS.items():
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
@@ -162,7 +161,7 @@ class Policy(Protocol):
         ...
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write one completion.
+        """Return one completion.
 
         Raises:
             PolicyError: the model cannot be reached or fails, after all useful retries.

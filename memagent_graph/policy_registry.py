@@ -1,12 +1,11 @@
-"""Policies by name: those that come with the package, and those that other packages add by entry point.
+"""Policies by name, from this package and from entry points of other packages.
 
 A package adds one in its pyproject.toml::
 
     [project.entry-points."memagent.policies"]
     mine = "my_package:make_policy"
 
-where `make_policy` takes the `PolicySettings`, of which it uses what it needs, and returns a `Policy`.
-`memagent read --policy mine` then reads with it.
+`make_policy` takes `PolicySettings` and returns a `Policy`. `memagent read --policy mine` reads with it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
-from memagent_graph.entry_points import POLICIES, failure_of, list_entry_points
+from memagent_graph.entry_points import POLICIES, entry_point_error, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import KNOWN, added_policies
@@ -29,14 +28,14 @@ from memagent_graph.storage.bounded_files import json_value
 
 PolicyFactory: TypeAlias = Callable[[PolicySettings], Policy]
 _OPENAI_CLIENTS: Final = {("openai", "OpenAI"), ("openai", "AsyncOpenAI")}
-"""Also those for Azure are of these classes. The package need not be imported."""
+"""The classes of clients, by package and name, so that the package need not be imported. Azure's are subclasses."""
 
 
 def make_policy(settings: PolicySettings) -> Policy:
     """Return the policy that the settings name.
 
     Raises:
-        PolicyError: there is none of this name, or it cannot be made; the message names its package.
+        PolicyError: there is no policy with this name, or it cannot be created.
         MissingExtraError: a local policy without the extra "local".
     """
     name = settings.policy_name
@@ -47,23 +46,23 @@ def make_policy(settings: PolicySettings) -> Policy:
     entries = list_entry_points(POLICIES)
     if name not in entries:
         names = policy_names()
-        hint = did_you_mean(name, names, f"Policies are: {', '.join(names)}. A server's model is named with --model.")
+        hint = did_you_mean(name, names, f"Choose one of: {', '.join(names)}. For a model on a server, use --model.")
         raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
         policy = entries[name].load()(settings)
         if not isinstance(policy, Policy):
             raise TypeError(f"its factory gives a value of type {type(policy).__name__}, not a Policy")
     except Exception as error:  # another package can raise anything
-        raise failure_of(entries[name], "the policy", error, PolicyError) from error
+        raise entry_point_error(entries[name], "the policy", error, PolicyError) from error
     return policy
 
 
-def policy_of(value: object, settings: PolicySettings) -> Policy:
-    """Return the policy that an object stands for: a policy, a LangChain chat model, or a client of `openai`.
+def as_policy(value: object, settings: PolicySettings) -> Policy:
+    """Return the policy for an object: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
-        PolicyError: it is nothing of these.
-        MemAgentError: something is set that belongs to the object itself.
+        PolicyError: it is another kind of object.
+        MemAgentError: a setting belongs to the object itself.
     """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
     if not kinds.isdisjoint(_OPENAI_CLIENTS):
@@ -98,11 +97,11 @@ def policy_of(value: object, settings: PolicySettings) -> Policy:
 def _client_options(client: Any, model: str | None) -> dict[str, Any]:
     """Return the settings of a client of the `openai` package as arguments of an `OpenAICompatiblePolicy`.
 
-    Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are taken
-    over, also those of Azure; a transport or hooks of its own are not.
+    Address, key, organisation, project, default headers and query, timeout, retries, certificates and proxy are used,
+    also for Azure. A transport or hooks of the client are not.
 
     Raises:
-        PolicyRequestError: its key comes from a function, or it is Azure's and names no deployment.
+        PolicyRequestError: its key comes from a function, or it is a client for Azure without a deployment.
     """
     if getattr(client, "_api_key_provider", None) or getattr(client, "_azure_ad_token_provider", None):
         raise PolicyRequestError(
@@ -150,10 +149,10 @@ def _client_options(client: Any, model: str | None) -> dict[str, Any]:
 
 
 def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()) -> None:
-    """Check that nothing is chosen for a policy that is made already.
+    """Check that no setting is chosen for a policy that was created already.
 
     Raises:
-        MemAgentError: something is; the message names it.
+        MemAgentError: a setting is chosen.
     """
     names = [
         field.name
@@ -162,19 +161,19 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
     ]
     if names:
         raise MemAgentError(
-            f"{', '.join(names)} cannot be set: the policy is made already",
-            hint="Set it where the policy is made, or give --model and --base-url in place of the policy.",
+            f"{', '.join(names)} cannot be set for a policy that was created already",
+            hint="Set it where the policy is created, or pass --model and --base-url instead of the policy.",
         )
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names that `make_policy` knows: those that come with the package, then those that were added."""
+    """Return the names for `make_policy`: policies of this package, then of other packages."""
     return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *list_entry_points(POLICIES))))
 
 
 def _local(settings: PolicySettings) -> Policy:
     if settings.model is None:
-        raise PolicyError("a local policy was asked for, but no model", hint="Name a folder or a hub id with --model.")
+        raise PolicyError("a local policy was asked for, but no model", hint="Pass a folder or a hub id with --model.")
     return _in_process(settings.model, settings)
 
 
@@ -191,12 +190,12 @@ def _server(settings: PolicySettings) -> Policy:
         model = f"{settings.model} is not a folder here, and " if settings.model else ""
         raise PolicyError(
             f"{model}no server is named that might have it",
-            hint="Name its server (--base-url), a folder, or a hub id; with OPENAI_API_KEY, OpenAI's own is asked.",
+            hint="Pass its server (--base-url), a folder, or a hub id. With OPENAI_API_KEY, OpenAI's server is used.",
         )
     if settings.dtype is not None:
         raise PolicyError(
             f"{settings.dtype} was asked for, but a server chooses its own number format",
-            hint="Start the server with it, and leave --dtype out.",
+            hint="Start the server with it, and leave out --dtype.",
         )
     from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
@@ -206,7 +205,7 @@ def _server(settings: PolicySettings) -> Policy:
 
 
 def _server_options(settings: PolicySettings) -> dict[str, Any]:
-    """Return how a server is reached, apart from its address and key."""
+    """Return the options of a connection, except address and key."""
     template = template_arguments(settings.chat_template_kwargs)
     options = {
         "max_concurrency": settings.concurrency,
@@ -223,7 +222,7 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
-    """Return a chat template's arguments by name.
+    """Return the arguments for a chat template, by name.
 
     Raises:
         MemAgentError: they are not a JSON object.
@@ -262,7 +261,7 @@ _OTHER_LIBRARIES: Final = {
     "httpx2": "Use MemAgent(AsyncOpenAI(http_client=...)), from openai.",
     "langchain_core": "Pass the chat model itself, without what was bound to it.",
 }
-"""What to use in place of an object of another library."""
+"""By library of an unsupported object: the alternative."""
 
 
 _BUILT_IN: Final[Mapping[str, PolicyFactory]] = {

@@ -1,4 +1,4 @@
-"""The price of tokens, from the user's prices: none is built in, because they change."""
+"""The cost of tokens at the user's prices. No price is built in, because prices change."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Prices:
     prompt: float
     completion: float
 
-    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """Return the price of tokens."""
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the cost of tokens."""
         return (self.prompt * prompt_tokens + self.completion * completion_tokens) / _MILLION
 
 
-def prices_of(prompt: float | None, completion: float | None) -> Prices | None:
+def make_prices(prompt: float | None, completion: float | None) -> Prices | None:
     """Return the prices; None if both are missing.
 
     Raises:
@@ -32,6 +32,6 @@ def prices_of(prompt: float | None, completion: float | None) -> Prices | None:
     if prompt is None or completion is None:
         raise EvaluationError(
             "only one of the prices of prompt and completion tokens is given",
-            hint="Give both, --price-in and --price-out, per million tokens; 0 is a price.",
+            hint="Pass both --price-in and --price-out, per million tokens; 0 is allowed.",
         )
     return Prices(prompt, completion)

@@ -1,10 +1,10 @@
-"""Prompt templates: files with fields such as {prompt}, {memory} and {chunk}; no text can break out of its field.
+"""Prompt templates with fields such as {prompt}, {memory} and {chunk}. A text cannot break out of its field.
 
-Every field is between tags. Document text and memory are not trusted: wherever they contain one of the template's
-tags, or a control token of the model's chat template, a backslash is inserted after the first character (`</section>`
-becomes `<\\/section>`), so that they can neither close their own part of the prompt nor pose as another. Which tokens
-those are, the model's own files say; if they are not available, those of all known families count (`chat_markers`).
-Fields are filled in one pass, so a `{memory}` inside a document stays what it is.
+Every field is between tags. Document text and memory are not trusted. If they contain a tag of the template, or a
+control token of the model's chat template, a backslash is inserted after its first character (`</section>` becomes
+`<\\/section>`). So they cannot close their part of the prompt or open another. The control tokens come from the
+model's files, or else from all known families (`chat_markers`). Fields are filled in one pass, so `{memory}` in a
+document stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from memagent_graph.policy import Message
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
-"""The fields that every template may have; a role may name others."""
+"""The fields that every template may have. A role may allow others."""
 ANSWER_FIELDS = frozenset({"prompt", "memory", "schema"})
-"""Those of the answer's template. {schema} is for structured answers, and stays empty in others."""
+"""The fields of the answer's template. {schema} is empty unless the answer is structured."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
 
 
@@ -34,7 +34,7 @@ EMPTY_MEMORY = "(empty)"
 
 
 class PromptLayout(StrEnum):
-    """The order of an update prompt's parts."""
+    """The order of the parts of an update prompt."""
 
     PAPER = "paper"
     """Problem, memory, section: the order of the paper."""
@@ -43,7 +43,7 @@ class PromptLayout(StrEnum):
 
 
 class AnswerFormat(StrEnum):
-    """How the policy is asked to write the answer, and how it is found in the completion."""
+    """The form of the answer in the completion."""
 
     BOXED = "boxed"
     """Inside the last \\boxed{...}, as in the paper."""
@@ -53,12 +53,12 @@ class AnswerFormat(StrEnum):
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """One user message with fields. `source` says where the text comes from, for error messages."""
+    """A user message with fields. `source` is the origin of the text, for error messages."""
 
     text: str
     source: str = "template"
     names: frozenset[str] = COMMON_FIELDS
-    """Which names in braces are fields; everything else in braces is text."""
+    """The names of fields. Other text in braces is ordinary text."""
 
     def __post_init__(self) -> None:
         open_tags: list[str] = []
@@ -109,7 +109,7 @@ class PromptTemplate:
             raise PromptError(f"{self.source}: {names} cannot be filled in here", hint=f"Remove {names}.")
 
     def render(self, **values: str) -> str:
-        """Return the template with its fields filled in; the values must be neutralised already."""
+        """Return the template with its fields filled in. The values must be neutralised."""
         return "".join(values[part] if position % 2 else part for position, part in enumerate(self.parts))
 
 
@@ -125,7 +125,7 @@ class Prompts:
     control_tokens: frozenset[str] = field(default=frozenset(), repr=False)
     """Strings with a meaning in the model's chat template, such as <|im_end|>."""
     guards_families: bool = field(default=False, repr=False)
-    """Whether the control tokens of all known families are escaped, too, because the model's own are not known."""
+    """Whether to escape the control tokens of all known families, because the model's are unknown."""
     others: Mapping[str, PromptTemplate] = field(default_factory=dict, hash=False)
     """The templates of other roles, by name; see `memagent_graph.roles`."""
 
@@ -151,7 +151,7 @@ class Prompts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all wording; runs with different fingerprints are not compared and not trained on together."""
+        """A hash of the wording. Runs with different fingerprints are not compared, and not trained on together."""
         digest = hashlib.sha256()
         for text in self.wording.values():
             digest.update(text.encode() + b"\0")
@@ -161,7 +161,7 @@ class Prompts:
 
     @cached_property
     def _guarded(self) -> dict[str, re.Pattern[str]]:
-        """What must not be in a field, by its first character; a pattern that begins with a literal is found fast."""
+        """The patterns that must not be in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
         following: dict[str, list[str]] = {}
         if tags:
@@ -183,7 +183,7 @@ class Prompts:
         return text
 
     def messages(self, role: str, question: str, **fields: str) -> list[Message]:
-        """Return the prompt of a role, its fields neutralised; an empty memory reads as `empty_memory`."""
+        """Return the prompt of a role, with neutralised fields. An empty memory is shown as `empty_memory`."""
         template = self.templates[role]
         values = {name: self.neutralise(fields.get(name, "")) for name in template.fields}
         values["prompt"] = self.neutralise(question)
@@ -219,20 +219,19 @@ def load_prompts(
     control_tokens: Iterable[str] = (),
     base: Prompts | None = None,
 ) -> Prompts:
-    """Return the paper's prompts, or other ones, with single parts replaced; what is None stays as it is.
+    """Return the prompts of the paper, or of `base`, with some parts replaced. None leaves a part unchanged.
 
     Args:
-        layout: the package's own update prompt in this order; not used if `update_template` is given.
-        answer_format: how the answer is found, and, without `answer_template`, the package's own answer prompt for it.
-        update_template: a UTF-8 text file with {prompt}, {memory} and {chunk}, each between tags.
-        answer_template: a UTF-8 text file with {prompt} and {memory}, and if answers may be structured {schema}, each
-            between tags.
+        layout: the order of the package's update prompt; not used with `update_template`.
+        answer_format: the form of the answer, with the package's prompt for it if there is no `answer_template`.
+        update_template: a UTF-8 text file with {prompt}, {memory} and {chunk} between tags.
+        answer_template: a UTF-8 text file with {prompt} and {memory} between tags, and {schema} for structured answers.
         empty_memory: the text of the memory before the first update.
         control_tokens: further strings with a meaning in the model's chat template.
-        base: other prompts than the paper's, such as those that a policy was trained with.
+        base: prompts to start from, such as the prompts of a policy's training.
 
     Raises:
-        PromptError: a file that cannot be read, or a field that is missing, unknown or not between tags.
+        PromptError: a file cannot be read, or a field is missing, unknown or not between tags.
     """
     base = base or Prompts(_packaged("update_paper.txt"), _packaged("answer_boxed.txt"))
     update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
@@ -260,7 +259,7 @@ def _packaged(name: str) -> PromptTemplate:
 
 
 def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:
-    """Return the template in a file; `names` are those of further fields.
+    """Return the template in a file. `names` are the names of further fields.
 
     Raises:
         PromptError: the file cannot be read, or a field is not between tags.
@@ -268,5 +267,5 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
     try:
         text = text_file(Path(path), MAX_WORDING_BYTES)
     except (OSError, ValueError) as error:
-        raise PromptError(f"the template {path} cannot be read: {error}", hint="Name a UTF-8 text file.") from error
+        raise PromptError(f"the template {path} cannot be read: {error}", hint="Use a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

@@ -30,12 +30,12 @@ from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import profile_folder, require_profile
 from memagent_graph.policy import Policy
-from memagent_graph.policy_registry import make_policy, policy_of
+from memagent_graph.policy_registry import as_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
-from memagent_graph.reading.outcome import Progress, raise_first, result_from_state, result_of
+from memagent_graph.reading.outcome import Progress, await_result, raise_first, result_from_state
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, with_response_format
@@ -43,7 +43,7 @@ from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import lease_of, open_saver
+from memagent_graph.storage.checkpoints import hold_run, open_saver
 from memagent_graph.storage.paths import default_run_log, default_store
 from memagent_graph.strategies import reading_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
 
 _SHOWN_IN_TRACES: Final = ("callbacks", "tags", "metadata", "run_name")
-"""The parts of a caller's config that a read uses; the others belong to the caller's own run."""
+"""The keys of a caller's config that a read uses. Other keys belong to the caller's own run."""
 DocumentSource: TypeAlias = Any
-"""What `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
+"""A source for `Document.of`: text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain documents."""
 
 
 class MemAgent:
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
-    What is left out is taken from the policy: its tokenizer, its context window, and the budgets and prompts it
-    was trained with. Every method exists twice: `aread` for asynchronous code, `read` for synchronous code.
+    Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Every method
+    exists twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
     >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
@@ -70,21 +70,21 @@ class MemAgent:
 
     Args:
         policy: the language model: a policy, a LangChain chat model, a client of the `openai` package (its settings are
-            taken over), a policy's name, or a server's address; if left out, `model` or `base_url` says it, else
-            OPENAI_BASE_URL, else one that was added to this machine (`memagent policy add`).
-        settings: how it reads; the command line builds the same object.
-        store: where documents' text is kept; by default in the user's data folder.
-        checkpoints: where state is saved at each step, so that runs can be resumed and edited: a SQLite file's path,
-            a PostgreSQL server's URL (the extra "postgres"), or a LangGraph checkpointer. Without it no run can be
-            resumed.
-        run_log: where runs are logged: a log, its file's path, or True for the one in the user's data folder; False
-            for none. With a log, token ids and log-probs are requested if the policy can return them.
-        **choices: fields of `ReadSettings`, in place of those of `settings`. `profile`, `tokenizer` and `strategy` may
-            be names or objects; the groups `budget`, `sampling` and `rules` stand for several fields.
+            used), the name of a policy, or the address of a server. By default it is chosen by `model` or `base_url`,
+            then OPENAI_BASE_URL, then a policy that was added to this machine (`memagent policy add`).
+        settings: the settings of the reader, as on the command line.
+        store: the store for texts of documents, by default in the user's data folder.
+        checkpoints: saves the state at every step, so that runs can be resumed and edited: the path of a SQLite file,
+            the URL of a PostgreSQL server (the extra "postgres"), or a LangGraph checkpointer. Without it, runs cannot
+            be resumed.
+        run_log: the log of runs: a log, the path of its file, True for the log in the user's data folder, or False for
+            none. With a log, token ids and log-probs are requested if the policy can return them.
+        **choices: fields of `ReadSettings` that replace fields of `settings`. `profile`, `tokenizer` and `strategy` may
+            be names or objects. The groups `budget`, `sampling` and `rules` set several fields.
 
     Raises:
-        MemAgentError: there is no such setting, or it is for a policy that is made already.
-        BudgetError: the budget does not fit the window (at the first read, if the window is asked from the policy).
+        MemAgentError: a setting is unknown, or belongs to a policy that was passed as an object.
+        BudgetError: the budget does not fit the window (at the first read, if the policy reports the window).
         PolicyError: no policy is named and none was added, or it does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
     """
@@ -107,7 +107,7 @@ class MemAgent:
             settings = settings.resolve()
             self.policy = make_policy(settings)
         else:
-            self.policy = policy_of(settings.policy, settings)
+            self.policy = as_policy(settings.policy, settings)
         self.store = (
             store if isinstance(store, DocumentStore) else DocumentStore(store or default_store())
         ).with_converter(settings.converter)
@@ -129,10 +129,10 @@ class MemAgent:
         )
 
     def _settle(self, parts: Parts) -> None:
-        """Use these parts; nothing is opened or asked yet."""
+        """Use these parts. Nothing is opened, and no policy is called yet."""
         self._parts = parts
         self.settings = parts.settings
-        """How it reads."""
+        """The settings of the reader."""
         self.strategy = reading_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._preparing: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
@@ -183,37 +183,36 @@ class MemAgent:
     ) -> ReadResult | list[ReadResult] | list[ReadResult | Exception]:
         """Read a document for one question, or once for several questions.
 
-        Each of several questions has its own memory, run and log entry, and all are at the same chunk at the
-        same time. If the section is first in the prompt (`prompts.layout`), a server with a prefix cache
-        computes it once for all of them.
+        Several questions have separate memories, runs and log entries, and are read for at the same chunk at the same
+        time. If the section is first in the prompt (`prompts.layout`), a server with a prefix cache computes it once
+        for all questions.
 
         >>> agent.read(report, "Who signed it?").answer  # doctest: +SKIP
         >>> [result.answer for result in agent.read(report, questions=["Who signed it?", "When?"])]  # doctest: +SKIP
 
         Args:
-            document: anything that `Document.of` takes: text, `pathlib.Path`, bytes, an open file, a stream of text,
-                LangChain documents; or a reference from `store.add`.
+            document: a source for `Document.of` (text, `pathlib.Path`, bytes, an open file, a stream of text, LangChain
+                documents), or a reference from `store.add`.
             question: the question, at most `budget.question_tokens` tokens.
-            questions: several questions instead, at least one. Equal ones are read for once and share the
-                result.
-            max_concurrency: how many of `questions` are read for in one pass; the others follow in later passes.
-            return_exceptions: return failures in the list instead of raising the first of them.
+            questions: several questions, at least one. Equal questions share one run and its result.
+            max_concurrency: the maximum number of `questions` in one pass. Other questions follow in later passes.
+            return_exceptions: whether to return failures in the list instead of raising the first one.
             on_update: called with the question and each of its memory updates.
             options: see `memagent_graph.reading.inputs.ReadOptions`.
 
         Returns:
-            The result; with `questions` a list of results in the same order.
+            The result, or with `questions` a list of results in the same order.
 
         Raises:
-            MemAgentError, BudgetError: there is no question, or one is empty or too long; nothing was read.
-            ResponseFormatError, MissingExtraError: `response_format` cannot be used; nothing was read.
-            DocumentError, PolicyError: what went wrong, at which chunk, and what to do; for `questions`, after all
-                were read. With `checkpoints`, the run can be resumed.
+            MemAgentError, BudgetError: there is no question, or a question is empty or too long. Nothing was read.
+            ResponseFormatError, MissingExtraError: `response_format` cannot be used. Nothing was read.
+            DocumentError, PolicyError: the read failed. With `questions`, it is raised after all reads have ended. With
+                `checkpoints`, the run can be resumed.
         """
         if (question is None) == (questions is None):
             raise MemAgentError(
                 "there is no question" if question is None else "both question and questions were given",
-                hint='Give one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
+                hint='Pass one, read(document, "..."), or several, read(document, questions=["...", "..."]).',
             )
         if question is not None:
             if return_exceptions or on_update is not None:
@@ -221,7 +220,7 @@ class MemAgent:
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await result_of(self._start(document, question, options, is_shown=False))
+            return await await_result(self._start(document, question, options, is_shown=False))
         outcomes = await self._read_each(document, questions or (), options, max_concurrency, on_update)
         return outcomes if return_exceptions else raise_first(outcomes)
 
@@ -230,9 +229,10 @@ class MemAgent:
     async def astream(
         self, document: DocumentSource, question: str, *, pace: Reach | None = None, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Read, and yield each memory update as it is made and the result at the end.
+        """Read, and yield memory updates as they happen and the result at the end.
 
-        Arguments as for `aread`; `pace` (`concurrency.pace`) keeps it at the same chunk as other reads of the document.
+        Arguments as for `aread`. `pace` (`concurrency.pace`) keeps the read at the same chunk as other reads of the
+        document.
         """
         async with aclosing(self._start(document, question, options, pace=pace)) as parts:
             async for part in parts:
@@ -248,11 +248,10 @@ class MemAgent:
         max_concurrency: int = 128,
         return_exceptions: bool = False,
     ) -> list[ReadResult | Exception]:
-        """Read many documents, each for its question; for many questions on one document, see `aread`.
+        """Read many pairs of document and question. For many questions on one document, see `aread`.
 
-        Results are in the order of the requests; `response_format` is that of all their answers. All reads run to
-        their end; then the first failure is raised, or, with `return_exceptions`, each failure is in the place of its
-        result.
+        Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end.
+        Then the first failure is raised, or with `return_exceptions` failures are returned in place of results.
         """
         slots = asyncio.Semaphore(max_concurrency)
 
@@ -269,11 +268,11 @@ class MemAgent:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether this reader saves its own runs' state."""
+        """Whether this reader has checkpoints of its own."""
         return self._checkpoints is not None
 
     async def acheckpointer(self) -> BaseCheckpointSaver[Any] | None:
-        """Return the checkpointer of the running loop, to share with copies; it is open until this reader is closed."""
+        """Return the checkpointer of the running loop, to share with copies. It is open until this reader is closed."""
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
@@ -286,7 +285,7 @@ class MemAgent:
         new_run_id: str | None = None,
         limits: Limits | None = None,
     ) -> ReadResult:
-        """Read the document of an earlier run with another question, or for an answer of another form.
+        """Read the document of an earlier run for another question, or for an answer of another form.
 
         Raises:
             RunNotFoundError: there is no such run in the run log.
@@ -294,7 +293,9 @@ class MemAgent:
             MemAgentError: as for `aread`, or the reader has no run log.
         """
         if self.run_log is None:
-            raise MemAgentError("this reader keeps no run log", hint="Make it with run_log=True, or pass the document.")
+            raise MemAgentError(
+                "this reader keeps no run log", hint="Create it with run_log=True, or pass the document."
+            )
         record = await asyncio.to_thread(self.run_log.get, run_id)
         return await self.aread(
             record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
@@ -310,21 +311,21 @@ class MemAgent:
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
     ) -> ReadResult:
-        """Continue a run that was killed, failed, stopped at a limit, or was edited; a finished one gives its result.
+        """Continue a run that was killed, failed, stopped at a limit, or edited. A finished run returns its result.
 
         Args:
             run_id: the run.
-            document: its document again; needed only if the store has lost it, and checked if it is given.
-            response_format: for a structured read, the form that it began with. If left out, the schema comes from the
-                run log, and the result's `value` has JSON values even if it was a model.
-            limits: bounds for this call.
+            document: the document, needed only if the store has lost it. It must be the document of the run.
+            response_format: for a structured read, its original form. By default the schema comes from the run log, and
+                the result's `value` has JSON values even if the form was a model.
+            limits: limits of this call.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
-            RunMismatchError: another document, or a reader with another tokenizer, chunk size or wording; or another
-                `response_format`, or none where the log does not have it.
+            RunMismatchError: the run has another document, tokenizer, chunk size, wording or `response_format`; or its
+                form is unknown.
         """
-        return await result_of(
+        return await await_result(
             self.astream_resume(run_id, document=document, response_format=response_format, limits=limits)
         )
 
@@ -340,12 +341,12 @@ class MemAgent:
         past_limit: bool = True,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Like `aresume`, but yield each memory update as it is made and the result at the end.
+        """Resume a run, and yield memory updates as they happen and the result at the end.
 
-        `pace` as above. Without `past_limit`, a run that stopped at a limit is not continued, and gives its
-        result, too.
+        `pace` as for `astream`. Without `past_limit`, a run that stopped at a limit is not continued, but yields its
+        result.
         """
-        with lease_of((await self._graph()).checkpointer, run_id):
+        with hold_run((await self._graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
             done = await trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
@@ -359,7 +360,7 @@ class MemAgent:
                     yield part
 
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
-        """Return the memory after each chunk so far, in order; after an edit, of those that lead to the newest state.
+        """Return the memory updates so far, in order. After an edit, only updates that lead to the newest state count.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -371,7 +372,7 @@ class MemAgent:
     history = synchronous(ahistory)
 
     async def aanswer_so_far(self, run_id: str, question: str | None = None) -> AnswerSoFar:
-        """Answer once from a run's memory as it stands; the run, running or not, does not change.
+        """Answer once from the present memory of a run. The run does not change, and may be running.
 
         Args:
             run_id: the run.
@@ -395,15 +396,14 @@ class MemAgent:
     async def aedit_memory(
         self, run_id: str, chunk: int, text: str, *, branch: str | None = None, author: str | None = None
     ) -> None:
-        """Replace the memory after `chunk` (counted from 0); `resume` then continues from there.
+        """Replace the memory after `chunk` (counted from 0). `resume` continues from there.
 
         Args:
             run_id: the run.
             chunk: the chunk.
             text: the new memory.
-            branch: the branch that read the chunk, if several did; "" is the trunk; if left
-                out, the one that read it last.
-            author: who does it, for the run's trace and log.
+            branch: the branch that read the chunk ("" is the trunk), by default the last one that read it.
+            author: the person who edits, for the trace and the log.
 
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
@@ -414,7 +414,7 @@ class MemAgent:
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
-            context = graph.reader_context  # another machine's log may have the beginning of the run
+            context = graph.reader_context  # the log of another machine may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
             await asyncio.to_thread(self.run_log.wait, entry)
@@ -431,9 +431,9 @@ class MemAgent:
         run_log: RunLog | bool | None = None,
         **choices: Any,
     ) -> MemAgent:
-        """Return a reader like this one, with the same policy and store, and other choices.
+        """Return a copy of this reader with the same policy and store, and with other choices.
 
-        `choices` are as for `MemAgent`. Checkpoints may be shared. Another `policy` must be of the same model.
+        `choices` as for `MemAgent`. Checkpoints may be shared. Another `policy` must have the same model.
         """
         other = self.__copy__()
         other.policy = self.policy if policy is None else policy
@@ -464,11 +464,11 @@ class MemAgent:
 
     @property
     def prepared(self) -> ReaderContext | None:
-        """What the nodes work with; None while the policy has to be asked for a part of it."""
+        """The context of the nodes; None until `aprepare` has asked the policy for missing settings."""
         return self._context
 
     async def aprepare(self) -> ReaderContext:
-        """Ask the policy for what was left out, check that the budget fits, and return the context of the nodes.
+        """Ask the policy for missing settings, check that the budget fits, and return the context of the nodes.
 
         Raises:
             PolicyError, TokenizerError, BudgetError: as the first read would.
@@ -487,17 +487,17 @@ class MemAgent:
         return self._context
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
-        """Return the LangGraph graph, without its own checkpointer: as a node it uses its parent's.
+        """Return the LangGraph graph without a checkpointer. As a node it uses the checkpointer of its parent.
 
         Args:
-            response_format: the form of its answers, if they are structured; its `answer` is then JSON.
+            response_format: the form of structured answers. `answer` is JSON then.
         """
         return build_graph(await self.aprepare(), self.strategy).with_response_format(response_format)
 
     graph = synchronous(agraph)
 
     async def aclose(self) -> None:
-        """Close the running loop's connections and checkpoint file, and the log if the reader opened it.
+        """Close the connections and the checkpoint file of the running loop, and the log if the reader opened it.
 
         Another read opens them again.
         """
@@ -527,10 +527,10 @@ class MemAgent:
         self.close()
 
     async def _graph(self) -> ReaderGraph:
-        """Return the running loop's graph, with the reader's own checkpointer."""
+        """Return the graph of the running loop, with the reader's checkpointer."""
         context = await self.aprepare()
         graphs = self._graphs.get()
-        async with self._preparing.get():  # otherwise every first read would open the checkpoints
+        async with self._preparing.get():  # otherwise parallel first reads would all open the checkpoints
             if not graphs:
                 saver = await open_saver(self._checkpoints)
                 graphs.append(build_graph(context, self.strategy, checkpointer=saver))
@@ -539,7 +539,7 @@ class MemAgent:
     async def _continue(
         self, run_id: str, document: DocumentSource | None = None, response_format: ResponseFormatSource | None = None
     ) -> tuple[ReaderGraph, Mapping[str, Any]]:
-        """Return the graph and the newest state of a run, after checking that both fit its beginning."""
+        """Return the graph and the newest state of a run, after checking that they match the run's beginning."""
         graph = await self._graph()
         state = (await newest_snapshot(graph, run_id)).values
         logged: Mapping[str, Any] = {}
@@ -552,7 +552,7 @@ class MemAgent:
             raise RunMismatchError(
                 "this reader has another strategy, tokenizer, chunk size, memory size or wording than the run began "
                 f"with ({now} now, {state['settings']} then)",
-                hint="Continue it with the settings that it began with; --strategy chooses another way of reading.",
+                hint="Continue with the settings that the run began with. --strategy chooses the strategy.",
                 run_id=run_id,
             )
         if document is None:
@@ -582,9 +582,9 @@ class MemAgent:
         max_concurrency: int,
         on_update: Callable[[str, MemoryUpdate], None] | None,
     ) -> list[ReadResult | Exception]:
-        """Return the outcome of each question, in their order."""
+        """Return the outcomes of the questions, in order."""
         if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency is {max_concurrency}", hint="Use 1 or more.")
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         run_id = options.get("run_id")
         context = with_response_format((await self._graph()).reader_context, options.get("response_format"))
         form = context.structure.format if context.structure else None
@@ -595,7 +595,7 @@ class MemAgent:
             single: ReadOptions = {**options, "response_format": form, "pages": None}
             single["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
-            return await result_of(
+            return await await_result(
                 self._start(reference, question, single, is_shown=report is not None, pace=pace), report
             )
 
@@ -621,7 +621,7 @@ class MemAgent:
         if graph.reader_context.structure is not None:
             initial["settings"] = graph.reader_context.settings
         done = Trace((), reference["size"])
-        with lease_of(graph.checkpointer, run_id):
+        with hold_run(graph.checkpointer, run_id):
             async with aclosing(
                 self._run(graph, initial, initial, done, options, is_shown=is_shown, pace=pace)
             ) as parts:
@@ -639,7 +639,7 @@ class MemAgent:
         is_shown: bool = True,
         pace: Reach | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Run the graph from `state` to its end; yield its updates if they are shown to anyone, then the result."""
+        """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
         progress = Progress(done.steps, done.document_bytes, state.get("memory", ""))
         context = replace(
@@ -653,7 +653,7 @@ class MemAgent:
         traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
         config: RunnableConfig = {**traced, **thread(run_id)}
         stream = graph.astream(initial, config, context=context, stream_mode=["updates", "values"])
-        with suppress(EmptyInputError):  # of a state in which no step is next
+        with suppress(EmptyInputError):  # raised for a state without a next step
             async with aclosing(stream):
                 async for mode, part in stream:
                     if mode == "values":
@@ -675,7 +675,7 @@ class MemAgent:
 
 
 def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
-    """Return the outcome of a run from its last state; one that stopped early has the memory of all its branches."""
+    """Return the outcome of a run from its last state. After an early stop it has the memory of all branches."""
     result = result_from_state(state, trace, graph.reader_context)
     if result.stop_reason.resumable:
         result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context))

@@ -1,8 +1,8 @@
-"""Takes out of a completion its reasoning, and what a chat template leaves around the reply.
+"""Removes reasoning from a completion, and remains of the chat template around the reply.
 
-Reasoning stands between markers that each model family writes: tags such as <think>, brackets, symbols, special tokens,
-channels. It is taken out only where the structure of the reply shows that it is reasoning: a block at the beginning or
-in lines of its own, or all up to the end of a block that began in the prompt. A text that names a marker stays whole.
+Reasoning is between markers that depend on the model family: tags such as <think>, brackets, symbols, special tokens,
+channels. It is removed only if the structure of the reply shows that it is reasoning: a block at the beginning or in
+lines of its own, or the end of a block that began in the prompt. A text that mentions a marker stays unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FAMILIES: Final = (
     ("details", r"<{name}\s[^<>\n]*reasoning[^<>\n]*>", "</{name}>"),  # Open WebUI
     ("here is|here's", "{name} my thought process:", "{name} my response:"),  # Granite 3
 )
-"""The names in the markers of a family, and how a block of reasoning begins and ends."""
+"""By family: the names in its markers, and the beginning and end of a block of reasoning."""
 _OPENING: Final = re.compile(
     "|".join(opening.replace("{name}", f"({names})") for names, opening, _ in _FAMILIES), re.IGNORECASE
 )
@@ -137,7 +137,7 @@ def _markers(family: int, name: str) -> re.Pattern[str]:
 
 
 def _is_mention(text: str, begin: int, end: int, after: int) -> bool:
-    """Whether two markers are named in a sentence, as in "<think> and </think> are tags"."""
+    """Return whether two markers are named in a sentence, as in "<think> and </think> are tags"."""
     inside = text[begin:end]
     is_short = "\n" not in inside and len(inside.split()) <= 4 and not inside.strip(" .…,")[:1].isupper()
     is_apart = not inside.strip(" .…,") or (inside[:1] == " " == inside[-1:])
@@ -155,7 +155,7 @@ def _end_of_open_block(text: str) -> int:
 
 
 def _ends_block(text: str, start: int, end: int) -> bool:
-    """Whether an end marker without a beginning ends a block, and is not named in a sentence."""
+    """Return whether an end marker without a beginning ends a block, and is not named in a sentence."""
     before = text[:start]
     if before[-1:] in set(_QUOTES) or _GOES_ON.match(text, end) or _OPENING.search(before.rstrip().rpartition("\n")[2]):
         return False

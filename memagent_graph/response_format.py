@@ -1,11 +1,11 @@
-"""The form of an answer: a Pydantic model or a JSON schema that replies are checked against.
+"""The form of an answer: a Pydantic model or a JSON schema against which replies are validated.
 
 >>> ResponseFormat.of(Filing)                                          # doctest: +SKIP
 >>> ResponseFormat.of({"type": "object", "properties": {"year": {"type": "integer"}}})  # doctest: +SKIP
 
-Schemas and replies may come from somebody who is not trusted, such as a client of the MCP server. So a schema has a
-bounded size and depth, refers only to itself, and its patterns are matched in linear time; validating a reply takes a
-bounded number of steps. A Pydantic model is the caller's own code; only its size and depth are bounded.
+Schemas and replies are not trusted; they may come from a client of the MCP server. So the size and depth of a schema
+and the steps of a validation are bounded. A schema refers only to itself, and patterns are matched in linear time. A
+Pydantic model is the caller's own code. Only its size and depth are bounded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNSUPPORTED: Final = ("patternProperties", "$dynamicRef", "$dynamicAnchor", "$r
 _FENCED: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | ResponseFormat"
-"""What `ResponseFormat.of` takes."""
+"""A source for `ResponseFormat.of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class StructuredAnswer:
     """An answer of the required form."""
 
     text: str
-    """Its JSON, as the reply has it."""
+    """The JSON of the answer, as in the reply."""
     value: Any
     """An instance of the model, or, for a schema, plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatMismatch:
-    """Why a reply has no answer of the required form."""
+    """The reason why a reply has no answer of the required form."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """The form that an answer must have. Make one with `of`.
+    """The required form of an answer. Create it with `of`.
 
     Attributes:
-        name: its name in requests to servers.
-        text: the JSON schema without superfluous spaces, as in the prompt.
-        model: the Pydantic model that it was made from, if any.
+        name: the name in requests to servers.
+        text: the JSON schema in compact form, as in the prompt.
+        model: the Pydantic model of the schema, if any.
     """
 
     name: str
@@ -87,14 +87,14 @@ class ResponseFormat:
 
     @classmethod
     def of(cls, source: ResponseFormatSource) -> ResponseFormat:
-        """Return the form that a model or a schema describes.
+        """Return the form for a model or a schema.
 
         Args:
-            source: a subclass of `pydantic.BaseModel`; a JSON schema as a mapping, by itself or as servers take it,
-                `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`; or what this returned before.
+            source: a subclass of `pydantic.BaseModel`; a JSON schema as a mapping, alone or in OpenAI's form,
+                `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`; or a `ResponseFormat`.
 
         Raises:
-            ResponseFormatError: it is not a schema, too large, or uses what cannot be checked.
+            ResponseFormatError: it is not a schema, is too large, or uses an unsupported keyword.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if isinstance(source, ResponseFormat):
@@ -104,7 +104,7 @@ class ResponseFormat:
         if not isinstance(source, Mapping):
             raise ResponseFormatError(
                 f"{_describe(source)} is not a response_format",
-                hint="Give a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
+                hint="Pass a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
             )
         schema, name = source, None
         if source.get("type") == "json_schema":
@@ -128,27 +128,27 @@ class ResponseFormat:
         except (PydanticUserError, TypeError, ValueError) as error:
             raise ResponseFormatError(
                 f"the model {model.__name__} has no JSON schema: {error}".split("\n")[0],
-                hint="Give its fields types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
+                hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
             ) from error
         return cls(_server_name(model.__name__), _bounded_text(schema), model)
 
     @classmethod
     def load(cls, name: str) -> ResponseFormat:
-        """Return the form that a user names: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
+        """Return the form for a name: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
 
-        Code is run only because the caller names it.
+        The code of the model runs.
 
         Raises:
             ResponseFormatError: there is no such file or model, or it cannot be used.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if names_own_code(name) and not Path(name).is_file():
-            hint = "Name a subclass of pydantic.BaseModel after the colon."
+            hint = "Write a subclass of pydantic.BaseModel after the colon."
             model = load_own(name, what="a Pydantic model", error=ResponseFormatError, hint=hint)
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
                 raise ResponseFormatError(f"{name} is not a Pydantic model", hint=hint)
             return cls.of(model)
-        hint = "Name a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
+        hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = json_value(text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
         except OSError as error:
@@ -200,14 +200,14 @@ class ResponseFormat:
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the answer's fields by name, in order; none if the answer is not an object."""
+        """The schemas of the answer's fields by name, in order; empty if the answer is not an object."""
         return _properties(self.resolve(self.schema))
 
     def describe_fields(self, *, short: bool = False) -> str:
-        """Return a list of the answer's fields, for prompts without room for the schema; empty if it names no fields.
+        """Return a list of the answer's fields in words, for prompts without the schema; empty without fields.
 
         Args:
-            short: only the fields' names.
+            short: whether to list only the names.
         """
         root = self.resolve(self.schema)
         properties = self.properties
@@ -241,7 +241,7 @@ class ResponseFormat:
         return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
     def resolve(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema with its references followed; keywords beside a reference have priority."""
+        """Return a schema with resolved references. Keywords beside a reference have priority."""
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(schema, dict):
                 return {}
@@ -278,7 +278,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _TooManyStepsError(Exception):
-    """Validating a reply has taken more steps than it may."""
+    """The validation of a reply has exceeded the maximum number of steps."""
 
 
 def _describe(value: Any) -> str:
@@ -286,7 +286,7 @@ def _describe(value: Any) -> str:
 
 
 def _server_name(name: Any) -> str:
-    """Return a name of 1 to 64 letters, digits, hyphens and underscores, which is what servers take."""
+    """Return a name that servers accept: 1 to 64 letters, digits, hyphens and underscores."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", str(name or "")).strip("_")[:64] or "answer"
 
 
@@ -305,12 +305,12 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
         ) from error
     if size > MAX_SCHEMA_BYTES:
         raise ResponseFormatError(
-            f"the schema has {size:,} bytes and may have {MAX_SCHEMA_BYTES:,}: it stands in the prompt of every answer",
+            f"the schema must have at most {MAX_SCHEMA_BYTES:,} bytes, got {size:,} (it is in every answer prompt)",
             hint="Ask for fewer fields, or shorten their descriptions.",
         )
     if depth > MAX_SCHEMA_DEPTH:
         raise ResponseFormatError(
-            f"the schema is nested {depth} levels deep and may be {MAX_SCHEMA_DEPTH}",
+            f"the schema must be nested at most {MAX_SCHEMA_DEPTH} levels deep, got {depth}",
             hint="Use $defs, or fewer levels.",
         )
     return text
@@ -322,7 +322,7 @@ def _depth(value: Any) -> int:
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all schemas in it, but not values that are data, such as those of `enum`."""
+    """Yield a schema and all schemas in it, but not data such as the values of `enum`."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -351,7 +351,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
     """Check that this is a valid JSON schema, and that replies can be checked against it.
 
     Raises:
-        ResponseFormatError: it is not, or they cannot.
+        ResponseFormatError: the schema is not valid, or uses an unsupported keyword.
         MissingExtraError: the extra "schema" is not installed.
     """
     if importlib.util.find_spec("jsonschema") is None:
@@ -369,7 +369,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
         if keyword := next((keyword for keyword in _UNSUPPORTED if keyword in part), None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
-                hint="Name the fields in properties, and refer to shared parts with $ref and $defs.",
+                hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
         if "$ref" in part:
             _check_reference(schema, part["$ref"])
@@ -397,7 +397,7 @@ def _check_reference(schema: dict[str, Any], reference: str) -> None:
 
 
 def _lookup(schema: Any, reference: str) -> Any:
-    """Return the part of a schema that a reference leads to; None if it has no such part."""
+    """Return the target of a reference in a schema; None if it does not exist."""
     target = schema
     for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
@@ -412,7 +412,7 @@ def _lookup(schema: Any, reference: str) -> Any:
 
 @lru_cache
 def _pattern(pattern: str) -> TypeAdapter[str]:
-    """Return a validator of texts that match a pattern, which takes linear time."""
+    """Return a validator of a pattern for texts, in linear time."""
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
@@ -442,7 +442,7 @@ def _validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
 
 
 def _candidates(reply: str) -> Iterator[str]:
-    """Yield what may be the answer in a reply: all of it, then fenced blocks and JSON values, the last first."""
+    """Yield candidates for the answer in a reply: all of it, then fenced blocks and JSON values from the end."""
     text = reply.strip()
     yield text
     yield from (block.strip() for block in reversed(_FENCED.findall(text)))
@@ -468,6 +468,6 @@ def _problem_at(path: Iterable[Any], message: str) -> str:
 
 
 def _mismatch(problems: Iterable[tuple[Iterable[Any], str]]) -> FormatMismatch:
-    """Return a mismatch whose reason is the first problems, each with its path."""
+    """Return a mismatch with the first problems and their paths as its reason."""
     texts = [_problem_at(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
     return FormatMismatch("; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else ""))

@@ -1,4 +1,4 @@
-"""What a read returns: the answer, how the memory was built, what happened, and what it cost."""
+"""The result of a read: the answer, the updates of the memory, events and costs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cost of a read so far. Tokens are those of all its conversations."""
+    """The cost of a read so far, over all of its conversations."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the server took from its prefix cache."""
     turns: int = 0
-    """Completions requested, including discarded ones."""
+    """Number of requested completions, including discarded ones."""
     seconds: float = 0.0
-    """Wall time spent reading, over all processes that took part."""
+    """Wall time of the read, over all processes that took part."""
     flops: float | None = None
     """Estimated floating-point operations, if the model's size is known."""
     full_context_flops: float | None = None
     """The estimate for one call of the same model with the whole document in context."""
     document_tokens: int = 0
-    """Tokens of the document that were processed, whether or not the policy was shown them."""
+    """Processed tokens of the document, including tokens that the policy did not see."""
 
     @property
     def total_tokens(self) -> int:
@@ -53,7 +53,7 @@ class AnswerSoFar:
     answer: str
     """Empty if the policy wrote nothing, or refused."""
     memory: str
-    """The memory it was answered from."""
+    """The memory from which the policy answered."""
     usage: TokenUsage
 
 
@@ -75,10 +75,10 @@ class ReadResult:
     usage: Usage
     chunks_read: int
     updates: tuple[MemoryUpdate, ...] = field(default=(), repr=False)
-    """Every memory update, in order."""
+    """All memory updates, in order."""
     answer_events: tuple[ReadEvent, ...] = ()
     strategy: str = "overwrite"
-    """The way of reading."""
+    """The strategy that read."""
     strategy_fingerprint: str = ""
     """A hash of its options, roles, state and edges."""
     trace: Trace = field(default=Trace(), repr=False, compare=False)
@@ -86,25 +86,25 @@ class ReadResult:
     store_root: Path | None = field(default=None, repr=False, compare=False)
     """The folder with the document's text."""
     value: Any = None
-    """A structured answer: an instance of the Pydantic model that was `response_format`, or the JSON values for a
-    schema. None if the answer does not have the form (`stop_reason` is INVALID_ANSWER), or if no form was asked for."""
+    """A structured answer: an instance of the Pydantic model, or the JSON values for a schema. None if the answer does
+    not have the form (`stop_reason` is INVALID_ANSWER), or if there is no `response_format`."""
     response_format: Mapping[str, Any] | None = field(default=None, repr=False)
-    """The JSON schema of a structured answer; `answer` is its JSON."""
+    """The JSON schema of a structured answer. `answer` is the JSON."""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
         """The text that supports the answer: chunk, character span, quote, page and section.
 
-        Computed on request: the lines of memory that have the answer's words, and the passages of their chunks that
-        have the lines' words. Empty if the document's text is no longer stored. Without an answer, the text behind
-        every line of memory; that is always in `view().provenance.evidence`.
+        It is computed on request from the memory lines with words of the answer, and the passages of their chunks with
+        words of these lines. It is empty if the document's text is no longer stored. Without an answer, it has the
+        quotes of all memory lines, which are also in `view().provenance.evidence`.
         """
         return self.view().evidence
 
     def view(self) -> RunView:
-        """Return the result in the form that timelines use; see `memagent_graph.timeline`."""
+        """Return the result as a `RunView`, the input of timelines; see `memagent_graph.timeline`."""
         from memagent_graph.documents import DocumentStore  # noqa: PLC0415
-        from memagent_graph.timeline.view import RunView, texts_of  # noqa: PLC0415  rarely needed
+        from memagent_graph.timeline.view import RunView, load_texts  # noqa: PLC0415  rarely needed
 
         store = DocumentStore(self.store_root) if self.store_root else None
         return RunView(
@@ -117,7 +117,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            **texts_of(store, self.document, self.trace),
+            **load_texts(store, self.document, self.trace),
         )
 
     def _repr_html_(self) -> str:
@@ -129,17 +129,17 @@ class ReadResult:
 
     @property
     def json_value(self) -> Any:
-        """`value` as JSON values; of a model, its dump, with the names that its schema has."""
+        """`value` as JSON values. A model is dumped with the names of its schema."""
         return self.value.model_dump(mode="json", by_alias=True) if isinstance(self.value, BaseModel) else self.value
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """Everything that happened, in order; first what of the document is not in its text."""
+        """All events in order, first the omissions of the document."""
         return (*document_events(self.document), *(event for step in self.trace.steps for event in step.events))
 
     @property
     def is_whole(self) -> bool:
-        """Whether the policy was shown all of the document, or of the pages that were chosen, and all of it is text."""
+        """Whether the policy saw all of the document (or of the chosen pages), and its text has no omissions."""
         return self._read_all and not document_events(self.document)
 
     @property
@@ -149,7 +149,7 @@ class ReadResult:
 
     @property
     def extent(self) -> str:
-        """How much of the document the policy was shown, in sentences."""
+        """The extent of the document that the policy saw, in sentences."""
         return ". ".join([self._extent_of_text.rstrip("."), *(e.detail for e in document_events(self.document))]) + "."
 
     @property
@@ -166,7 +166,7 @@ class ReadResult:
         return f"Reading ended {part}, because the answer was known."
 
     def findings(self) -> str:
-        """Return the answer, or why there is none, and the memory that it rests on, as text for a language model."""
+        """Return the answer (or the reason why there is none) and its memory, as text for a language model."""
         if self.stop_reason.resumable:
             answer = f"Not known: reading stopped early after {self.chunks_read} parts ({self.stop_reason.value})."
         elif self.stop_reason is StopReason.NO_ANSWER or not self.answer:
@@ -176,7 +176,7 @@ class ReadResult:
         return f"Answer: {answer}\n\nNoted while reading:\n{self.memory.strip() or '(nothing)'}"
 
     def to_dict(self, *, updates: bool = False) -> dict[str, Any]:
-        """Return the result as JSON-ready values; `updates=True` adds the memory after every chunk."""
+        """Return the result as JSON-ready values. `updates=True` adds the memory after every chunk."""
         values: dict[str, Any] = {
             "answer": self.answer,
             "raw_answer": self.raw_answer,

@@ -1,4 +1,4 @@
-"""Ranks texts by similarity to a query: by words (BM25), or by a retriever of the user's own."""
+"""Ranks texts by similarity to a query, with BM25 or with a retriever of the user."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Retriever(Protocol):
     """Ranks texts for a query."""
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """Return the texts' numbers, best first; texts that have nothing in common with the query may be left out.
+        """Return the indices of texts, best first. Texts without similarity to the query may be left out.
 
         Args:
-            texts: read once, in another thread if reading them may block.
-            query: what to search for.
+            texts: the texts. They are iterated once, in another thread if that may block.
+            query: the query.
 
         Raises:
             RetrievalError: they cannot be ranked.
@@ -36,10 +36,10 @@ class Retriever(Protocol):
 
 
 async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
-    """Return what a retriever returns, each number once.
+    """Return the ranking of a retriever without duplicates.
 
     Raises:
-        RetrievalError: it failed, or returned the number of a text that does not exist.
+        RetrievalError: it failed, or returned an index out of range.
     """
     count = 0
 
@@ -67,30 +67,28 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
 
 @dataclass(frozen=True)
 class WordRetriever:
-    """BM25 by bm25s, with its defaults and its list of English stop words; it needs no model.
+    """BM25 from bm25s, with its defaults and its list of English stop words.
 
-    Words such as "what" and "who" in a query do not count, unless it has no others. In scripts without spaces,
-    characters and pairs of them are words. Texts that share no word with the query are left out. Texts are not kept: it
-    needs 4 bytes per word while it reads, then 8 bytes per different word of each.
+    Words such as "what" and "who" in a query count only if it has no other words. In scripts without spaces, characters
+    and pairs of characters are words. Texts without a common word are left out. Texts are not kept in memory: the
+    ranking needs 4 bytes per word while it reads, then 8 bytes per different word of a text.
 
     Raises:
         MissingExtraError: bm25s is not installed.
     """
 
     def __post_init__(self) -> None:
-        extra_module(
-            "bm25s", "recall", "retrieval by BM25"
-        )  # a missing library should be reported before a document is read
+        extra_module("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
-        """Return the texts' numbers, best first; equally good texts stay in their order."""
+        """Return the indices of texts, best first. Equally good texts stay in order."""
         return await asyncio.to_thread(rank_by_words, texts, query)
 
 
 def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
-    """Return the numbers of the texts that share a word with the question, best first; see `WordRetriever`."""
+    """Return the indices of texts with a word of the question, best first; see `WordRetriever`."""
     library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
-    logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs each index at DEBUG, and would show that by itself
+    logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs at DEBUG, and would print that
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:
@@ -117,10 +115,10 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
 
     Args:
         text: the text.
-        most_chars: the most characters of a passage.
+        most_chars: the maximum number of characters of a passage.
 
     Yields:
-        The first and last character of each passage; together they are the whole text.
+        The start and end of the passages, which together are the whole text.
     """
     start = 0
     while start < len(text):

@@ -1,8 +1,8 @@
-"""Roles: the kinds of calls of the policy, each with a template, a maximum reply length, and a reply parser.
+"""Roles: the kinds of calls of the policy. A role has a template, a maximum reply length, and a reply parser.
 
-The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or the user's. A policy
-that was trained on its own templates understands no others. If its profile has no template for a role, the template of
-the role's `stand_in` is used, if there is one, and the fields that are not filled stay empty.
+The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or a file of the user. A
+policy that was trained on its own templates understands no others. If its profile has no template for a role, the
+template of `stand_in` is used, and unfilled fields stay empty.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptT
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A reply that has the required form."""
+    """A reply in the required form."""
 
     text: str | None
     """The text that the reply writes; None leaves the memory unchanged."""
     value: Any = None
-    """Any other value that the strategy reads from the reply."""
+    """Another value that the strategy reads from the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """The fault of a reply; the update rule for its kind says what to do."""
+    """The problem of a reply. The update rule for its kind decides what happens."""
 
     kind: EventKind
     detail: str
@@ -52,13 +52,13 @@ class Role:
     """One kind of call of the policy.
 
     Args:
-        name: unique in its strategy; logs, rewards and training use it.
-        writes: what the reply writes, such as a memory or an answer.
+        name: a unique name in the strategy. Logs, rewards and training use it.
+        writes: the kind of result, such as a memory or an answer.
         fields: the fields that the template must have besides {prompt}, such as {memory} or {chunk}.
-        template: the default template, or a function from the answer format to the template. Left out for "update" and
-            "answer", whose templates every reader has.
+        template: the default template, or a function from the answer format to the template. "update" and "answer" need
+            none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
-        parse: parses the reply. Answers are found by the reader's answer format.
+        parse: parses the reply. Answers are parsed by the reader's answer format.
         stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
@@ -89,19 +89,19 @@ class Role:
 
 
 UPDATE = Role("update")
-"""The paper's memory update."""
+"""The memory update of the paper."""
 ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer_tokens")
-"""The paper's answer, from memory alone."""
+"""The answer of the paper, from memory alone."""
 
 
 @cache
 def read_template(name: str) -> str:
-    """Return a template that comes with the package."""
+    """Return a template of this package."""
     return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 def answer_form(answer_format: AnswerFormat) -> str:
-    """Return the instructions on the form of the answer, which end the packaged answer prompt."""
+    """Return the instructions on the form of the answer, the end of the package's answer prompt."""
     return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
 
@@ -112,7 +112,7 @@ REPAIR = Role(
     lambda _: read_template("repair"),
     max_tokens="answer_tokens",
 )
-"""Writes an answer again that does not have the requested form."""
+"""Rewrites an answer that does not have the required form."""
 
 
 def check_roles(roles: Iterable[Role], strategy: str) -> None:
@@ -128,7 +128,9 @@ def check_roles(roles: Iterable[Role], strategy: str) -> None:
             hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise StrategyError(f"the strategy {strategy} has two roles {twice!r}", hint="Give every role a unique name.")
+        raise StrategyError(
+            f"the strategy {strategy} has two roles {twice!r}", hint="Use a unique name for every role."
+        )
 
 
 def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
@@ -179,7 +181,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
     """Check that every role's prompt and reply fit the window if all fields have their maximum length.
 
     Raises:
-        BudgetError: a role does not fit; the message names the role, the excess and what to shrink.
+        BudgetError: a role does not fit. The message names the role, the excess and a remedy.
     """
     budget.require(count(prompts.update.literal), count(prompts.answer.literal))
     for role in roles:
@@ -194,7 +196,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
 
 
 def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """Return by how many tokens the longest prompt with a chunk, and its reply, exceed the window; else 0 or less."""
+    """Return the excess tokens of the longest prompt with a chunk, and its reply; 0 or less if they fit."""
     with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
     return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)
 

@@ -1,8 +1,8 @@
 """The settings of a read, as one frozen object that every interface builds: `ReadSettings`.
 
-Command line, Python, tool, node, MCP, serve, corpus, evaluation and training fill in the same fields, so that the same
-choices give the same reading everywhere. Each field is declared once: the command line takes its option from it,
-`langgraph dev` its environment variable, the run log its value.
+All interfaces (command line, Python, tool, node, MCP, serve, corpus, evaluation, training) fill in the same fields, so
+the same choices give the same read everywhere. A field is declared once. The command line makes an option from it,
+`langgraph dev` reads an environment variable for it, and the run log keeps its value.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from memagent_graph.policies.server_url import NO_KEY, origin, without_password
 log = logging.getLogger(__name__)
 
 NameOrObject: TypeAlias = Any
-"""The name of something, or the thing itself: a policy, a profile, a tokenizer, a strategy. Names can be logged."""
+"""A policy, profile, tokenizer or strategy: its name, or the object itself. Only names can be logged."""
 _TEXT: Final = str | None
 _PREFIX: Final = "MEMAGENT_"
 _SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
 _OBJECTS: Final = "objects"
-"""In the log: the fields whose values were objects."""
+"""The log's key for the names of fields whose values were objects."""
 _PLAIN: Final = (str, int, float, Path, tuple)
 
 _REASONS: Final = {
@@ -47,7 +47,7 @@ _ABILITIES: Final = {
     "understands nothing else. `memagent policy add english` adds one that reads English",
     "english": "It is small: it answers most questions whose answer one passage states, and reasons little",
 }
-"""What the small policies can do, by name. Others are not known here."""
+"""The abilities of the small policies, by name."""
 
 
 def setting(
@@ -64,13 +64,13 @@ def setting(
     """Return a field of the settings.
 
     Args:
-        default: its value if nothing is chosen.
-        help: the help text; without it, the field can only be set in Python.
-        shown: the default in words, if the value does not say it.
-        kind: the type of its text form, if the field also takes objects.
+        default: the value if nothing is chosen.
+        help: the help text. A field without it can only be set in Python.
+        shown: the default in words, for a default that is computed.
+        kind: the type of the text form, for a field that also takes objects.
         minimum: the smallest value that is allowed.
         maximum: the largest value that is allowed.
-        secret: whether it must not be shown.
+        secret: whether the value must not be shown.
         logged: whether the run log keeps it.
     """
     notes = {"help": help, "shown": shown, "kind": kind, "min": minimum, "max": maximum, "logged": logged}
@@ -79,25 +79,27 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """Which policy reads, how it is reached or computed, and how its tokens are counted."""
+    """The policy, its server or number format, and its tokenizer."""
 
     policy: NameOrObject = setting(
         None,
-        "A policy by name: embedded, english, local, server, or one from an installed package.",
-        shown="by --model and --base-url",
+        "Name of the policy: embedded, english, local, server, or one from an installed package.",
+        shown="from --model and --base-url",
         kind=_TEXT,
     )
     model: str | None = setting(
         None,
-        'A name on the server; without a server, a folder, a hub id, "embedded", or "english" after it was added.',
-        shown="$OPENAI_BASE_URL's, else english if it was added",
+        'Name of the model on the server. Without a server: a folder, a hub id, "embedded", or "english" (if added).',
+        shown="the model of $OPENAI_BASE_URL, or english if it was added",
     )
-    base_url: str | None = setting(None, "The server's API, as in http://localhost:8000/v1.", shown="$OPENAI_BASE_URL")
-    api_key: str | None = setting(None, "The server's key.", shown="$OPENAI_API_KEY", secret=True, logged=False)
+    base_url: str | None = setting(
+        None, "URL of the server's API, such as http://localhost:8000/v1.", shown="$OPENAI_BASE_URL"
+    )
+    api_key: str | None = setting(None, "API key of the server.", shown="$OPENAI_API_KEY", secret=True, logged=False)
     dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
         None,
         "Number format of a policy in this process.",
-        shown="the policy's where it is fast, or float32",
+        shown="the policy's if it is fast here, or float32",
     )
     tokenizer: NameOrObject = setting(
         None,
@@ -105,30 +107,30 @@ class PolicySettings:
         shown="the policy's",
         kind=_TEXT,
     )
-    concurrency: int = setting(128, "Most requests at the same time.", minimum=1)
-    timeout: float = setting(300.0, "Most seconds for one completion.", minimum=0.1)
-    retries: int = setting(4, "How often to retry a failed request.", minimum=0)
+    concurrency: int = setting(128, "Maximum number of requests at the same time.", minimum=1)
+    timeout: float = setting(300.0, "Maximum number of seconds for one completion.", minimum=0.1)
+    retries: int = setting(4, "Number of retries of a failed request.", minimum=0)
     session_header: str | None = setting(
         None,
-        "Send the document's key in this header of every request, such as X-Session-Id, so that a router can send all "
-        "requests of a document to the same replica.",
+        "Header that carries the document's key in every request, such as X-Session-Id. With it, a router can send all "
+        "requests about a document to the same replica.",
         shown="none",
     )
     unsupported: str | tuple[str, ...] | None = setting(
         None,
-        "Fields that the server does not take, separated by commas, such as temperature,top_p. Those that it names "
-        "when it refuses a request are found out.",
+        "Request fields that the server does not accept, separated by commas, such as temperature,top_p. Fields that "
+        "the server names when it refuses a request are detected.",
         shown="none",
         kind=_TEXT,
     )
     chat_template_kwargs: str | None = setting(
         None,
-        'Arguments of the policy\'s chat template, as a JSON object, such as {"enable_thinking": false}.',
+        'Arguments for the chat template, as a JSON object, such as {"enable_thinking": false}.',
         shown="none",
     )
     header: Any = setting(
         None,
-        'A header of every request, as "Name: value"; may be repeated.',
+        'Header to send with every request, as "Name: value". Repeat it for several headers.',
         shown="none",
         kind=list[str] | None,
         secret=True,
@@ -136,17 +138,17 @@ class PolicySettings:
     )
     ca_file: str | None = setting(
         None,
-        "Certificates (PEM) that the server's must be signed by.",
-        shown="$SSL_CERT_FILE's, or the usual ones",
+        "File with the CA certificates (PEM) to check the server's certificate with.",
+        shown="$SSL_CERT_FILE, or the system's",
         logged=False,
     )
     proxy: str | None = setting(
-        None, "The proxy to the server.", shown="$HTTPS_PROXY's, without $NO_PROXY's", secret=True, logged=False
+        None, "URL of the proxy to use.", shown="$HTTPS_PROXY, except for $NO_PROXY", secret=True, logged=False
     )
 
     @property
     def policy_name(self) -> str:
-        """The policy's name in the registry: the one given, or the one that follows from model and server."""
+        """The policy's name in the registry: the value of `policy`, or the name that follows from model and server."""
         if self.policy is not None:
             return str(self.policy)
         if self.base_url is None:
@@ -163,67 +165,69 @@ class PolicySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WordingSettings:
-    """The prompts and budgets, and where chunks end. For what is None, the policy's profile decides."""
+    """The strategy, the prompts, the budget and where chunks end. If a field is None, the policy's profile decides."""
 
     strategy: NameOrObject = setting(
         None,
-        "The way of reading, with options as in gated:stop=yes; your own: path/to/file.py:Name.",
-        shown="the profile's, or overwrite, the paper's",
+        "Reading strategy, with its options, such as gated:stop=yes. Your own: path/to/file.py:Name.",
+        shown="the profile's, or overwrite, as in the paper",
         kind=_TEXT,
     )
     profile: NameOrObject = setting(
         None,
-        'Budgets and prompts that the policy was trained with: a folder with memagent.json, "embedded", "english", or '
-        '"rl-memoryagent" (RL-MemoryAgent-7B and -14B, with their authors\' wording).',
+        'Budget and prompts that the policy was trained with: a folder with memagent.json, "embedded", "english", or '
+        '"rl-memoryagent" (for RL-MemoryAgent-7B and -14B, with the prompts of their authors).',
         kind=_TEXT,
     )
-    layout: Literal["paper", "section_first"] | None = setting(None, "Order of the update prompt's parts.")
-    answer_format: Literal["boxed", "plain"] | None = setting(None, "How the answer is asked for.")
-    update_template: str | None = setting(None, "Your own update prompt: a text file.")
-    answer_template: str | None = setting(None, "Your own answer prompt: a text file.")
+    layout: Literal["paper", "section_first"] | None = setting(None, "Order of the parts of the update prompt.")
+    answer_format: Literal["boxed", "plain"] | None = setting(None, "Form of the answer that the prompt asks for.")
+    update_template: str | None = setting(None, "Text file with your own update prompt.")
+    answer_template: str | None = setting(None, "Text file with your own answer prompt.")
     empty_memory: str | None = setting(
-        None, "The text of the memory at the first chunk.", shown="the policy's, or (empty)"
+        None, "Text that stands for the empty memory before the first chunk.", shown="the policy's, or (empty)"
     )
     context_window: int | None = setting(
         None, "Context window, in tokens.", shown="the policy's or the server's, or 8192"
     )
-    question_tokens: int | None = setting(None, "Most tokens of the question.", shown="the policy's, or 1024")
-    memory_tokens: int | None = setting(None, "Most tokens of the memory.", shown="the policy's, or 1024")
-    chunk_tokens: int | None = setting(None, "Tokens of a chunk.", shown="the policy's, or 5000")
-    answer_tokens: int | None = setting(None, "Most tokens of the answer.", shown="the policy's, or 1024")
+    question_tokens: int | None = setting(
+        None, "Maximum number of tokens of the question.", shown="the policy's, or 1024"
+    )
+    memory_tokens: int | None = setting(None, "Maximum number of tokens of the memory.", shown="the policy's, or 1024")
+    chunk_tokens: int | None = setting(None, "Number of tokens of a chunk.", shown="the policy's, or 5000")
+    answer_tokens: int | None = setting(None, "Maximum number of tokens of the answer.", shown="the policy's, or 1024")
     boundary: Literal["token", "sentence", "paragraph", "heading"] | None = setting(
         None,
-        "Where chunks may end. With `token`, the paper's, some sentences are cut in two (about 3% at 512 tokens); with "
-        "`sentence`, none that ends in a chunk's last 15%, for 2% more chunks. `heading`: before the last heading or "
-        "numbered clause in a chunk's second half.",
+        "Where chunks may end. `token`, as in the paper, cuts some sentences in two (about 3% at 512 tokens). "
+        "`sentence` and `paragraph` end a chunk after one that ends in its last 15%, for about 2% more chunks. "
+        "`heading` ends a chunk before the last heading or numbered clause in its second half.",
         shown="the policy's, or token",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings:
-    """What happens to texts that cannot be used, or are lost: memories, replies, parts of documents."""
+    """The rules for memories and replies that cannot be used, and for parts of the document that are lost."""
 
-    on_truncated: UpdateRule = setting(UpdateRule.ACCEPT, "What to do with a memory that was cut off or is too long.")
-    on_empty: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "What to do with an empty memory.")
-    on_refused: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "What to do when the policy refuses to write one.")
+    on_truncated: UpdateRule = setting(UpdateRule.ACCEPT, "Rule for a memory that was cut off or is too long.")
+    on_empty: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "Rule for an empty memory.")
+    on_refused: UpdateRule = setting(UpdateRule.KEEP_PREVIOUS, "Rule for a refusal of the policy to write a memory.")
     on_invented: UpdateRule | None = setting(
         None,
-        "What to do with a memory that has a word or a number which is not in its prompt.",
+        "Rule for a memory with a word or number that is not in its prompt.",
         shown="the policy's, or accept",
     )
     on_malformed: UpdateRule = setting(UpdateRule.RETRY)
-    """What to do with a reply that does not have the form that its role asks for."""
+    """Rule for a reply that does not have the form that its role needs."""
     update_retries: int = setting(2)
-    """How often the rule `retry` asks again."""
+    """Number of times that the rule `retry` asks again."""
     replace_undecodable: bool = setting(False, "Replace bytes that cannot be decoded with U+FFFD.")
     on_incomplete: Literal["report", "stop"] = setting(
         "report",
-        "What to do where text does not reach the policy, as on pages that are images: report it as an event, or stop.",
+        "Rule for text that does not reach the policy, such as pages that are images: report an event, or stop.",
     )
     converter: str | None = setting(
         None,
-        "Your own converter of files that are not plain text, also for scanned pages: path/to/file.py:function or "
+        "Your own converter for files that are not plain text or for scanned pages: path/to/file.py:function, or "
         "module:function.",
         shown="none",
         logged=False,
@@ -232,27 +236,29 @@ class RuleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How completions are sampled; the budget sets their length."""
+    """How completions are sampled. The budget bounds their length."""
 
-    temperature: float | None = setting(None, "0 is greedy.", shown="the profile's, or 0", minimum=0.0)
+    temperature: float | None = setting(
+        None, "Sampling temperature. 0 is greedy.", shown="the profile's, or 0", minimum=0.0
+    )
     top_p: float | None = setting(
         None,
-        "Sample from the most likely tokens with this mass.",
+        "Sample from the smallest set of likely tokens with this probability mass.",
         shown="the profile's, or 1",
         minimum=0.0,
         maximum=1.0,
     )
-    seed: int | None = setting(None, "Seed of the sampling.")
+    seed: int | None = setting(None, "Seed for the sampling.")
     logprobs: bool | None = setting(
-        None, "Ask for token ids and log-probs.", shown="if logged, and the policy has them"
+        None, "Request token ids and log-probs.", shown="if the run is logged and the policy returns them"
     )
     stop_texts: tuple[str, ...] = setting(())
-    """Texts at which a completion ends."""
+    """A completion ends before any of these texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettings):
-    """Every choice about a read except document, question and where things are kept.
+    """All settings of a read, except document, question and where files are kept.
 
     `MemAgent` takes the fields as keyword arguments, and these groups of fields: `budget` (a `Budget`), `sampling` (a
     `SamplingParams`), `rules` (an `UpdateRules`). A single field overrides its group. None leaves a choice to the
@@ -260,13 +266,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     """
 
     prompts: Any = setting(None, kind=type(None))
-    """The prompt templates, a `Prompts`, in place of the profile's. No log has them."""
+    """Prompt templates (`Prompts`) that replace the profile's. They are not logged."""
     branches: int = setting(16, minimum=1)
-    """How many branches of one read run in parallel, if the strategy has branches."""
+    """Maximum number of branches of one read that run in parallel."""
     limits: Any = setting(None, logged=False)
-    """Where each call stops early: `Limits`."""
+    """Limits (`Limits`) at which a call stops early."""
     chosen_by: Literal["environment", "added"] | None = setting(None, logged=False)
-    """Why this policy reads, if none was named; `resolve` sets it."""
+    """Why this policy was chosen, if none was named. `resolve` sets it."""
 
     def replace(self, **changes: Any) -> Self:
         """Return these settings with other values of fields, or of groups of fields.
@@ -281,14 +287,14 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         known_names = {field.name for field in fields(self)}
         if unknown := next((name for name in changes if name not in known_names), None):
             hint = _ELSEWHERE.get(unknown) or did_you_mean(
-                unknown, (*known_names, *_GROUPS), f"Settings are: {', '.join(sorted(known_names - {'chosen_by'}))}."
+                unknown, (*known_names, *_GROUPS), f"Choose one of: {', '.join(sorted(known_names - {'chosen_by'}))}."
             )
             raise MemAgentError(f"there is no setting {unknown!r}", hint=hint)
         return replaced(self, **values | changes)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Return the settings in variables named MEMAGENT_ plus a field's name; empty ones count as unset.
+        """Return the settings in variables named MEMAGENT_ plus a field's name. Empty variables count as unset.
 
         Raises:
             MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
@@ -304,7 +310,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             elif near := get_close_matches(name, kinds, n=1, cutoff=0.85):
                 raise MemAgentError(
                     f"{variable} is not a setting",
-                    hint=f"Unset it, or, if it is meant, call it {_PREFIX}{near[0].upper()}.",
+                    hint=f"Unset it, or rename it to {_PREFIX}{near[0].upper()} if you meant that.",
                 )
         return cls(**values)
 
@@ -312,11 +318,11 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> Self:
         """Return the settings that a run was logged with.
 
-        A log may be somebody else's: the server that it names gets no key, unless it is that of OPENAI_BASE_URL.
+        The log may come from somebody else. Its server gets a key only if it is the server of OPENAI_BASE_URL.
 
         Raises:
             RunError: the run was not started from settings, but from a `MemAgent` with objects made in Python.
-            RunLogError: a value has another type than its field, or is out of its bounds.
+            RunLogError: a value has the wrong type, or is out of bounds.
         """
         if objects := values.get(_OBJECTS, () if values.keys() - {"response_format"} else ["reader"]):
             raise RunError(
@@ -346,7 +352,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     def for_log(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults, JSON-ready, without keys and passwords.
 
-        Objects, from which no other process could make this reader, are there by the names of their fields.
+        For objects, which another process could not create, it has only the names of their fields.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["logged"]}
         values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
@@ -360,17 +366,17 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         return values
 
     def resolve(self) -> Self:
-        """Return these settings with the policy chosen: the one named, else OPENAI_BASE_URL's, else one that was added.
+        """Return these settings with the policy chosen: by name, else the server of OPENAI_BASE_URL, else an added one.
 
-        That URL is also used for a name that only a server can know. The choice is logged.
+        OPENAI_BASE_URL is also used for a model name that only a server can know. The choice is logged.
 
         Raises:
-            NoPolicyError: none is named, there is no such server, and none was added to this machine.
+            NoPolicyError: no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine.
         """
         if isinstance(self.model, str) and "://" in self.model:
             raise MemAgentError(
                 f"the model is the address of a server, {without_password(self.model)}",
-                hint="Pass it as base_url (--base-url); the model is a name on that server, and may be left out.",
+                hint="Pass the address as base_url (--base-url). The model is a name on that server, and is optional.",
             )
         if isinstance(self.policy, str) and "://" in self.policy:
             return replaced(self, policy=None, base_url=self.base_url or self.policy).resolve()
@@ -381,8 +387,8 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         elif is_open:
             if (name := default_policy()) is None:
                 raise NoPolicyError(
-                    "no policy is named, there is no OPENAI_BASE_URL, and none was added to this machine",
-                    hint="Name a server with --base-url or a model with --model, or add a policy to this machine: "
+                    "no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine",
+                    hint="Pass a server with --base-url or a model with --model, or add a policy to this machine: "
                     f"`memagent policy add {KNOWN[0]}`.",
                 )
             resolved = replaced(self, model=name, chosen_by="added")
@@ -393,7 +399,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
     @property
     def policy_reason(self) -> str:
-        """Which policy reads, and why, in one line."""
+        """The policy that reads and the reason, in one line."""
         model = without_password(self.base_url) if self.base_url and self.model is None else self.model
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
@@ -408,19 +414,19 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         header: Any = None,
         strategy: str | None = None,
     ) -> Self:
-        """Return these settings with another policy or strategy, if one is given.
+        """Return these settings with another policy or strategy.
 
-        A policy is given by its name, with its model and server, or by model or server alone. Key and headers go to a
-        server that is given here, or in OPENAI_BASE_URL.
+        A policy is given by name, with its model and server, or by model or server alone. Key and headers are sent only
+        to a server that is given here, or in OPENAI_BASE_URL.
 
         Raises:
-            RunError: there is a key or a header, but only the log names the server.
+            RunError: a key or a header is given, but only the log names the server.
         """
         server_is_logged = self.api_key == NO_KEY and policy is None and base_url is None
         if server_is_logged and (api_key or header):
             raise RunError(
                 f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
-                hint=f"If it is your server, add --base-url {self.base_url}.",
+                hint=f"If it is your server, pass --base-url {self.base_url}.",
             )
         key = NO_KEY if server_is_logged else api_key
         if policy is not None:
@@ -445,17 +451,17 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "on_malformed": "malformed", "update_retries": "retries",
     },
 }  # fmt: skip
-"""The groups of fields, and the name of each field in its group's class."""
-_LIMITS: Final = "It is a limit, of `memagent_graph.Limits`: limits=Limits({}=...)."
+"""The groups of fields: for every field, its name in the group's class."""
+_LIMITS: Final = "Pass limits=Limits({}=...), with memagent_graph.Limits."
 _ELSEWHERE: Final[Mapping[str, str]] = {
     name: _LIMITS.format(name) for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
-"""Where what looks like a setting is chosen."""
+"""Remedies for names that are not settings, but are passed in another way."""
 _DEFAULTS: Final = ReadSettings()
 
 
 def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
-    """Return the fields that can be given as text, by name, with the types of their values."""
+    """Return the fields that have a text form, by name, with the types of their values."""
     kinds = get_type_hints(cls)
     return {
         field.name: (field, field.metadata["kind"] or kinds[field.name])
@@ -470,7 +476,7 @@ def _check_bounds(value: float | None, low: float | None, high: float | None) ->
 
 
 def _value(variable: str, text: str, kind: Any) -> Any:
-    """Return a variable's value as a field's type has it."""
+    """Return the text of a variable as a value of the field's type."""
     alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
     kind = next(option for option in alternatives if option is not type(None))
     if get_origin(kind) is list:
@@ -482,4 +488,4 @@ def _value(variable: str, text: str, kind: Any) -> Any:
         return choices[text.lower()] if choices else kind(text)
     except (KeyError, ValueError) as error:
         expected = " or ".join(choices) or ("a whole number" if kind is int else "a number")
-        raise MemAgentError(f"{variable} is {text!r} and not {expected}", hint="Correct it, or unset it.") from error
+        raise MemAgentError(f"{variable} must be {expected}, got {text!r}", hint="Correct it, or unset it.") from error

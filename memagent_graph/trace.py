@@ -1,8 +1,7 @@
-"""The trace of a run: its conversations as a directed acyclic graph, from a log or from a running read.
+"""The trace of a run: its calls as a directed acyclic graph, from a log or from a running read.
 
-A step is one call of the policy. It knows which chunks its prompt had and which earlier steps wrote the rest of it (its
-parents). Everything about a run is computed from it: the memory after each step, the path to an answer, timelines,
-evidence, rewards of single steps.
+A step is a call of the policy. It has the chunks in its prompt, and its parents: the steps whose output is in the
+prompt. The trace gives the memory after a step, the path to an answer, timelines, evidence and rewards of steps.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from memagent_graph.events import ReadEvent
 
 @dataclass(frozen=True, slots=True)
 class MemoryUpdate:
-    """What one chunk, or one merge, did to the memory of its branch, and what that cost."""
+    """The change of a branch's memory by a chunk or a merge, and its cost."""
 
     chunk_index: int | None
-    """None if no chunk was read, for example when memories of several branches were merged."""
+    """The index of the chunk; None if no chunk was read, as in a merge of branches."""
     start_char: int
     end_char: int
     start_byte: int
     end_byte: int
-    """The same in the document's UTF-8 bytes: what `DocumentStore.read` takes."""
+    """The same in UTF-8 bytes of the document, as for `DocumentStore.read`."""
     chunk_tokens: int
     memory: str
     changed: bool
     """Whether the memory differs from the previous one."""
     progress: float | None
-    """The share of the document read so far, 0 to 1; None for a stream whose end is not known."""
+    """The fraction of the document read so far, 0 to 1; None for a stream with an unknown end."""
     prompt_tokens: int
     completion_tokens: int
     seconds: float
@@ -100,7 +99,7 @@ class Trace:
     def final_sources(self) -> tuple[int, ...]:
         """The indices in `updates` of those whose memories, joined, are the final memory."""
         if self.answers:
-            return self._replayed.places(self._replayed.sources[self.answers[-1].id])
+            return self._replayed.update_indices(self._replayed.sources[self.answers[-1].id])
         return (len(self.updates) - 1,) if self.updates else ()
 
     @cached_property
@@ -114,22 +113,22 @@ class Trace:
                 path.append(self.updates[index])
         return tuple(reversed(path))
 
-    def place(self, step_id: str) -> int:
-        """Return the index in `updates` of the one that a step belongs to.
+    def update_index(self, step_id: str) -> int:
+        """Return the index in `updates` of the update that a step belongs to.
 
         Raises:
             KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
         """
-        return self._replayed.place(step_id)
+        return self._replayed.update_index(step_id)
 
     def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the indices in `updates` of those whose memories, joined, an update started from."""
-        return self._replayed.places(update.sources or ())
+        return self._replayed.update_indices(update.sources or ())
 
     def continued(self, update: MemoryUpdate) -> tuple[int, ...]:
-        """Those of `sources` whose memories it continues: the newest of its branch, or all for a merge.
+        """Return the `sources` whose memories an update continues: the newest of its branch, or all for a merge.
 
-        None when a branch begins to read: it writes its own notes, and its source is only shown to it.
+        Empty if a branch begins to read: it starts its own memory, and the source is only shown to it.
         """
         indices = self.sources(update)
         own_branch = [index for index in indices if self.updates[index].branch == update.branch]
@@ -177,25 +176,25 @@ class Replayed:
     updates: list[MemoryUpdate] = field(default_factory=list)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: the last steps of the updates that its memory is based on."""
-    _places: dict[str, int] = field(default_factory=dict)
-    """By step: the place of its update."""
+    _update_indices: dict[str, int] = field(default_factory=dict)
+    """By step: the index of its update."""
     _after: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: `sources` of the steps that follow it."""
     _newest: dict[str, int] = field(default_factory=dict)
-    """By branch: the place of its newest update."""
+    """By branch: the index of its newest update."""
     _bytes_read: int = 0
 
-    def place(self, step_id: str) -> int:
-        """Return the place of the update that a step belongs to."""
-        return self._places[step_id]
+    def update_index(self, step_id: str) -> int:
+        """Return the index of the update that a step belongs to."""
+        return self._update_indices[step_id]
 
-    def places(self, sources: Iterable[str]) -> tuple[int, ...]:
-        """Return the places of the updates that steps belong to, each once."""
-        return tuple(dict.fromkeys(map(self.place, sources)))
+    def update_indices(self, sources: Iterable[str]) -> tuple[int, ...]:
+        """Return the indices of the updates that steps belong to, without repetition."""
+        return tuple(dict.fromkeys(map(self.update_index, sources)))
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
         """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
-        indices = self.places(sources)
+        indices = self.update_indices(sources)
         if len(indices) == 1:
             return self.updates[indices[0]].memory
         own_branch = [index for index in indices if self.updates[index].branch == branch]
@@ -216,17 +215,17 @@ class Replayed:
             # For earlier steps of the same chunk, the memory is the one from before the chunk.
             before = self.updates[index].sources or ()
             self.sources[step.id] = before
-            self.updates[index] = self._continue(self.updates[index], step)
+            self.updates[index] = self._continue_update(self.updates[index], step)
         else:
             index = len(self.updates)
-            self.updates.append(self._begun(step, before))
+            self.updates.append(self._start_update(step, before))
         self._newest[step.branch] = index
-        self._places[step.id] = index
+        self._update_indices[step.id] = index
         self._after[step.id] = (step.id,)
         return self.updates[index]
 
-    def _begun(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
-        """Return the update that a step is the first of."""
+    def _start_update(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
+        """Return the update that begins with a step."""
         first = step.reads[0] if step.reads else None
         last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
@@ -242,8 +241,8 @@ class Replayed:
             memory=memory,
             changed=memory != previous,
             progress=self._progress(step),
-            prompt_tokens=step.prompt_tokens,
-            completion_tokens=step.completion_tokens,
+            prompt_tokens=step.usage.prompt_tokens,
+            completion_tokens=step.usage.completion_tokens,
             seconds=step.seconds,
             events=step.events,
             branch=step.branch,
@@ -251,14 +250,14 @@ class Replayed:
             sources=before,
         )
 
-    def _continue(self, update: MemoryUpdate, step: Call) -> MemoryUpdate:
+    def _continue_update(self, update: MemoryUpdate, step: Call) -> MemoryUpdate:
         memory = (step.text or "") if step.writes is Writes.MEMORY else update.memory
         return replace(
             update,
             memory=memory,
             changed=memory != self.memory_of(update.sources or (), step.branch),
-            prompt_tokens=update.prompt_tokens + step.prompt_tokens,
-            completion_tokens=update.completion_tokens + step.completion_tokens,
+            prompt_tokens=update.prompt_tokens + step.usage.prompt_tokens,
+            completion_tokens=update.completion_tokens + step.usage.completion_tokens,
             seconds=update.seconds + step.seconds,
             events=(*update.events, *step.events),
             step=step.id,

@@ -1,4 +1,4 @@
-"""Reads that are detached from the surrounding graph, and what that graph's handlers see of them.
+"""Detaches reads from the surrounding graph, and reports each of them to its handlers as one run.
 
 A graph that is called inside another graph's node inherits its callbacks, its streams and, unless it has its own, its
 checkpointer. A read by a middleware must not: every chunk of a tool result would be in the agent's traces, and the
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine in a context without the calling graph's callbacks and streams."""
-    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_context_without_callbacks())
+    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_copy_without_callbacks())
 
 
 @dataclass
@@ -49,13 +49,13 @@ class ReadCost:
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def add(self, run_id: str, question: str, update: MemoryUpdate) -> None:
-        """Count an update, in case nothing follows it, and report it."""
+        """Count and report an update. The count is used if the read fails before its total is known."""
         self.prompt_tokens += update.prompt_tokens
         self.completion_tokens += update.completion_tokens
         self.report(run_id, question, update)
 
     def settle(self, usages: Sequence[Usage], **outputs: Any) -> None:
-        """Use the reads' own totals instead."""
+        """Replace the counts by the totals of the reads."""
         self.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
         self.completion_tokens = sum(usage.completion_tokens for usage in usages)
         self.cached_tokens = sum(usage.cached_tokens for usage in usages)
@@ -116,7 +116,7 @@ async def _run_untraced(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
 
-def _context_without_callbacks() -> Context:
+def _copy_without_callbacks() -> Context:
     context = copy_context()
     context.run(var_child_runnable_config.set, None)
     for variable, value in context.items():

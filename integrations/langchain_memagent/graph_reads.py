@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import hashlib
 from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
 from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -48,7 +49,7 @@ class GraphReads:
     def __init__(self, agent: MemAgent, response_format: ResponseFormatSource | None = None) -> None:
         if not isinstance(agent, MemAgent):
             raise MemAgentError(
-                f"the reader is of type {type(agent).__name__}, not a MemAgent",
+                f"the reader must be a MemAgent, got {type(agent).__name__}",
                 hint="Pass the MemAgent. Its graph, agent.graph(), can be a node by itself: add_node(name, graph).",
             )
         self._agent = agent
@@ -82,7 +83,7 @@ class GraphReads:
 
         Args:
             document: a document's reference, or a function that returns it, called for every run that has not begun.
-            run_ids: each question's run id, from `run_id_in`; None for a run that nobody continues.
+            run_ids: each question's run id, from `derive_run_id`; None for a run that nobody continues.
             report: called with every update.
             limits: where the read for one question stops early; the reader's own if left out.
             past_limit: the questions whose runs are continued even if they stopped at a limit.
@@ -98,17 +99,17 @@ class GraphReads:
             if run_id is not None:
                 try:
                     stream = self.reader.astream_resume(name, past_limit=question in past_limit, **options)
-                    return await result_of(stream, on_update)
+                    return await await_result(stream, on_update)
                 except (RunNotFoundError, RunMismatchError):
                     pass  # it has not begun, or by a reader with other settings
             reference = document if isinstance(document, dict) else await document()
-            return await result_of(self.reader.astream(reference, question, run_id=name, **options), on_update)
+            return await await_result(self.reader.astream(reference, question, run_id=name, **options), on_update)
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
         return await in_passes(reads, MAX_SHARED_READS)
 
 
-def run_id_in(config: RunnableConfig, *key: object) -> str | None:
+def derive_run_id(config: RunnableConfig, *key: object) -> str | None:
     """Return the id that a run has whenever the task of `config` is executed; None outside a graph.
 
     Args:
@@ -146,10 +147,9 @@ class CallingGraph:
     @classmethod
     def current(cls, tool_call_id: str | None = None) -> CallingGraph:
         """Return the graph that runs the calling code; outside a graph, events are dropped."""
-        try:
+        write: Callable[[Any], None] = lambda event: None  # noqa: E731  outside a graph
+        with suppress(RuntimeError, KeyError):
             write = get_stream_writer()
-        except (RuntimeError, KeyError):
-            write = _write_nothing
         return cls(ensure_config(), write, contextvars.copy_context(), tool_call_id)
 
     def report(self, run_id: str, question: str, update: MemoryUpdate, kind: str = "memory_update") -> None:
@@ -164,7 +164,3 @@ class CallingGraph:
             "memory": update.memory,
         }
         self.context.copy().run(self.write, event)
-
-
-def _write_nothing(event: Any) -> None:
-    """Write nothing."""

@@ -16,10 +16,10 @@ from langgraph.types import Command
 from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import detach, report_read
-from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
-from langchain_memagent.questions import Questions, latest_request, result_question
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
+from langchain_memagent.questions import Questions, find_latest_request, make_result_question
 from langchain_memagent.rolling_history import RollingHistory
-from langchain_memagent.transcripts import block_text
+from langchain_memagent.transcripts import get_block_text
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
@@ -48,9 +48,9 @@ def _merge(old: dict[str, DocumentRef] | None, new: dict[str, DocumentRef] | Non
 
 
 class ReadingState(AgentState[Any]):
-    """The middleware's addition to an agent's state: which document each run of this thread has read.
+    """An agent's state with the middleware's addition: the document of each run of this thread.
 
-    Private, so that no caller can add another thread's documents.
+    The addition is private, so that no caller can add another thread's documents.
     """
 
     memagent_readings: NotRequired[Annotated[dict[str, DocumentRef], PrivateStateAttr, _merge]]
@@ -72,13 +72,13 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     A tool result of more than `result_tokens` tokens is stored, and the agent's model is shown a reading of it: the
     answer, the memory that the reader kept, and a run id with which it can ask the whole result further questions,
-    through the tool `ask_tool_result`. Errors of the reader do not lose it: the model is told, and can ask later. The
-    application finds run id, document, answer and usage in the message's `response_metadata["memagent"]`; the artifact
-    stays the tool's own.
+    through the tool `ask_tool_result`. If the reader fails, the result is kept: the model sees the error, and can ask
+    about the result later. The application finds run id, document, answer and usage in the message's
+    `response_metadata["memagent"]`. The artifact stays as the tool made it.
 
     A history of more than `history_tokens` tokens goes to the model as a memory of its older messages, the user's
-    latest request, and the recent messages. Tool calls stay with their results, the system message stays as it is, and
-    so does the history in the agent's state: only the request to the model differs.
+    latest request, and the recent messages. Tool calls stay with their results. The system message and the history in
+    the agent's state do not change: only the request to the model does.
 
     Handlers in the agent's config see each read as one run, with one model run that has all of its tokens. Its progress
     is on the agent's custom stream: `memagent.memory_update` for tool results, `memagent.history_update` for histories.
@@ -141,7 +141,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     # Tool results
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
-        """Run the tool; read what it returned if that is too long."""
+        """Run the tool, and read its result if that is too long."""
         result = handler(request)
         if not self._needs_reading(request, result):
             return result
@@ -157,11 +157,11 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def _needs_reading(self, request: ToolCallRequest, result: ToolResult) -> bool:
         if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
             return False
-        return any(_over_long_text(message, self._result_tokens) is not None for message in _tool_messages(result))
+        return any(_find_long_text(message, self._result_tokens) is not None for message in _find_tool_messages(result))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
-        messages = _tool_messages(result)
+        messages = _find_tool_messages(result)
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(old): new for old, (new, _) in zip(messages, readings, strict=True)}
         documents = {run_id: document for _, stored in readings for run_id, document in stored.items()}
@@ -176,13 +176,13 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     async def _read_message(
         self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
-        """Return a message and, if it was read, its document, under its run id."""
+        """Return the message to show; if it was read, also its document by run id."""
         assert self._result_tokens is not None  # noqa: S101  _needs_reading looked
-        text = _over_long_text(message, self._result_tokens)
+        text = _find_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
         caller, tool = CallingGraph.current(request.tool_call["id"]), message.name or request.tool_call["name"]
-        run_id = run_id_in(caller.config, message.tool_call_id, text) or new_run_id()
+        run_id = derive_run_id(caller.config, message.tool_call_id, text) or new_run_id()
         document: DocumentRef | None = None
         try:
             context = await self._reads.prepare()
@@ -190,8 +190,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             if tokens <= self._result_tokens:
                 return message, {}
             document = await self._store(text, tool)
-            user_request = latest_request(_messages(request.state))
-            question = result_question(
+            user_request = find_latest_request(_get_messages(request.state))
+            question = make_result_question(
                 user_request[1] if user_request else None,
                 tool,
                 request.tool_call["args"],
@@ -200,15 +200,17 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             )
             [result] = raise_first(await self._read(document, {question: run_id}, caller))
         except (MemAgentError, OSError) as error:
-            # Whatever failed, the result is kept if possible.
+            # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
                 document = document or await self._store(text, tool)
-            failure_text = _failure_text(tool, text, error, self._result_tokens, run_id, is_stored=document is not None)
+            failure_text = _format_failure(
+                tool, text, error, self._result_tokens, run_id, is_stored=document is not None
+            )
             original: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
             new = _replace_text(message, failure_text, {"run_id": run_id, **original, "error": str(error)})
             return new, {run_id: document} if document else {}
         values = await asyncio.to_thread(result.to_dict)
-        return _replace_text(message, _reading_text(tool, tokens, result), values), {run_id: result.document}
+        return _replace_text(message, _format_reading(tool, tokens, result), values), {run_id: result.document}
 
     async def _store(self, text: str, tool: str) -> DocumentRef:
         return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
@@ -250,9 +252,9 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             texts = [
                 shortened(question, context.budget.question_tokens, context.tokenizer.count) for question in questions
             ]
-            run_ids = {text: run_id_in(caller.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
+            run_ids = {text: derive_run_id(caller.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
             outcomes = dict(zip(run_ids, await self._read(documents[run_id], run_ids, caller), strict=True))
-            return await asyncio.to_thread(_further_findings, texts, [outcomes[text] for text in texts])
+            return await asyncio.to_thread(_format_further_answers, texts, [outcomes[text] for text in texts])
         except (MemAgentError, OSError) as error:
             raise ToolException(f"The result could not be read: {error}") from error
 
@@ -295,7 +297,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             raise
 
 
-def _tool_messages(result: ToolResult) -> list[ToolMessage]:
+def _find_tool_messages(result: ToolResult) -> list[ToolMessage]:
     """Return the tool messages in what a tool returned, except those for a parent graph."""
     if isinstance(result, ToolMessage):
         return [result]
@@ -305,7 +307,7 @@ def _tool_messages(result: ToolResult) -> list[ToolMessage]:
     return []
 
 
-def _messages(state: Any) -> list[AnyMessage]:
+def _get_messages(state: Any) -> list[AnyMessage]:
     """Return the messages of an agent's state of any type."""
     if isinstance(state, list):
         return state
@@ -313,7 +315,7 @@ def _messages(state: Any) -> list[AnyMessage]:
     return list(messages or [])
 
 
-def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
+def _format_reading(tool: str, tokens: int, result: ReadResult) -> str:
     """Return the text that the model sees in place of a tool result of `tokens` tokens that was read."""
     return (
         f"[The result of {tool} has {tokens:,} tokens, too long to show. It was read with this question in mind: "
@@ -322,7 +324,7 @@ def _reading_text(tool: str, tokens: int, result: ReadResult) -> str:
     )
 
 
-def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
+def _format_failure(tool: str, text: str, error: Exception, tokens: int, run_id: str, *, is_stored: bool) -> str:
     """Return the text that the model sees in place of a tool result that could not be read.
 
     Args:
@@ -347,7 +349,7 @@ def _failure_text(tool: str, text: str, error: Exception, tokens: int, run_id: s
     )
 
 
-def _further_findings(
+def _format_further_answers(
     questions: Sequence[str], outcomes: Sequence[ReadResult | Exception]
 ) -> tuple[str, dict[str, Any]]:
     """Return the answers to further questions: for the model, and, under "readings", for the application.
@@ -371,10 +373,10 @@ def _further_findings(
     return "\n\n".join(texts), {"readings": readings}
 
 
-def _over_long_text(message: ToolMessage, tokens: int) -> str | None:
+def _find_long_text(message: ToolMessage, tokens: int) -> str | None:
     """Return a tool message's text if it may have more than `tokens` tokens: every token is at least one byte."""
     if isinstance(text := message.content, list):
-        text = "\n".join(part for part in map(block_text, text) if part is not None)
+        text = "\n".join(part for part in map(get_block_text, text) if part is not None)
     return text if len(text) * 4 > tokens and len(text.encode(errors="replace")) > tokens else None
 
 
@@ -382,7 +384,7 @@ def _replace_text(message: ToolMessage, text: str, values: dict[str, Any]) -> To
     """Return the message with another text, and `values` in its metadata."""
     content: str | list[str | dict[str, Any]] = text
     if not isinstance(message.content, str):
-        others = [block for block in message.content if block_text(block) is None]
+        others = [block for block in message.content if get_block_text(block) is None]
         content = [{"type": "text", "text": text}, *others] if others else text
     metadata = {**message.response_metadata, "memagent": values}
     return message.model_copy(update={"content": content, "response_metadata": metadata})

@@ -69,20 +69,20 @@ class DocumentSources:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of source that can be read: what a tool's schema offers to the model."""
-        offered = {
+        """The kinds of source that can be read, which a tool's schema offers to the model."""
+        availability = {
             "path": bool(self.roots.roots) or self.backend is not None,
             "text": True,
             "state_key": bool(self.state_keys),
             "url": self.fetcher is not None,
         }
-        return tuple(kind for kind, is_offered in offered.items() if is_offered)
+        return tuple(kind for kind, is_offered in availability.items() if is_offered)
 
     async def open(self, named: NamedSource, state: Any = None) -> Document:
         """Return the document that a model named.
 
         Args:
-            named: what it named.
+            named: the source.
             state: the agent's state, a mapping or an object with attributes; None outside an agent.
 
         Raises:
@@ -95,8 +95,8 @@ class DocumentSources:
     async def _open(self, named: NamedSource, state: Any) -> Document:
         if len(named.kinds) != 1:
             raise RefusedSourceError(
-                f"a document is named in exactly one way, and {' and '.join(named.kinds) or 'none'} was given",
-                hint=f"Give one of: {', '.join(self.kinds)}.",
+                f"exactly one source must be named, got {' and '.join(named.kinds) or 'none'}",
+                hint=f"Choose one of: {', '.join(self.kinds)}.",
             )
         if named.path is not None:
             return await self._open_path(named.path)
@@ -135,7 +135,7 @@ class DocumentSources:
 
     def _open_state_key(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:
-            remedy = f"Name one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
+            remedy = f"Choose one of: {', '.join(self.state_keys)}." if self.state_keys else "Pass the text itself."
             raise RefusedSourceError(f"the state key {shortened_name(key)!r} may not be read", hint=remedy)
         value = state.get(key) if hasattr(state, "get") else getattr(state, key, None)
         if isinstance(value, str | bytes):
@@ -147,13 +147,13 @@ class DocumentSources:
             return Document.from_langchain(documents, key)
         raise RefusedSourceError(
             f"the state holds no text under {key!r}" if value else f"the state key {key!r} is empty",
-            hint="It can be read when it has text, bytes or LangChain documents.",
+            hint="Choose a key with text, bytes or LangChain documents.",
         )
 
     async def _fetch(self, url: str) -> Document:
         display_url = shortened_name(url)
         if self.fetcher is None:
-            raise RefusedSourceError("web addresses are not read here", hint=f"Give one of: {', '.join(self.kinds)}.")
+            raise RefusedSourceError("web addresses are not read here", hint=f"Choose one of: {', '.join(self.kinds)}.")
         try:
             parts = urlsplit(url)
             is_web = parts.scheme.lower() in _SCHEMES and parts.hostname
@@ -167,7 +167,7 @@ class DocumentSources:
             content = await asyncio.to_thread(self.fetcher, url)
             if inspect.isawaitable(content):
                 content = await content
-        except Exception as error:  # a fetcher may raise anything, and the model should be told
+        except Exception as error:  # a fetcher may raise anything, and the model should see it
             raise RefusedSourceError(
                 f"{display_url!r} could not be fetched ({type(error).__name__}: {shortened_name(str(error))})",
                 hint="Check the address, or read something else.",

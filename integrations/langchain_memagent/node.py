@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 
-from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import check_questions
@@ -48,8 +48,8 @@ def memagent_node(
     >>> builder.add_node("read", memagent_node(agent, document="report"))  # doctest: +SKIP
 
     If the question is a list of texts, the document is read once for all of them, and every written key gets a list in
-    their order: the state has `question: list[str]` and `answer: list[str | None]`. An error of one is raised when the
-    others are done; their results are kept, and they are not read again.
+    their order: the state has `question: list[str]` and `answer: list[str | None]`. If one question fails, its error is
+    raised when the others are done. Their results are kept, and they are not read again.
 
     To have the reader's steps in the parent's drawing, its memory in the parent's `get_state(subgraphs=True)` and
     `update_state`, and its state in the parent's checkpoints, add the reader's graph instead:
@@ -79,7 +79,7 @@ def memagent_node(
     """
     reads = GraphReads(agent, response_format)
 
-    def values_of(result: ReadResult) -> dict[str, Any]:
+    def select_values(result: ReadResult) -> dict[str, Any]:
         """Return the values of one result. Quotes are looked up in the document's text, which may take a moment."""
         keys = {answer: result.answer, memory: result.memory, run_id: result.run_id, value: result.json_value}
         keys[stop_reason] = result.stop_reason.value
@@ -89,28 +89,28 @@ def memagent_node(
 
     def change(state: Any, results: list[ReadResult], *, is_list: bool) -> dict[str, Any]:
         """Return what the node writes."""
-        rows = [values_of(result) for result in results]
+        rows = [select_values(result) for result in results]
         changes = {key: [row[key] for row in rows] for key in rows[0]} if is_list else rows[0]
         return changes | dict(write(state, results if is_list else results[0]) if write else {})
 
-    def inputs_of(state: Any) -> tuple[Any, Any]:
-        return _value(state, document, "document"), _value(state, question, "question")
+    def get_inputs(state: Any) -> tuple[Any, Any]:
+        return _get_value(state, document, "document"), _get_value(state, question, "question")
 
     async def read(source: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(source)
-        run_ids = {text: run_id_in(config, text, reference["key"]) for text in texts}
+        run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.current().report), strict=True)
         )
         return raise_first([outcomes[text] for text in texts])
 
     def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = inputs_of(state)
+        source, questions = get_inputs(state)
         return change(state, run_in_graph(read(source, questions, config)), is_list=not isinstance(questions, str))
 
     async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        source, questions = inputs_of(state)
+        source, questions = get_inputs(state)
         results = await read(source, questions, config)
         return await asyncio.to_thread(change, state, results, is_list=not isinstance(questions, str))
 
@@ -132,7 +132,9 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
         """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
         function: Any = self.func
         self._require_keys(self.written_keys, config)
-        change = self._call_with_config(lambda _, config: function(input, config), _keys(input), ensure_config(config))
+        change = self._call_with_config(
+            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
+        )
         self._require_keys(change, config)
         return change
 
@@ -141,7 +143,7 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
         function: Any = self.afunc
         self._require_keys(self.written_keys, config)
         change = await self._acall_with_config(
-            lambda _, config: function(input, config), _keys(input), ensure_config(config)
+            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
         )
         self._require_keys(change, config)
         return change
@@ -154,11 +156,11 @@ class _UntracedState(RunnableLambda[Any, dict[str, Any]]):
             )
 
 
-def _keys(state: Any) -> dict[str, list[str]]:
+def _list_keys(state: Any) -> dict[str, list[str]]:
     return {"keys of the state": list(state if isinstance(state, Mapping) else getattr(state, "__dict__", ()))}
 
 
-def _value(state: Any, source: StateSource, name: str) -> Any:
+def _get_value(state: Any, source: StateSource, name: str) -> Any:
     if callable(source):
         return source(state)
     value = state.get(source) if isinstance(state, Mapping) else getattr(state, source, None)

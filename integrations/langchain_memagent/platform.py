@@ -63,7 +63,7 @@ class ServedGraph(ReaderGraph):
                     yield part
         except MemAgentError as error:
             if type(error) is MemAgentError or isinstance(error, BudgetError | EmptyDocumentError | EncodingError):
-                raise InputError(error.message, hint=error.remedy_with(_variable), run_id=error.run_id) from error
+                raise InputError(error.message, hint=error.remedy_with(_name_variable), run_id=error.run_id) from error
             raise
 
 
@@ -79,18 +79,18 @@ async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
         # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
         return await asyncio.to_thread(_build_once)
     except MemAgentError as error:
-        error.hint = error.remedy_with(_variable)
+        error.hint = error.remedy_with(_name_variable)
         if isinstance(error, NoPolicyError):
-            return _without_policy(error)
+            return _make_refusing_graph(error)
         raise
 
 
-def _variable(name: str) -> str:
+def _name_variable(name: str) -> str:
     """Return the environment variable of an option; see `.env.example`."""
     return f"OPENAI_{name.upper()}" if name in {"base_url", "api_key"} else f"MEMAGENT_{name.upper()}"
 
 
-def _without_policy(error: NoPolicyError) -> CompiledStateGraph[Any, Any, Any, Any]:
+def _make_refusing_graph(error: NoPolicyError) -> CompiledStateGraph[Any, Any, Any, Any]:
     def refuse(state: ReaderInput) -> NoReturn:
         raise InputError(error.message, hint=error.hint)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from langchain_core.messages import BaseMessage, HumanMessage
 from pydantic import BeforeValidator
 
-from langchain_memagent.transcripts import call_text, content_text
+from langchain_memagent.transcripts import format_call, get_text
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
@@ -26,7 +26,7 @@ _MIN_TOKENS_FOR_CONTEXT = 256
 questions: the embedded policy finds ten of ten facts with these, and none if another sentence follows the question."""
 
 
-def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
+def find_latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
     """Return the index and text of the user's last message; None if there is none.
 
     Messages that a middleware added do not count.
@@ -34,25 +34,25 @@ def latest_request(messages: Sequence[BaseMessage]) -> tuple[int, str] | None:
     for position in range(len(messages) - 1, -1, -1):
         message = messages[position]
         if isinstance(message, HumanMessage) and SOURCE not in message.additional_kwargs:
-            text = content_text(message.content).strip()
+            text = get_text(message.content).strip()
             if text:
                 return position, text
     return None
 
 
-def result_question(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
+def make_result_question(request: str | None, tool: str, arguments: Any, tokens: int, tokenizer: Tokenizer) -> str:
     """Return the question for reading a tool's result: the user's request, then the call's name and arguments.
 
     Long arguments are cut to a third of the budget, then the request is cut; "[...]" marks the cuts. If the budget is
     below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
-    call = shortened(call_text(tool, arguments), tokens // 3, tokenizer.count)
+    call = shortened(format_call(tool, arguments), tokens // 3, tokenizer.count)
     if not request:
         return shortened(f"What does the result of {call} say?", tokens, tokenizer.count)
     return _append_context(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
 
 
-def history_question(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
+def make_history_question(request: str | None, tokens: int, tokenizer: Tokenizer) -> str:
     """Return the question for reading the older part of a dialogue: the user's request and `STANDING_QUESTION`.
 
     If the budget is below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.

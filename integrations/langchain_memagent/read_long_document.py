@@ -5,11 +5,11 @@
 The model names a document and asks questions; it gets answers with numbered quotes, and the application gets run ids,
 spans and costs in the tool message's artifact. If the model may not read something, a message tells it why.
 
-If the policy fails in the middle of a read (for example because its server is down), the model is told by default, with
-the run id and the remedy, so that an agent with other tools can continue without the document. The read is not lost:
-the same question about the same document continues at the chunk where the read failed or reached a limit. With
-`on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk, as it
-does after the process was killed; see `graph_reads`.
+If the policy fails in the middle of a read (for example because its server is down), by default the model gets the
+error with the run id and the remedy, so that an agent with other tools can continue without the document. The read is
+not lost: the same question about the same document continues at the chunk where the read failed or reached a limit.
+With `on_failure="raise"` a failure stops the agent instead, and `agent.invoke(None, config)` continues at that chunk.
+It also does so after the process was killed; see `graph_reads`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_memagent.graph_reads import CallingGraph, GraphReads, run_id_in, run_in_graph
+from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
 from langchain_memagent.questions import Questions
-from langchain_memagent.readings import Outcome, ReadArtifact, content_for_model, reading_of, unfinished_runs
+from langchain_memagent.readings import Outcome, ReadArtifact, describe_reading, find_unfinished_runs, format_for_model
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
@@ -71,7 +71,7 @@ def _describe_wrong_arguments(error: Any) -> str:
     return f"The arguments do not fit: {'; '.join(problems)}."
 
 
-def _reader_of_environment() -> MemAgent:
+def _make_reader_from_environment() -> MemAgent:
     return MemAgent(settings=ReadSettings.from_environment(os.environ))
 
 
@@ -86,12 +86,13 @@ class ReadLongDocument(BaseTool):
 
     Args:
         agent: the reader.
-        roots: folders, or single files, below which the model may name paths, links followed. Without any, none.
+        roots: folders or single files. The model may name paths below them, after links are resolved. Without roots, it
+            may name no path.
         max_bytes: the largest document, of any source.
         max_questions: questions in one call.
-        limits: where the read for one question stops early; a call costs at most `max_questions` times as much.
-        on_failure: "tell" the model of a read that failed, or "raise" the error; see the module.
-        fetcher: gets the content of the web addresses that the model may name; refusing hosts is its job.
+        limits: limits of the read for one question. A call costs at most `max_questions` times as much.
+        on_failure: "tell" reports a failed read to the model, "raise" raises its error; see the module.
+        fetcher: downloads the web addresses that the model names. It decides which hosts are allowed.
         backend: a deepagents backend; absolute paths are looked up in it first.
         state_keys: keys of the agent's state that the model may name.
         answer_schema: the form of the answers: a Pydantic model, or a JSON schema as a dict. The model then gets JSON,
@@ -110,7 +111,7 @@ class ReadLongDocument(BaseTool):
     handle_tool_error: Any = True
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
 
-    agent: SkipValidation[MemAgent] = Field(default_factory=_reader_of_environment, exclude=True, repr=False)
+    agent: SkipValidation[MemAgent] = Field(default_factory=_make_reader_from_environment, exclude=True, repr=False)
     roots: Sequence[Path | str] = ()
     max_bytes: int = Field(default=256 * 2**20, gt=0)
     max_questions: int = Field(default=8, gt=0)
@@ -133,7 +134,7 @@ class ReadLongDocument(BaseTool):
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
         )
         if self.args_schema is None:
-            self.args_schema = _arguments_schema(self._sources, self.max_questions)
+            self.args_schema = _make_arguments_schema(self._sources, self.max_questions)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -153,22 +154,23 @@ class ReadLongDocument(BaseTool):
         source, caller = NamedSource(**named), CallingGraph.current(getattr(runtime, "tool_call_id", None))
         with self._errors_for_model():
             _check_lengths(questions, await self._reads.prepare())
-            state, opened = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
+            state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
             async def reference() -> DocumentRef:
                 """Open and store the document when a read first needs it, and then once."""
-                if not opened:
-                    opened.append(asyncio.create_task(self._store(source, state)))
-                return await opened[0]
+                if not document_tasks:
+                    document_tasks.append(asyncio.create_task(self._store(source, state)))
+                return await document_tasks[0]
 
             run_ids = {
-                question: run_id_in(caller.config, caller.tool_call_id, source, question) for question in questions
+                question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
             }
-            earlier = await self._unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
+            earlier = await self._find_unfinished_runs(questions, reference, state) if all(run_ids.values()) else {}
             outcomes = await self._reads.read_each(
                 reference, run_ids | earlier, caller.report, limits=self.limits, past_limit=earlier
             )
-            document = await opened[0] if opened else None  # if it may not be read, all reads have its error
+            # If the document may not be read, all reads have its error.
+            document = await document_tasks[0] if document_tasks else None
             answers = dict(zip(run_ids, map(self._accept, outcomes), strict=True))
             rows = [(question, answers[question]) for question in questions]
             return await asyncio.to_thread(self._reply, rows, document, caller, can_continue=all(run_ids.values()))
@@ -184,11 +186,11 @@ class ReadLongDocument(BaseTool):
     async def _store(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
-    async def _unfinished_runs(
+    async def _find_unfinished_runs(
         self, questions: list[str], reference: Callable[[], Awaitable[DocumentRef]], state: Any
     ) -> dict[str, str]:
         """Return the run ids of the questions that earlier calls left unfinished for the same document."""
-        run_ids = unfinished_runs(state, self.name)
+        run_ids = find_unfinished_runs(state, self.name)
         if not run_ids:
             return {}
         key = (await reference())["key"]
@@ -203,19 +205,19 @@ class ReadLongDocument(BaseTool):
     def _reply(
         self, rows: list[tuple[str, Outcome]], document: DocumentRef | None, caller: CallingGraph, *, can_continue: bool
     ) -> tuple[str | ToolMessage, ReadArtifact]:
-        content = content_for_model(rows, can_continue=can_continue)
+        content = format_for_model(rows, can_continue=can_continue)
         results = [outcome for _, outcome in rows if isinstance(outcome, ReadResult)]
-        readings = [reading_of(question, outcome, can_continue=can_continue) for question, outcome in rows]
+        readings = [describe_reading(question, outcome, can_continue=can_continue) for question, outcome in rows]
         artifact = ReadArtifact(document=results[0].document if results else document, readings=readings)
         if results:
             return content, artifact
         if caller.tool_call_id is None:
             raise ToolException(content)
         # The message of an exception has no artifact, without which the read cannot be continued.
-        failed = ToolMessage(
+        message = ToolMessage(
             content, artifact=artifact, tool_call_id=caller.tool_call_id, name=self.name, status="error"
         )
-        return failed, artifact
+        return message, artifact
 
     @contextmanager
     def _errors_for_model(self) -> Iterator[None]:
@@ -244,11 +246,11 @@ class _Arguments(BaseModel):
         # Models that fill in every argument leave the unnecessary ones empty.
         values = {name: value for name, value in values.items() if value != "" or name not in _SOURCES}
         if others := [kind for kind in _SOURCES if kind not in cls.offered and values.get(kind) is not None]:
-            raise ValueError(f"{others[0]} cannot be read here; give one of: {', '.join(cls.offered)}")
+            raise ValueError(f"{others[0]} cannot be read here; choose one of: {', '.join(cls.offered)}")
         return values
 
 
-def _arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
+def _make_arguments_schema(sources: DocumentSources, max_questions: int) -> type[BaseModel]:
     """Return the arguments, with only the kinds of source that can be read here."""
     fields: dict[str, Any] = {
         "questions": (

@@ -47,7 +47,7 @@ class ReadArtifact(TypedDict):
     """One for each question, in order."""
 
 
-def reading_of(question: str, outcome: Outcome, *, can_continue: bool) -> Reading:
+def describe_reading(question: str, outcome: Outcome, *, can_continue: bool) -> Reading:
     """Return an outcome as data. Finding the evidence reads chunks from the store.
 
     Args:
@@ -71,7 +71,7 @@ def reading_of(question: str, outcome: Outcome, *, can_continue: bool) -> Readin
     return {**outcome.to_dict(), "answer": answer, "extent": outcome.extent, "error": None, "goes_on": goes_on}
 
 
-def unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
+def find_unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
     """Return the run ids of a tool's unfinished reads, by the document's key and the question.
 
     The run ids come from the artifacts of the tool messages in an agent's state.
@@ -89,16 +89,16 @@ def unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], str]:
     return run_ids
 
 
-def content_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
+def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
     """Return each question with its answer and evidence, or the reason why there is no answer."""
     parts = []
     for number, (question, outcome) in enumerate(outcomes, 1):
         heading = f"Question {number}: {question}" if len(outcomes) > 1 else ""
-        parts.append("\n".join(filter(None, (heading, *_outcome_lines(outcome, can_continue=can_continue)))))
+        parts.append("\n".join(filter(None, (heading, *_format_outcome(outcome, can_continue=can_continue)))))
     return "\n\n".join(parts)
 
 
-def _outcome_lines(outcome: Outcome, *, can_continue: bool) -> list[str]:
+def _format_outcome(outcome: Outcome, *, can_continue: bool) -> list[str]:
     again = ["Ask the same question about the same document again to read on from there."] if can_continue else []
     if isinstance(outcome, MemAgentError):
         return [f"The read failed: {outcome}", *(again if outcome.run_id else [])]

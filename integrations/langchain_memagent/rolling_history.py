@@ -17,8 +17,8 @@ from langgraph.graph import END
 
 from langchain_memagent.detached_reads import detach, report_read
 from langchain_memagent.graph_reads import Report
-from langchain_memagent.questions import SOURCE, history_question, latest_request
-from langchain_memagent.transcripts import safe_cuts, transcript
+from langchain_memagent.questions import SOURCE, find_latest_request, make_history_question
+from langchain_memagent.transcripts import find_safe_cuts, format_transcript
 from memagent_graph.budget import Budget
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError
@@ -34,14 +34,14 @@ from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 
 _MAX_MEMORIES = 1024
-"""How many memories are kept in the process, each a few kilobytes; the least recently used is dropped first."""
+"""The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
 _FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A place to cut a history: the messages before `position` are read, those from it on stay unchanged."""
+    """A position at which a history can be divided: the messages before it are read, the others stay unchanged."""
 
     position: int
     key: str
@@ -68,8 +68,11 @@ class RollingHistory:
         self._memories: OrderedDict[str, str] = OrderedDict()
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether the messages may exceed the limit, by their bytes: a token has at least one."""
-        return sum(len(transcript([message]).encode("utf-8", "surrogatepass")) for message in messages) > self._tokens
+        """Return whether the messages may exceed the limit. Their bytes are counted, since a token has at least one."""
+        return (
+            sum(len(format_transcript([message]).encode("utf-8", "surrogatepass")) for message in messages)
+            > self._tokens
+        )
 
     async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
         """Return the messages unchanged if they fit; otherwise a memory of the older messages, and the recent messages.
@@ -88,26 +91,26 @@ class RollingHistory:
         context = await self._agent.aprepare()
         thread = str(config.get("configurable", {}).get("thread_id", ""))
         self.require_room(context.budget)
-        sizes = [context.tokenizer.count(transcript([message])) for message in messages]
+        sizes = [context.tokenizer.count(format_transcript([message])) for message in messages]
         if sum(sizes) <= self._tokens:
             return messages
-        request = latest_request(messages)
-        short_request = _within_a_quarter(messages, request, self._tokens, context.tokenizer)
-        request_size = context.tokenizer.count(transcript([short_request])) if short_request else 0
+        request = find_latest_request(messages)
+        short_request = _shorten_request(messages, request, self._tokens, context.tokenizer)
+        request_size = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
         room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
-        cuts = self._cuts(messages, thread)
-        begin, memory = self._newest_memory(cuts)
+        cuts = self._list_cuts(messages, thread)
+        begin, memory = self._find_newest_memory(cuts)
         cut = self._choose_cut(cuts, sizes, room)
         position = begin
         if sum(sizes[begin:]) > room and cut.position > begin:
             text = request[1] if request else None
-            question = history_question(text, context.budget.question_tokens, context.tokenizer)
+            question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
             older = messages[begin : cut.position]
             memory = await read_on(self._agent, memory, older, question, config=config, report=report)
             self._remember(cut.key, memory)
             position = cut.position
         recent = messages[position:]
-        result: list[AnyMessage] = [memory_message(memory, position)] if position else []
+        result: list[AnyMessage] = [make_memory_message(memory, position)] if position else []
         if request and short_request:
             if request[0] < position:
                 result.append(short_request)
@@ -115,8 +118,8 @@ class RollingHistory:
                 recent[request[0] - position] = short_request
         return result + recent
 
-    def _newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
-        """Return how much of the history is in a memory already, and that memory."""
+    def _find_newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
+        """Return the number of messages that are in a memory already, and that memory."""
         for cut in reversed(cuts):
             memory = self._memories.get(cut.key)
             if memory is not None:
@@ -125,7 +128,7 @@ class RollingHistory:
         return 0, ""
 
     def _choose_cut(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
-        """Return the last cut that keeps enough messages, or, if those are too long, the first later cut that fits."""
+        """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
         preferred = max(index for index, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
         later = cuts[preferred:]
         return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
@@ -136,24 +139,24 @@ class RollingHistory:
         while len(self._memories) > _MAX_MEMORIES:
             self._memories.popitem(last=False)
 
-    def _cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
-        """Return every safe cut before the last message, with its key; a key holds all messages before it."""
+    def _list_cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
+        """Return every safe cut before the last message. A cut's key is a digest of all messages before it."""
         start = hashlib.sha256(thread.encode()).hexdigest()
         keys = list(accumulate(map(_digest, messages), _chain, initial=start))
-        return [_Cut(position, keys[position]) for position in safe_cuts(messages) if position < len(messages)]
+        return [_Cut(position, keys[position]) for position in find_safe_cuts(messages) if position < len(messages)]
 
     def require_room(self, budget: Budget) -> None:
         """Raise `BudgetError` if the limit leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
-        needed = 2 * (memory_tokens + _FRAME_TOKENS)
-        if self._tokens < needed:
+        min_tokens = 2 * (memory_tokens + _FRAME_TOKENS)
+        if self._tokens < min_tokens:
             raise BudgetError(
-                f"history_tokens is {self._tokens}, and a memory alone may have {memory_tokens} tokens",
-                hint=f"Pass history_tokens={needed} or more, or a reader with smaller memory_tokens.",
+                f"history_tokens must be at least {min_tokens} with {memory_tokens} memory_tokens, got {self._tokens}",
+                hint=f"Pass history_tokens={min_tokens} or more, or a reader with smaller memory_tokens.",
             )
 
 
-def _within_a_quarter(
+def _shorten_request(
     messages: Sequence[BaseMessage], request: tuple[int, str] | None, tokens: int, tokenizer: Tokenizer
 ) -> HumanMessage | None:
     """Return the user's latest request, cut if its text takes more than a quarter of the limit."""
@@ -161,7 +164,7 @@ def _within_a_quarter(
         return None
     position, text = request
     message = messages[position]
-    assert isinstance(message, HumanMessage)  # noqa: S101  latest_request looks for nothing else
+    assert isinstance(message, HumanMessage)  # noqa: S101  find_latest_request looks for nothing else
     short = shortened(text, max(1, tokens // 4), tokenizer.count)
     return message if short == text else message.model_copy(update={"content": short})
 
@@ -183,7 +186,7 @@ def _chain(before: str, digest: str) -> str:
 # Reading messages into a memory
 
 
-def memory_message(text: str, messages_read: int) -> HumanMessage:
+def make_memory_message(text: str, messages_read: int) -> HumanMessage:
     """Return a memory as a message that introduces it and replaces the messages that it was made from."""
     return HumanMessage(
         f"[The first {messages_read} messages of this conversation are replaced by this summary:]\n\n{text}"
@@ -214,7 +217,7 @@ async def read_on(
     Raises:
         PolicyError: the policy failed.
     """
-    text = transcript(messages)
+    text = format_transcript(messages)
     if not text.strip():
         return memory
     context = await agent.aprepare()
@@ -262,12 +265,12 @@ class _ReadOn(Strategy):
         graph.add_node("update_memory", update_memory)
         graph.add_edge(OPEN, "take_memory")
         graph.add_edge("take_memory", "read_chunk")
-        graph.add_conditional_edges("read_chunk", _after_read_chunk, ["update_memory", END])
+        graph.add_conditional_edges("read_chunk", _choose_after_read_chunk, ["update_memory", END])
         graph.add_edge("update_memory", "read_chunk")
 
     async def _take_memory(self, state: ReaderState, step: StepContext) -> Change:
         return {"memory": self.memory}
 
 
-def _after_read_chunk(state: LineState) -> str:
+def _choose_after_read_chunk(state: LineState) -> str:
     return END if state.get("span") is None else "update_memory"

@@ -13,10 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 _SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "System"))
 
 
-def transcript(messages: Iterable[BaseMessage]) -> str:
+def format_transcript(messages: Iterable[BaseMessage]) -> str:
     """Return the messages as a dialogue, one paragraph each: the speaker, tool calls with arguments, and their results.
 
-    Blocks that are not text are named, so that a reader knows that they were there.
+    Blocks that are not text are named by their kind.
     """
     tools: dict[str, str] = {}
     paragraphs: list[str] = []
@@ -24,31 +24,32 @@ def transcript(messages: Iterable[BaseMessage]) -> str:
         if isinstance(message, ToolMessage):
             tool = message.name or tools.get(message.tool_call_id, "a tool")
             outcome = "Error" if message.status == "error" else "Result"
-            paragraphs.append(f"{outcome} of {tool}: {content_text(message.content)}")
+            paragraphs.append(f"{outcome} of {tool}: {get_text(message.content)}")
             continue
-        text = content_text(message.content)
+        text = get_text(message.content)
         if text.strip():
-            paragraphs.append(f"{_speaker(message)}: {text}")
+            speaker = next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
+            paragraphs.append(f"{speaker}: {text}")
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
                 tools[call["id"] or ""] = call["name"]
-                paragraphs.append(f"Assistant calls {call_text(call['name'], call['args'])}")
+                paragraphs.append(f"Assistant calls {format_call(call['name'], call['args'])}")
     return "\n\n".join(paragraphs)
 
 
-def call_text(name: str, arguments: Any) -> str:
+def format_call(name: str, arguments: Any) -> str:
     """Return a tool call as one line."""
     return f"{name}({json.dumps(arguments, ensure_ascii=False, default=str)})"
 
 
-def content_text(content: str | Sequence[str | dict[str, Any]]) -> str:
+def get_text(content: str | Sequence[str | dict[str, Any]]) -> str:
     """Return a message's content as text; other blocks as their kind in brackets."""
     if isinstance(content, str):
         return content
-    return "\n".join(block_text(block) or f"[{_kind(block)}]" for block in content if _is_shown(block))
+    return "\n".join(get_block_text(block) or f"[{_get_kind(block)}]" for block in content if _is_shown(block))
 
 
-def block_text(block: str | dict[str, Any]) -> str | None:
+def get_block_text(block: str | dict[str, Any]) -> str | None:
     """Return the text of a content block; None for an image or anything else that is not text."""
     if isinstance(block, str):
         return block
@@ -56,43 +57,43 @@ def block_text(block: str | dict[str, Any]) -> str | None:
     return text if block.get("type") == "text" and isinstance(text, str) else None
 
 
-def safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
-    """Return every position at which the messages may be divided, in ascending order; 0 is always one.
+def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:
+    """Return every position at which the messages may be divided, in ascending order, always including 0.
 
     A tool call and its results stay together, a call that still waits for its results is in the later part, and the
     later part never begins with a tool result, which model servers refuse.
     """
-    closed: set[int] = set()
+    inseparable: set[int] = set()
     calls: dict[str, int] = {}
-    waiting: dict[str, int] = {}
+    open_calls: dict[str, int] = {}
     for position, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             call = calls.get(message.tool_call_id, position - 1)
-            closed.update(range(call + 1, position + 1))
-            waiting.pop(message.tool_call_id, None)
+            inseparable.update(range(call + 1, position + 1))
+            open_calls.pop(message.tool_call_id, None)
             continue
-        # The next speaker ends the wait: a call that was never answered must not keep everything after it in one part.
-        waiting = {}
+        # Another speaker ends the wait. Otherwise, a call without a result would keep all later messages together.
+        open_calls = {}
         if isinstance(message, AIMessage):
-            waiting = dict.fromkeys(_call_ids(message), position)
-            calls.update(waiting)
-    for call in waiting.values():
-        closed.update(range(call + 1, len(messages) + 1))
-    return [position for position in range(len(messages) + 1) if position == 0 or position not in closed]
+            calls_of_message = (*message.tool_calls, *message.invalid_tool_calls)
+            open_calls = dict.fromkeys((call["id"] or "" for call in calls_of_message), position)
+            calls.update(open_calls)
+    for call in open_calls.values():
+        inseparable.update(range(call + 1, len(messages) + 1))
+    return [position for position in range(len(messages) + 1) if position == 0 or position not in inseparable]
 
 
-def _call_ids(message: AIMessage) -> list[str]:
-    return [call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)]
-
-
-def _speaker(message: BaseMessage) -> str:
-    return next((name for kind, name in _SPEAKERS if isinstance(message, kind)), message.type.capitalize())
-
-
-def _kind(block: str | dict[str, Any]) -> str:
+def _get_kind(block: str | dict[str, Any]) -> str:
     return str(block.get("type", "something")) if isinstance(block, dict) else "text"
 
 
 def _is_shown(block: str | dict[str, Any]) -> bool:
-    """Whether a block belongs in a transcript: tool calls are taken from `tool_calls`, and reasoning is left out."""
-    return _kind(block) not in {"tool_use", "tool_call", "function_call", "reasoning", "thinking", "redacted_thinking"}
+    """Return whether a block is shown. Tool calls are taken from `tool_calls`, and reasoning is left out."""
+    return _get_kind(block) not in {
+        "tool_use",
+        "tool_call",
+        "function_call",
+        "reasoning",
+        "thinking",
+        "redacted_thinking",
+    }

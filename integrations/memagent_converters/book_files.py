@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memagent_converters.html_to_markdown import markdown_blocks
+from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import web_text
@@ -39,4 +39,4 @@ def convert(source: SourceFile) -> Parts:
         if not data:
             yield Omission("chapters that are missing", member, "Get the whole book.")
             continue
-        yield from markdown_blocks(web_text(data, None), f"chapter {number}", end=GAP)
+        yield from iter_markdown(web_text(data, None), f"chapter {number}", end=GAP)

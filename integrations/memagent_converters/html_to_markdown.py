@@ -20,7 +20,7 @@ _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
 PICTURES: Final = "pictures without a description"
-_LOST_CONTENT: Final = {
+_OMITTED_CONTENT: Final = {
     "img": PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects", "embed": "embedded objects",
     "audio": "sounds and films", "video": "sounds and films", "canvas": "drawings of scripts",
 }  # fmt: skip
@@ -99,10 +99,10 @@ class _Cell:
 
 def convert(source: SourceFile) -> Parts:
     """Convert an HTML file, which is UTF-8."""
-    yield from markdown_blocks(source.read().decode("utf-8", "surrogatepass"))
+    yield from iter_markdown(source.read().decode("utf-8", "surrogatepass"))
 
 
-def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
+def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Parts:
     """Yield HTML as Markdown, one block for each heading with the text below it, then the omissions.
 
     Args:
@@ -110,10 +110,10 @@ def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> 
         label: the label of the page or chapter, if it is part of a document.
         end: text to append.
     """
-    lost: Counter[str] = Counter()
-    text = _render(html, lost) + end
-    if not text.strip() and not lost:  # pictures marked as decoration are the only content
-        lost[PICTURES] += len(_PICTURE.findall(html))
+    omission_counts: Counter[str] = Counter()
+    text = _render(html, omission_counts) + end
+    if not text.strip() and not omission_counts:  # pictures marked as decoration are the only content
+        omission_counts[PICTURES] += len(_PICTURE.findall(html))
     starts = list(_HEADING.finditer(text))
     if not starts or starts[0].start() or label is not None:
         yield Block(text[: starts[0].start() if starts else None].replace(_BEGIN, ""), label)
@@ -123,36 +123,37 @@ def markdown_blocks(html: str, label: str | None = None, *, end: str = "\n") -> 
         path = [outer for outer in path if outer[0] < level] + [(level, _INLINE.sub("", start[2]).strip())]
         below = text[start.start() : next_start.start() if next_start else None].replace(_BEGIN, "")
         yield Block(below, headings=tuple(title for _, title in path))
-    yield from list_omissions(lost, label or "")
+    yield from list_omissions(omission_counts, label or "")
 
 
-def list_omissions(lost: Counter[str], place: str = "") -> Iterator[Omission]:
+def list_omissions(omission_counts: Counter[str], place: str = "") -> Iterator[Omission]:
     """Yield the counted losses of a document, or of a part of it, as omissions."""
-    for what, count in (+lost).items():
+    for what, count in (+omission_counts).items():
         yield Omission(what, place, "Look at these places in the document itself, or name a converter.", count)
 
 
-def html_as_markdown(html: str) -> str:
+def render_markdown(html: str) -> str:
     """Return HTML as Markdown, as one text."""
     return _render(html, Counter()).replace(_BEGIN, "")
 
 
-def _render(html: str, lost: Counter[str]) -> str:
-    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `lost`."""
+def _render(html: str, omission_counts: Counter[str]) -> str:
+    """Return HTML as Markdown with `_BEGIN` before each heading, and count omitted elements in `omission_counts`."""
     tree = _parse(html)
     if "<math" in html:  # visible copies of formulas, which some pages have beside MathML
         for node in tree.css(".katex-html, .mwe-math-element > img"):
             node.decompose()
-    script_classes = _script_classes(tree) if "vertical-align" in html else None
+    script_classes = _find_script_classes(tree) if "vertical-align" in html else None
     frames = [_Frame("", {})]
     in_pre = excess_depth = 0
     for node, is_end in _iter_nodes(tree.root):
         frame = frames[-1]
         tag = node.tag
         if tag == "span" and script_classes is not None:
-            tag = _script_tag(node.attributes, script_classes)
+            tag = _find_script_tag(node.attributes, script_classes)
         if tag == "-text":
-            _add_text(frame, node.text_content or "", in_pre=in_pre > 0)
+            text = (node.text_content or "").replace("\xad", "")
+            frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
         elif tag in _FRAMED_TAGS and (
             excess_depth or (len(frames) > _MAX_DEPTH and not is_end and frame.tag not in _TABLE_PARTS)
         ):
@@ -161,14 +162,14 @@ def _render(html: str, lost: Counter[str]) -> str:
         elif tag in _FRAMED_TAGS:
             in_pre += (-1 if is_end else 1) * (tag == "pre")
             if not is_end:
-                frames.append(_Frame(tag, node.attributes, number=_number_before_list(node) if tag == "ol" else 0))
+                frames.append(_Frame(tag, node.attributes, number=_get_number_before_list(node) if tag == "ol" else 0))
             else:
                 frames.pop()
                 _close_element(frame, frames, node)
         elif not is_end or tag in _PARAGRAPHS:
             _add_element(frame, tag, node)
-            if not is_end and tag in _LOST_CONTENT and _is_lost(node.attributes):
-                lost[_LOST_CONTENT[tag]] += 1
+            if not is_end and tag in _OMITTED_CONTENT and _is_omitted(node.attributes):
+                omission_counts[_OMITTED_CONTENT[tag]] += 1
     return _join_tokens(frames[0].tokens)
 
 
@@ -185,7 +186,7 @@ def _parse(html: str) -> Any:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out
 
 
-def _script_classes(tree: Any) -> dict[str, str]:
+def _find_script_classes(tree: Any) -> dict[str, str]:
     """Return the classes for superscripts and subscripts in the page's style sheets, with the tag: sup or sub."""
     rules = (rule.partition("{") for style in tree.css("style") for rule in style.text().split("}"))
     return {
@@ -196,7 +197,7 @@ def _script_classes(tree: Any) -> dict[str, str]:
     }
 
 
-def _script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
+def _find_script_tag(attributes: Mapping[str, str | None], tags: Mapping[str, str]) -> str:
     """Return the tag that the style of a span corresponds to: sup, sub or span."""
     if match := _SCRIPT_STYLE.search(attributes.get("style") or ""):
         return match[1][:3]
@@ -221,11 +222,6 @@ def _iter_nodes(root: Any) -> Iterator[tuple[Any, bool]]:
         node, is_done = (next_node, False) if next_node is not None else (node.parent, True)
 
 
-def _add_text(frame: _Frame, text: str, *, in_pre: bool) -> None:
-    text = text.replace("\xad", "")
-    frame.tokens.append(_Verbatim(text) if in_pre else _SPACE.sub(" ", text))
-
-
 def _add_element(frame: _Frame, tag: str, node: Any) -> None:
     """Add the text of an element that has no frame of its own."""
     tokens = frame.tokens
@@ -247,8 +243,8 @@ def _add_element(frame: _Frame, tag: str, node: Any) -> None:
             tokens.append(2)
 
 
-def _is_lost(attributes: Mapping[str, str | None]) -> bool:
-    """Whether an element shows something without a description. An empty `alt` marks decoration."""
+def _is_omitted(attributes: Mapping[str, str | None]) -> bool:
+    """Return whether an element shows something without a description. An empty `alt` marks decoration."""
     return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
@@ -269,7 +265,7 @@ def _parse_formula(node: Any) -> tuple[str, str, list[Any]]:
     return node.tag, "" if children else (node.text() or "").strip(), children
 
 
-def _number_before_list(node: Any) -> int:
+def _get_number_before_list(node: Any) -> int:
     """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
         return _parse_int(node.attributes.get("start"), 1) - 1
@@ -314,7 +310,7 @@ def _close_element(frame: _Frame, frames: list[_Frame], node: Any) -> None:  # n
                 [2, _Verbatim("\n".join((mark + line).rstrip() for line in inner.split("\n"))), 2] if inner else [2]
             )
         case "select":
-            tokens.append(f" {_selected_options(node)} ")
+            tokens.append(f" {_format_selection(node)} ")
         case "textarea":
             tokens += [1, _Verbatim((node.text() or "").strip()), 1]
         case _ if tag in _HEADINGS:
@@ -353,7 +349,7 @@ def _close_inline_element(frame: _Frame, parent: _Frame) -> None:
     tokens += [before, _Verbatim(text), after] if text else [raw]
 
 
-def _selected_options(node: Any) -> str:
+def _format_selection(node: Any) -> str:
     """Return the selected options, or the option that a browser shows by default."""
     options = node.css("option")
     selection = [option for option in options if "selected" in option.attributes]
@@ -419,7 +415,7 @@ def format_table(rows: list[list[_Cell]]) -> str:
 def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
     """Yield the rows with a text for each column, including cells that are spanned from above or the left."""
     spans_below: dict[int, tuple[int, str]] = {}
-    """How many more rows a cell from above spans, and its text, by column."""
+    """By column: the number of further rows that a cell from above spans, and its text."""
     for row in rows:
         line: list[str] = []
         cells = iter(row)
@@ -436,10 +432,10 @@ def _lay_out(rows: list[list[_Cell]]) -> Iterator[list[str]]:
                 line.append("")
                 continue
             text = " ".join(cell.text.replace(_BEGIN, "").split()).replace("|", "\\|")
-            repeated = text if len(text) <= MAX_REPEATED_LENGTH else ""
+            repeated_text = text if len(text) <= MAX_REPEATED_LENGTH else ""
             for column in range(cell.columns):
-                spans_below[len(line)] = cell.rows - 1, repeated
-                line.append(repeated if column else text)
+                spans_below[len(line)] = cell.rows - 1, repeated_text
+                line.append(repeated_text if column else text)
         yield line
 
 

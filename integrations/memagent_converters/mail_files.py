@@ -13,7 +13,7 @@ from email.message import Message
 from email.parser import BytesParser
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import html_as_markdown
+from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.charsets import web_text
 
@@ -33,30 +33,30 @@ def convert(source: SourceFile) -> Parts:
             "Rename it to .txt to read it as text.",
             kind="unsupported",
         )
-    yield from _message(source, message)
+    yield from _convert_message(source, message)
 
 
 def convert_box(source: SourceFile) -> Parts:
     """Convert a box of messages; each is a section."""
-    for number, data in enumerate(_messages(source), 1):
+    for number, data in enumerate(_iter_messages(source), 1):
         yield Block("", f"message {number}")
-        yield from _message(source, _PARSER.parsebytes(data))
+        yield from _convert_message(source, _PARSER.parsebytes(data))
         yield Block(GAP)
 
 
-def _messages(source: SourceFile) -> Iterator[bytes]:
+def _iter_messages(source: SourceFile) -> Iterator[bytes]:
     source.file.seek(0)
     lines: list[bytes] = []
-    is_blank, begun = True, False
+    is_blank, has_message = True, False
     for line in source.file:
         if is_blank and _FROM_LINE.fullmatch(line.rstrip(b"\r\n")):
-            if begun:
+            if has_message:
                 yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
-            lines, begun = [], True
+            lines, has_message = [], True
         else:
             lines.append(line)
         is_blank = not line.strip()
-    if not begun:
+    if not has_message:
         raise ConversionError(
             f"{source.name} is called a mail box but has no message", "Rename it to .txt to read it as text.",
             kind="unsupported",
@@ -64,15 +64,15 @@ def _messages(source: SourceFile) -> Iterator[bytes]:
     yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
 
 
-def _message(source: SourceFile, message: Message[Any, Any]) -> Parts:
+def _convert_message(source: SourceFile, message: Message[Any, Any]) -> Parts:
     """Yield a message's headers, text and attachments."""
-    headers = [f"{name}: {_header(message, name)}" for name in _HEADERS if message[name] is not None]
-    subject = _header(message, "Subject")
+    headers = [f"{name}: {_get_header(message, name)}" for name in _HEADERS if message[name] is not None]
+    subject = _get_header(message, "Subject")
     yield Block("\n".join(headers) + GAP if headers else "", headings=(subject,) if subject else None)
-    yield from _content(source, message)
+    yield from _convert_part(source, message)
 
 
-def _header(message: Message[Any, Any], name: str) -> str:
+def _get_header(message: Message[Any, Any], name: str) -> str:
     try:
         return " ".join(str(message[name] or "").split())
     except Exception:  # noqa: BLE001  the standard parser of headers fails at some damaged ones
@@ -81,30 +81,32 @@ def _header(message: Message[Any, Any], name: str) -> str:
         )
 
 
-def _content(source: SourceFile, part: Message[Any, Any]) -> Parts:
+def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     kind = part.get_content_type()
     if kind == "message/rfc822":
         inner = part.get_payload()
         if isinstance(inner, list) and inner and isinstance(inner[0], Message):
             yield Block("Forwarded message:\n")
-            yield from _message(source, inner[0])
+            yield from _convert_message(source, inner[0])
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if kind == "multipart/alternative":
             plain = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), parts[-1])
-            html = "".join(_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html")
-            says_little = len(html_as_markdown(html).split()) > 3 * len(_text(plain).split())
+            html = "".join(
+                _decode_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html"
+            )
+            says_little = len(render_markdown(html).split()) > 3 * len(_decode_text(plain).split())
             parts = parts[-1:] if says_little else [plain]
         for subpart in parts:
-            yield from _content(source, subpart)
+            yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
         yield from _convert_attachment(source, part, kind)
     else:
-        text = _text(part)
-        yield Block((html_as_markdown(text) if kind == "text/html" else text.strip()) + GAP)
+        text = _decode_text(part)
+        yield Block((render_markdown(text) if kind == "text/html" else text.strip()) + GAP)
 
 
-def _text(part: Message[Any, Any]) -> str:
+def _decode_text(part: Message[Any, Any]) -> str:
     """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
     data = part.get_payload(decode=True)
     return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
@@ -121,7 +123,7 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) 
     if kind in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif kind.startswith("text/"):
-        text = _text(part)
-        yield Block((html_as_markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
+        text = _decode_text(part)
+        yield Block((render_markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
     else:
         yield from source.embedded(name, data)

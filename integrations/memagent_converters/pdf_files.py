@@ -24,10 +24,10 @@ _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
 _NUMBER: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
 _MAX_SCRIPT_SIZE: Final = 0.85
 _MIN_SHIFT: Final = 0.1
-"""Minimum vertical shift of a script, as a share of the height of the character before it."""
+"""Minimum vertical shift of a script, as a fraction of the height of the character before it."""
 _UNMAPPED: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ufffd\ue000-\uf8ff\ufff0-\ufff8\U000f0000-\U0010ffff]")
 _MAX_UNMAPPED: Final = 0.15
-"""Above this share of unmapped characters a page needs OCR; custom bullets stay below it."""
+"""Above this fraction of unmapped characters a page needs OCR; custom bullets stay below it."""
 _MAX_SCAN_CHARACTERS: Final = 100
 """Pages with fewer characters are checked for being scans; a stamp or page number is still text."""
 _MAX_PAGES_OPEN: Final = 100
@@ -55,7 +55,7 @@ def convert(source: SourceFile) -> Parts:
         label = f"page {number + 1}"
         try:
             page = document[number]
-            text, omissions = _page(pypdfium2, document, page, label)
+            text, omissions = _convert_page(pypdfium2, document, page, label)
             page.close()
         except pypdfium2.PdfiumError as error:
             raise ConversionError(
@@ -100,7 +100,7 @@ def _select_pages(source: SourceFile, count: int) -> list[int]:
     return sorted(pages)
 
 
-def _page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
+def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
     text = _join_words(_sort_columns(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
@@ -147,13 +147,13 @@ def _split_columns(text: str, box: Callable[[int], tuple[float, float, float]]) 
         if count >= _MIN_ROWS and (not columns or left > columns[-1] + 40):  # closer ones are indented lines
             columns.append(left)
 
-    def column(part: _Part) -> int:
+    def find_column(part: _Part) -> int:
         return bisect(columns, part[2] + 1)
 
     ordered: list[_Part] = []
-    for fits, rows in groupby(lines, lambda line: all(part[3] < [*columns, inf][column(part)] for part in line)):
+    for fits, rows in groupby(lines, lambda line: all(part[3] < [*columns, inf][find_column(part)] for part in line)):
         parts = [*chain(*rows)]
-        sides = [[part for part in parts if column(part) == number] for number in range(len(columns) + 1)]
+        sides = [[part for part in parts if find_column(part) == number] for number in range(len(columns) + 1)]
         ordered += chain(*sides) if fits and all(_is_prose(text, side) for side in sides) else parts
     return [(0, len(text))] if ordered == sorted(ordered) else [part[:2] for part in ordered]
 
@@ -183,7 +183,7 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
     """
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
 
-    def box_of(index: int) -> tuple[float, float]:
+    def measure(index: int) -> tuple[float, float]:
         """Return the baseline of a character on the page, and the character's height."""
         index = raw.FPDFText_GetCharIndexFromTextIndex(textpage, offset + index)
         raw.FPDFText_GetLooseCharBox(textpage, index, box)
@@ -192,12 +192,12 @@ def _mark_scripts(raw: Any, textpage: Any, text: str, offset: int) -> str:
 
     def mark(match: re.Match[str]) -> str:
         begin, end = match.span("digits")
-        line, height = box_of(match.start() - 1)
+        line, height = measure(match.start() - 1)
         for index in range(begin, end):
-            digit_line, digit_height = box_of(index)
+            digit_line, digit_height = measure(index)
             if digit_height < _MAX_SCRIPT_SIZE * height and abs(digit_line - line) > _MIN_SHIFT * height:
                 before = text[match.start() : index] if index > begin else ""  # without the space of another line
-                continues_line = match["end"] and abs(box_of(match.end())[0] - line) < _MIN_SHIFT * height
+                continues_line = match["end"] and abs(measure(match.end())[0] - line) < _MIN_SHIFT * height
                 sign = "^" if digit_line > line else "_"
                 return before + format_script(sign, text[index:end]) + ("" if continues_line else match["end"])
             line, height = digit_line, digit_height

@@ -33,9 +33,9 @@ def convert(source: SourceFile) -> Parts:
 def _with_notes(rtf: str) -> str:
     """Return a document whose notes, headers and footers are groups of its text."""
     ends: list[str] = []
-    """What closes each open group."""
+    """The end marks of the open groups."""
 
-    def piece(match: re.Match[str]) -> str:
+    def replace_piece(match: re.Match[str]) -> str:
         if match[0] == "{":
             ends.append("")
         elif match[0] == "}" and ends:
@@ -45,4 +45,4 @@ def _with_notes(rtf: str) -> str:
             return begin
         return match[0]
 
-    return _GROUPS.sub(piece, rtf)
+    return _GROUPS.sub(replace_piece, rtf)

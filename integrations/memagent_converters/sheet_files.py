@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, list_omissions, markdown_blocks
+from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, iter_markdown, list_omissions
 from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
@@ -32,16 +32,16 @@ def convert(source: SourceFile) -> Parts:
     archive = XmlArchive(source.name, source.file)
     values = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formulas = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    relations = archive.relations(_BOOK)
+    relations = archive.read_relations(_BOOK)
     for entry in iter_descendants(archive.read_required_xml(_BOOK), "sheet"):
         name, (_, member) = get_attribute(entry, "name"), relations.get(get_attribute(entry, "id"), ("", ""))
         sheet, data = values[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
             yield Omission("sheets that are charts", name, "Read the sheets with their numbers.")
             continue
-        rows = dict(_rows(sheet))
+        rows = dict(_iter_rows(sheet))
         unknown = 0
-        for number, cells in _rows(formulas[name]) if b"<f" in data else ():
+        for number, cells in _iter_rows(formulas[name]) if b"<f" in data else ():
             row = rows.setdefault(number, {})
             for column in cells.keys() - row.keys():
                 row[column] = cells[column]
@@ -54,16 +54,18 @@ def convert(source: SourceFile) -> Parts:
         texts = [[row.get(column, "") for column in used] for _, row in sorted(rows.items())]
         yield Block(f"## {name}\n\n" + format_rows(texts) + GAP, f"sheet {name}", (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(data)):
-            pieces = _FORMAT_CODE.sub(_format_text, html.unescape(heading.decode("utf-8", "replace"))).split()
+            pieces = _FORMAT_CODE.sub(
+                lambda code: "&" if code[0] == "&&" else " ", html.unescape(heading.decode("utf-8", "replace"))
+            ).split()
             yield Block(f"On each page: {' '.join(pieces)}{GAP}" if pieces else "")
         if unknown:
             yield Omission("formulas without a value", f"sheet {name}", "Open and save the workbook once.", unknown)
-    yield from _drawings_and_comments(source, archive)
+    yield from _iter_drawings_and_comments(source, archive)
 
 
-def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
+def _iter_drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
-    lost: Counter[str] = Counter()
+    omission_counts: Counter[str] = Counter()
     for member in sorted(archive.names):
         if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.read_xml(member)) is not None:
             for comment in iter_descendants(root, "comment", "threadedComment"):
@@ -71,14 +73,14 @@ def _drawings_and_comments(source: SourceFile, archive: XmlArchive) -> Parts:
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
         elif member.startswith("xl/drawings/drawing") and (root := archive.read_xml(member)) is not None:
-            yield from markdown_blocks("".join(iter_shapes(root, lost)), end=GAP)
-            lost["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
+            yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=GAP)
+            omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
             yield from source.embedded(member.rpartition("/")[2], archive.read(member))
-    yield from list_omissions(lost)
+    yield from list_omissions(omission_counts)
 
 
-def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
+def _iter_rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
     """Yield the number of each row that has a value, and the texts of its cells by column number."""
     sheet.reset_dimensions()
     empty = 0
@@ -86,13 +88,9 @@ def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
         cells = [cell for cell in row if cell.value is not None]
         if cells:
             empty = 0
-            yield cells[0].row, {cell.column: _cell_text(cell.value, cell.number_format) for cell in cells}
+            yield cells[0].row, {cell.column: _format_cell(cell.value, cell.number_format) for cell in cells}
         elif (empty := empty + 1) > _MAX_EMPTY_ROWS:
             return
-
-
-def _format_text(code: re.Match[str]) -> str:
-    return "&" if code[0] == "&&" else " "
 
 
 def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> None:
@@ -104,7 +102,7 @@ def _fill(rows: dict[int, dict[int, str]], columns: range, numbers: range) -> No
                 rows[number].update(dict.fromkeys(columns, text))
 
 
-def _cell_text(value: Any, form: str) -> str:
+def _format_cell(value: Any, form: str) -> str:
     """Return a value as text, with the unit in its number format."""
     if isinstance(value, datetime.datetime):
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ")
@@ -113,13 +111,13 @@ def _cell_text(value: Any, form: str) -> str:
     unit = _LITERAL.sub(lambda match: match[1] or match[2] or match[3] or "", form.partition(";")[0])
     match = _DIGITS.search(unit)
     if match is None or "/" in unit or match[0].endswith(","):  # general, a fraction, or shown in thousands
-        return _number(value)
-    text = _number(value * 100 if "%" in unit else value)
+        return _format_number(value)
+    text = _format_number(value * 100 if "%" in unit else value)
     digits = text.zfill(len(match[0])) if set(match[0]) == {"0"} else text
     return unit[: match.start()] + digits + unit[match.end() :]
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return str(int(value))
     return f"{value:.15g}"

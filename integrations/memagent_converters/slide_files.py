@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from memagent_converters.html_to_markdown import PICTURES, format_number, list_omissions, markdown_blocks
+from memagent_converters.html_to_markdown import PICTURES, format_number, iter_markdown, list_omissions
 from memagent_converters.xml_archives import (
     XmlArchive,
     find_child,
@@ -34,7 +34,7 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XmlArchive(source.name, source.file)
-    relations = archive.relations(_MAIN)
+    relations = archive.read_relations(_MAIN)
     for number, entry in enumerate(iter_descendants(archive.read_required_xml(_MAIN), "sldId"), 1):
         reference = next((value for key, value in entry.items() if key.endswith("}id")), "")
         member = relations.get(reference, ("", ""))[1]
@@ -42,23 +42,23 @@ def convert(source: SourceFile) -> Parts:
         if slide is None:
             yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue
-        lost: Counter[str] = Counter()
-        html = "".join(iter_shapes(slide, lost))
-        for kind, target in archive.relations(member).values():
+        omission_counts: Counter[str] = Counter()
+        html = "".join(iter_shapes(slide, omission_counts))
+        for kind, target in archive.read_relations(member).values():
             root = archive.read_xml(target) if kind in _RELATED_PARTS else None
             if root is not None:
-                paragraphs = map(_paragraph, iter_descendants(root, "p", "text"))
-                texts = iter_shapes(root, lost) if kind == "notesSlide" else paragraphs
+                paragraphs = map(_format_paragraph, iter_descendants(root, "p", "text"))
+                texts = iter_shapes(root, omission_counts) if kind == "notesSlide" else paragraphs
                 html += f"<p>{_RELATED_PARTS[kind]}</p>{''.join(texts)}"
             elif kind == "chart":
-                lost["charts"] += 1
+                omission_counts["charts"] += 1
             elif kind in {"package", "oleObject"}:
                 yield from source.embedded(target.rpartition("/")[2], archive.read(target))
-        yield from markdown_blocks(html, label, end=GAP)
-        yield from list_omissions(lost, label)
+        yield from iter_markdown(html, label, end=GAP)
+        yield from list_omissions(omission_counts, label)
 
 
-def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
+def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]:
     """Yield the shapes of a slide or a sheet as HTML: texts, tables, descriptions of pictures."""
     for element in parent:
         match local_name(element):
@@ -66,12 +66,12 @@ def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
                 holder = find_child(element, "nvSpPr", "nvPr", "ph")
                 kind = get_attribute(holder, "type")
                 if kind not in _SKIPPED_PLACEHOLDERS:
-                    yield from _texts(element, is_title=kind in _TITLES)
+                    yield from _iter_texts(element, is_title=kind in _TITLES)
             case "tbl":
                 rows = [
                     [
                         (
-                            "".join(_texts(cell)),
+                            "".join(_iter_texts(cell)),
                             int(get_attribute(cell, "gridSpan", "1")),
                             int(get_attribute(cell, "rowSpan", "1")),
                         )
@@ -85,19 +85,19 @@ def iter_shapes(parent: Element, lost: Counter[str]) -> Iterator[str]:
                 yield make_html_table(rows)
             case "pic":
                 text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
-                lost[PICTURES] += not text
+                omission_counts[PICTURES] += not text
                 yield f"<p>![{escape(text)}]</p>" if text else ""
             case "Fallback":
                 continue
             case _:
-                yield from iter_shapes(element, lost)
+                yield from iter_shapes(element, omission_counts)
 
 
-def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
+def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
     counts: dict[int, int] = {}
     """The number of the last paragraph, by level."""
     for paragraph in iter_descendants(shape, "p"):
-        text, properties = _paragraph(paragraph), find_child(paragraph, "pPr")
+        text, properties = _format_paragraph(paragraph), find_child(paragraph, "pPr")
         level, numbers = int(get_attribute(properties, "lvl", "0")), find_child(properties, "buAutoNum")
         counts = {other: count for other, count in counts.items() if other < level + (numbers is not None)}
         if is_title:
@@ -109,7 +109,7 @@ def _texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
         yield text
 
 
-def _paragraph(paragraph: Element) -> str:
+def _format_paragraph(paragraph: Element) -> str:
     pieces = [escape(paragraph.text or "")] if local_name(paragraph) == "text" else []
     for run in paragraph.iter():
         match local_name(run):

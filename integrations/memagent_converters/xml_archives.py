@@ -67,7 +67,7 @@ class XmlArchive:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
-    def relations(self, member: str) -> dict[str, tuple[str, str]]:
+    def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
         """Return what an Office member refers to, by id: the relation's type, and the member or address."""
         folder, _, last = member.rpartition("/")
         root = self.read_xml(f"{folder}/_rels/{last}.rels")
@@ -113,16 +113,16 @@ def iter_descendants(element: Element, *names: str) -> Iterator[Element]:
 
 def format_formula(element: Element) -> str:
     """Return a formula as a line of HTML."""
-    return escape(linearize(_parts_of(element)))
+    return escape(linearize(_to_formula(element)))
 
 
-def _parts_of(element: Element) -> Formula:
+def _to_formula(element: Element) -> Formula:
     name = local_name(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
-    return name, text.strip(), [_parts_of(node) for node in element]
+    return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def value_as_int(element: Element | None, default: int) -> int:
+def get_int(element: Element | None, default: int) -> int:
     """Return the value of an Office element as a number; the default if it has none."""
     text = get_attribute(element, "val")
     return int(text) if text.lstrip("-").isdigit() else default

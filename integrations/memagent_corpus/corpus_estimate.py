@@ -99,7 +99,7 @@ class _Estimate:
             tokens = mean if document.size is None else document.size * tokens_per_byte
             chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
             sums.update(documents=1, document_tokens=round(tokens))
-            for question in self._reader.questions_of(document):
+            for question in self._reader.expand_questions(document):
                 length = lengths.get(question) or count(question)
                 sums.update(
                     questions=1,

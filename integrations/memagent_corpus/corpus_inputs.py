@@ -21,16 +21,16 @@ from memagent_corpus.source_access import (
     CorpusSize,
     SourceAccess,
     display_url,
-    scheme_of,
+    get_scheme,
     store_errors,
 )
 from memagent_corpus.table_inputs import (
     DatasetTable,
     FileTable,
     InputColumns,
-    document_of,
+    choose_name,
+    document_from_row,
     is_table,
-    name_of,
 )
 from memagent_graph.documents.allowed_paths import path_below
 from memagent_graph.errors import DocumentError
@@ -115,10 +115,10 @@ def open_inputs(
     if source.startswith(DATASET):
         dataset = DatasetTable(source.removeprefix(DATASET), subset, split)
         return TableInputs((dataset,), access, columns)
-    if scheme_of(source) in {"", "file"}:
+    if get_scheme(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
-    if is_pattern(source) and not (scheme_of(source) == "" and Path(source).exists()):
-        root = _fixed_part(source)
+    if is_pattern(source) and not (get_scheme(source) == "" and Path(source).exists()):
+        root = _get_fixed_part(source)
         files = FileInputs(root, _with_root(access, root), source)
         if not is_table(source):
             access.filesystem(root)  # refuses schemes
@@ -128,7 +128,7 @@ def open_inputs(
     if _is_folder(source, access):
         return FileInputs(source, _with_root(access, source))
     if is_table(source):
-        folder = source.rpartition("/")[0] if scheme_of(source) else str(Path(source).parent)
+        folder = source.rpartition("/")[0] if get_scheme(source) else str(Path(source).parent)
         return TableInputs((FileTable(source, access),), _with_root(access, folder), columns)
     return FileInputs(source, replace(access, root=source), is_file=True)
 
@@ -153,12 +153,12 @@ class FileInputs(CorpusInputs):
     @property
     def description(self) -> str:
         """The path or URL."""
-        kind = "" if scheme_of(self.location) else "the file " if self.is_file else "the folder "
+        kind = "" if get_scheme(self.location) else "the file " if self.is_file else "the folder "
         return f"the files {display_url(self.pattern)}" if self.pattern else f"{kind}{display_url(self.location)}"
 
     def iter_documents(self) -> Iterator[CorpusDocument]:
         """List the files, folder by folder."""
-        scheme = scheme_of(self.location)
+        scheme = get_scheme(self.location)
         filesystem, root = self.access.filesystem(self.location)
         if self.is_file:
             name = PurePosixPath(display_url(self.location)).name or "document"
@@ -171,15 +171,19 @@ class FileInputs(CorpusInputs):
                         f"{display_url(self.location)} is not a regular file", hint="Save it in a file first."
                     )
             location = self.location if scheme else root
-            yield CorpusDocument(name=_unicode(name), version=_version(info), size=info.get("size"), location=location)
+            yield CorpusDocument(
+                name=_to_valid_unicode(name), version=_find_version(info), size=info.get("size"), location=location
+            )
             return
         for info in self._files(filesystem, root.rstrip("/")):
             path = str(info["name"])
             name = path.removeprefix(root.rstrip("/")).lstrip("/")
             if scheme:
                 location = f"{scheme}://{path.lstrip('/')}"
-                document = CorpusDocument(name=name, version=_version(info), size=info.get("size"), location=location)
-            elif local_document := _local_document(path, name, root, info):
+                document = CorpusDocument(
+                    name=name, version=_find_version(info), size=info.get("size"), location=location
+                )
+            elif local_document := _make_local_document(path, name, root, info):
                 document = local_document
             else:
                 continue
@@ -189,12 +193,12 @@ class FileInputs(CorpusInputs):
         """Yield the information of all files that match, without following links to folders."""
         pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
         relative = pattern.removeprefix(root).lstrip("/")
-        matches, shows_hidden = _matcher(pattern), re.search(r"(^|/)\.", relative) is not None
+        matches, shows_hidden = _compile_matcher(pattern), re.search(r"(^|/)\.", relative) is not None
         depth = relative.count("/") if relative and "**" not in relative else None
         folders = [(root, 0)]
         while folders:
             folder, level = folders.pop()
-            for info in _entries(filesystem, folder, self.location):
+            for info in _list_entries(filesystem, folder, self.location):
                 path = str(info["name"]).rstrip("/")
                 if path == folder or (path.rpartition("/")[2].startswith(".") and not shows_hidden):
                     continue
@@ -227,7 +231,7 @@ class TableInputs(CorpusInputs):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
                 else:
-                    yield document_of(row, f"{name}#{number}", columns, self.access)
+                    yield document_from_row(row, f"{name}#{number}", columns, self.access)
 
     def ids(self) -> Iterator[str] | None:
         """Yield the names of all documents; None if there is no id column, because row numbers are unique."""
@@ -237,7 +241,7 @@ class TableInputs(CorpusInputs):
         for table, name in zip(self.tables, self._names, strict=True):
             InputColumns.require([column], table.column_names(), name)
             for number, row in enumerate(table.rows([column])):
-                yield name_of("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
+                yield choose_name("" if isinstance(row, str) else row.get(column), f"{name}#{number}")
 
     def total(self) -> CorpusSize:
         """Count the rows, if all tables know their number."""
@@ -253,17 +257,17 @@ class TableInputs(CorpusInputs):
 
 
 def is_pattern(location: str) -> bool:
-    """Whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
-    return scheme_of(location) not in WEB and glob.has_magic(location)
+    """Return whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
+    return get_scheme(location) not in WEB and glob.has_magic(location)
 
 
 def _is_folder(location: str, access: SourceAccess) -> bool:
-    """Whether a location is a folder, which a web page never is. A missing location is an error."""
+    """Return whether a location is a folder, which a web page never is. A missing location is an error."""
     filesystem, path = access.filesystem(location)
-    if scheme_of(location) in WEB:
+    if get_scheme(location) in WEB:
         return False
     with store_errors(location):
-        if filesystem.isdir(path) or (scheme_of(location) and location.endswith("/")):
+        if filesystem.isdir(path) or (get_scheme(location) and location.endswith("/")):
             return True
         if filesystem.exists(path):
             return False
@@ -277,7 +281,7 @@ def _with_root(access: SourceAccess, root: str) -> SourceAccess:
     return access if access.root else replace(access, root=root)
 
 
-def _fixed_part(pattern: str) -> str:
+def _get_fixed_part(pattern: str) -> str:
     """Return the part of a pattern before the first folder or file name with wildcards."""
     scheme, separator, path = pattern.rpartition("://")
     parts = path.split("/")
@@ -285,11 +289,11 @@ def _fixed_part(pattern: str) -> str:
     return f"{scheme}{separator}{'/'.join(parts[:fixed]) or ('/' if path.startswith('/') else '' if scheme else '.')}"
 
 
-def _entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
+def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
     """List a folder; one that has just disappeared is empty."""
     with store_errors(location):
         try:
-            if scheme_of(location):
+            if get_scheme(location):
                 yield from filesystem.ls(folder, detail=True)
                 return
             with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions
@@ -299,24 +303,28 @@ def _entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[st
             return
 
 
-def _local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
+def _make_local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
     """Return a file on a disk as a document; None if it is neither a regular file nor a link to one."""
     if info["type"] == "file":
-        return CorpusDocument(name=_unicode(name), version=_version(info), size=info["size"], location=path)
+        return CorpusDocument(
+            name=_to_valid_unicode(name), version=_find_version(info), size=info["size"], location=path
+        )
     if not info["islink"]:
         return None
     try:
         target = path_below(Path(root), name, hint=PATH_HINT)
     except DocumentError as error:
-        return CorpusDocument(name=_unicode(name), error=f"{_unicode(name)} is a link, and {error.message}")
+        return CorpusDocument(
+            name=_to_valid_unicode(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
+        )
     if not target.is_file():
         return None
     status = target.stat()
     version = f"{status.st_size}-{status.st_mtime}"
-    return CorpusDocument(name=_unicode(name), version=version, size=status.st_size, location=path)
+    return CorpusDocument(name=_to_valid_unicode(name), version=version, size=status.st_size, location=path)
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
+def _compile_matcher(pattern: str) -> Callable[[str], object]:
     """Return a function that matches paths against a pattern; all paths match an empty one."""
     from fsspec.utils import glob_translate  # noqa: PLC0415  an optional dependency
 
@@ -328,12 +336,12 @@ def _matcher(pattern: str) -> Callable[[str], object]:
         raise DocumentError(f"{display_url(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
 
 
-def _version(info: Mapping[str, Any]) -> str:
+def _find_version(info: Mapping[str, Any]) -> str:
     """Return a version from an object's size and its ETag, checksum or time; empty if it has none of these."""
     return next((f"{info.get('size')}-{info[name]}" for name in _VERSIONS if info.get(name)), "")
 
 
-def _unicode(name: str) -> str:
+def _to_valid_unicode(name: str) -> str:
     """Return a file name as valid Unicode. Python represents undecodable bytes as half surrogate pairs."""
     if name.isascii():
         return name

@@ -76,7 +76,7 @@ class CorpusLedger:
             questions: all questions about it.
             retry_failed: treat questions whose row has an error as unanswered.
         """
-        name = _storable(document)
+        name = _to_storable(document)
         with self._reading() as connection:
             record = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if record is None:
@@ -84,13 +84,13 @@ class CorpusLedger:
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
         done = set() if changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
-        unanswered = tuple(question for question in questions if _digest(question) not in done)
-        if not unanswered and version and not record["version"]:  # adopted: from now on, changes can be detected
+        open_questions = tuple(question for question in questions if _digest(question) not in done)
+        if not open_questions and version and not record["version"]:  # adopted: from now on, changes can be detected
             with self._writing() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered_ids = {row["id"] for row in rows if not row["failed"]} if unanswered else set()
+        answered_ids = {row["id"] for row in rows if not row["failed"]} if open_questions else set()
         return OpenQuestions(
-            unanswered, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
+            open_questions, begun=bool(record["begun"]), changed=changed, answered_ids=frozenset(answered_ids)
         )
 
     def begin(self, document: str) -> None:
@@ -98,7 +98,7 @@ class CorpusLedger:
         with self._writing() as connection:
             connection.execute(
                 "INSERT INTO documents VALUES (?, '', 1) ON CONFLICT (name) DO UPDATE SET begun = 1",
-                (_storable(document),),
+                (_to_storable(document),),
             )
 
     def finish(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
@@ -107,7 +107,7 @@ class CorpusLedger:
         Returns:
             The size of the encoded rows in bytes.
         """
-        name, payloads = _storable(document), [encode_row(row) for row in rows]
+        name, payloads = _to_storable(document), [encode_row(row) for row in rows]
         with self._writing() as connection:
             for row, payload in zip(rows, payloads, strict=True):
                 question = _digest(row.question)
@@ -124,7 +124,7 @@ class CorpusLedger:
         return sum(map(len, payloads))
 
     def is_reading(self) -> bool:
-        """Whether any document is begun but not finished."""
+        """Return whether any document is begun but not finished."""
         with self._reading() as connection:
             return connection.execute("SELECT 1 FROM documents WHERE begun = 1 LIMIT 1").fetchone() is not None
 
@@ -164,7 +164,7 @@ class CorpusLedger:
     def parts(self) -> list[TablePart]:
         """Return the parts of the table, in the order of their numbers."""
         with self._reading() as connection:
-            return [_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
+            return [_make_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
 
     def mark_written(self, part: TablePart, last: int) -> None:
         """Record that all waiting rows up to the number `last` are in a part, and delete their content.
@@ -172,18 +172,18 @@ class CorpusLedger:
         If one of them has been replaced since it was written, the part is stale.
         """
         with self._writing() as connection:
-            changed = connection.execute(
+            row_count = connection.execute(
                 "UPDATE rows SET part = ?, payload = NULL WHERE payload IS NOT NULL AND number <= ?",
                 (part.number, last),
             ).rowcount
-            _add_part(connection, part, stale=changed < part.rows)
+            _add_part(connection, part, stale=row_count < part.rows)
 
     def stale_parts(self) -> list[TablePart]:
         """Return the parts with rows that newer rows have replaced."""
         with self._reading() as connection:
-            return [_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
+            return [_make_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
 
-    def ids_of(self, part: TablePart) -> set[str]:
+    def list_ids(self, part: TablePart) -> set[str]:
         """Return the ids of the rows in a part, without those that newer rows have replaced."""
         with self._reading() as connection:
             return {row["id"] for row in connection.execute("SELECT id FROM rows WHERE part = ?", (part.number,))}
@@ -193,10 +193,10 @@ class CorpusLedger:
         with self._writing() as connection:
             connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
             if new is not None:
-                changed = connection.execute(
+                row_count = connection.execute(
                     "UPDATE rows SET part = ? WHERE part = ?", (new.number, part.number)
                 ).rowcount
-                _add_part(connection, new, stale=changed < new.rows)
+                _add_part(connection, new, stale=row_count < new.rows)
 
     def adopt(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
         """Add a part of the table that is missing here. Its rows replace others for the same document and question.
@@ -208,7 +208,7 @@ class CorpusLedger:
         with self._writing() as connection:
             _add_part(connection, part)
             for identity, document, question, failed in rows:
-                key = (_storable(document), _digest(question))
+                key = (_to_storable(document), _digest(question))
                 _remove_row(connection, *key)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, part) VALUES (?, ?, ?, ?, ?)",
@@ -274,7 +274,7 @@ def _add_part(connection: sqlite3.Connection, part: TablePart, *, stale: bool = 
     )
 
 
-def _part(row: sqlite3.Row) -> TablePart:
+def _make_part(row: sqlite3.Row) -> TablePart:
     return TablePart.numbered(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
 
 
@@ -283,6 +283,6 @@ def _digest(question: str) -> str:
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _storable(name: str) -> str:
+def _to_storable(name: str) -> str:
     """Return a name that SQLite can store: half surrogate pairs become question marks."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_of, row_id, row_of
+from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_result, row_id
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
-from memagent_corpus.typed_columns import columns_of
+from memagent_corpus.typed_columns import columns_for_schema
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.conversion import ConversionCancellation
@@ -44,7 +44,7 @@ from memagent_graph.errors import (
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
@@ -53,7 +53,7 @@ from memagent_graph.trace import MemoryUpdate
 _MAX_LOADS: Final = 16
 """Documents that are fetched, converted and stored at the same time."""
 _LOCK_WAIT_SECONDS: Final = 60.0
-"""How long to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
+"""The time to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -90,7 +90,9 @@ class CorpusReader:
         self.access = access
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
-        self.columns = columns_of(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+        self.columns = (
+            columns_for_schema(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+        )
         self.keeps_texts = keep_texts
         self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
         self._text_users: Counter[str] = Counter()
@@ -107,9 +109,9 @@ class CorpusReader:
         graph = await self.agent.agraph(response_format=self.response_format)
         for question in self.questions:
             check_question(question, graph.reader_context)
-        return settings_of(graph.reader_context)
+        return collect_settings(graph.reader_context)
 
-    def questions_of(self, document: CorpusDocument) -> tuple[str, ...]:
+    def expand_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
         return tuple(dict.fromkeys((*document.questions, *self.questions)))
 
@@ -136,7 +138,7 @@ class CorpusReader:
             CorpusError, CheckpointError: the texts or checkpoints cannot be stored, or too many files are open.
             PolicyAuthenticationError: the server rejects the API key.
         """
-        questions = self.questions_of(document) if questions is None else tuple(questions)
+        questions = self.expand_questions(document) if questions is None else tuple(questions)
         settings = await self._fingerprint()
         if not questions:
             return []
@@ -144,8 +146,8 @@ class CorpusReader:
             reference = await self._store(document)
         except MemAgentError as error:
             _raise_if_fatal(error)
-            return [self._failure(document, None, question, settings, error) for question in questions]
-        digest = digest_of(reference["key"])
+            return [self._make_failed_row(document, None, question, settings, error) for question in questions]
+        digest = digest_from_key(reference["key"])
         self._text_users[digest] += 1
         try:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
@@ -153,7 +155,7 @@ class CorpusReader:
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
             outcomes = await in_passes(reads, MAX_SHARED_READS)
             return [
-                await self._row(document, digest, question, settings, outcome)
+                await self._make_row(document, digest, question, settings, outcome)
                 for question, outcome in zip(unanswered, outcomes, strict=True)
             ]
         finally:
@@ -170,7 +172,7 @@ class CorpusReader:
             await asyncio.gather(*(saver.adelete_thread(run_id) for run_id in ids))
 
     async def keeps_checkpoints_below(self, folder: Path) -> bool:
-        """Whether the checkpoints, if any, are in a file below this folder."""
+        """Return whether the checkpoints, if any, are in a file below this folder."""
         saver = await self.agent.acheckpointer()
         path = getattr(saver, "path", None)
         return saver is None or (isinstance(path, Path) and folder in path.parents)
@@ -182,7 +184,7 @@ class CorpusReader:
 
     async def _fingerprint(self) -> str:
         if self._settings is None:
-            self._settings = fingerprint_of(await self.settings())
+            self._settings = fingerprint_settings(await self.settings())
         return self._settings
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
@@ -202,8 +204,8 @@ class CorpusReader:
         except MemAgentError:
             raise
         except Exception as error:  # parsers of damaged files raise many kinds of exceptions
-            what = f"{document.name} cannot be read ({type(error).__name__}): {error}"
-            raise DocumentError(what, hint="It may be damaged: save it again, or as text.") from error
+            message = f"{document.name} cannot be read ({type(error).__name__}): {error}"
+            raise DocumentError(message, hint="It may be damaged: save it again, or as text.") from error
 
     async def _read(
         self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
@@ -225,25 +227,27 @@ class CorpusReader:
         if may_resume and self.agent.keeps_checkpoints:
             try:
                 stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
-                return await result_of(stream, self.on_update)
+                return await await_result(stream, self.on_update)
             except (RunNotFoundError, RunMismatchError, CheckpointError):
                 pass  # there is no checkpoint that can be continued
         stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
-        return await result_of(stream, self.on_update)
+        return await await_result(stream, self.on_update)
 
-    async def _row(
+    async def _make_row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
     ) -> CorpusRow:
         """Return the row for the outcome of one question."""
         if isinstance(outcome, Exception):
             _raise_if_fatal(outcome)
-            return self._failure(document, digest, question, settings, outcome)
+            return self._make_failed_row(document, digest, question, settings, outcome)
         try:  # in a thread: it looks for the evidence
-            return await asyncio.to_thread(row_of, outcome, document.name, question, document.metadata, self.columns)
+            return await asyncio.to_thread(
+                row_from_result, outcome, document.name, question, document.metadata, self.columns
+            )
         except ValueError as error:  # from the serializers of a user's model
-            return self._failure(document, digest, question, settings, error)
+            return self._make_failed_row(document, digest, question, settings, error)
 
-    def _failure(
+    def _make_failed_row(
         self, document: CorpusDocument, digest: str | None, question: str, settings: str, error: Exception
     ) -> CorpusRow:
         """Return the row of a document or question that could not be read; paths in its message are relative."""
@@ -261,7 +265,7 @@ class CorpusReader:
         )
 
 
-def settings_of(context: ReaderContext) -> dict[str, Any]:
+def collect_settings(context: ReaderContext) -> dict[str, Any]:
     """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
     sampling, rules = context.sampling, context.rules
     form = context.structure.format if context.structure else None
@@ -281,7 +285,7 @@ def settings_of(context: ReaderContext) -> dict[str, Any]:
     }
 
 
-def fingerprint_of(settings: Mapping[str, Any]) -> str:
+def fingerprint_settings(settings: Mapping[str, Any]) -> str:
     """Serialize settings to a string that is the same on every machine."""
     return msgspec.json.encode(dict(settings), order="deterministic").decode()
 

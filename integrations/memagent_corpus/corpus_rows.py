@@ -40,7 +40,7 @@ class RowQuote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     line: str
     """The line of memory that the passage supports."""
     coverage: float
-    """The share of the line's words that occur in its quotes, 0 to 1."""
+    """The fraction of the line's words that occur in its quotes, 0 to 1."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> RowQuote:
@@ -117,7 +117,7 @@ def row_id(document: str, digest: str, question: str, settings: str) -> str:
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
 
 
-def row_of(
+def row_from_result(
     result: ReadResult,
     document: str,
     question: str,
@@ -144,7 +144,7 @@ def row_of(
     return CorpusRow(
         id=result.run_id,
         document=document,
-        digest=digest_of(result.document["key"]),
+        digest=digest_from_key(result.document["key"]),
         question=question,
         answer=result.answer,
         value=value,
@@ -175,7 +175,7 @@ def _schema_error(result: ReadResult) -> str | None:
     return None
 
 
-def digest_of(key: str) -> str:
+def digest_from_key(key: str) -> str:
     """Return the SHA-256 in a key of the document store."""
     return key.partition(":")[2]
 

@@ -30,10 +30,10 @@ from memagent_graph.storage.file_locks import lease
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"
-_MAX_LISTED: Final = 64
+_MAX_QUEUED: Final = 64
 """Maximum number of documents that are listed before they are read."""
 _MAX_NAMED_FAILURES: Final = 5
-_MAX_LISTED_BYTES: Final = 16 * 2**20
+_MAX_QUEUED_BYTES: Final = 16 * 2**20
 _MAX_SKIPPED: Final = 4096
 _MAX_CONSECUTIVE_FAILURES: Final = 12
 """The run stops if the policy fails for this many documents in a row, because the server is probably down."""
@@ -75,14 +75,14 @@ class CorpusSummary:
     failed: int = 0
     """Documents of this run with at least one failed row."""
     failures: list[str] = field(default_factory=list)
-    """The names of the first of them."""
+    """The names of the first failed documents."""
     incomplete: int = 0
-    """Documents of this run that hold something beside the text that was read."""
+    """Documents of this run with content that could not be converted to text."""
     tokens: int = 0
     seconds: float = 0.0
     ended: StopCause = StopCause.DONE
     rows: int = 0
-    """Rows in the table, including those of earlier runs."""
+    """Rows in the table, including rows of earlier runs."""
     failed_rows: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     """The number of failed rows of this run for each kind of error."""
@@ -196,7 +196,7 @@ def lock_table(table: TableFolder) -> Iterator[Path]:
         except RunHeldError as error:
             owner = re.search(r"this process|process \d+", error.message)
             raise CorpusError(
-                f"{owner[0] if owner else 'another process'} writes to {table.location} now",
+                f"{owner[0] if owner else 'another process'} is writing to {table.location}",
                 hint="Wait until it ends, or stop it. Then try again.",
             ) from error
         except RunError as error:
@@ -276,10 +276,10 @@ class _CorpusRun:
         self._listing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._source: Iterator[CorpusDocument] = iter(())
-        self._listed: deque[DocumentTask] = deque()
+        self._queue: deque[DocumentTask] = deque()
         self._is_exhausted = False
-        self._taken = 0
-        self._postponed = 0
+        self._task_count = 0
+        self._postponed_count = 0
         self._failures = 0
         """Documents in a row for which the policy failed."""
         self._is_last_pass = False
@@ -290,7 +290,7 @@ class _CorpusRun:
             self._watcher.on_start(await asyncio.to_thread(self._inputs.total))
         try:
             await self._read_pass(engine)
-            if self._postponed and self._summary.ended is StopCause.DONE:
+            if self._postponed_count and self._summary.ended is StopCause.DONE:
                 self._is_last_pass = True
                 await self._read_pass(engine)
         finally:
@@ -298,7 +298,8 @@ class _CorpusRun:
             self._summary.seconds = time.monotonic() - self._began
             self._summary.rows, self._summary.failed_rows = self._ledger.counts()
         if self._summary.ended is StopCause.DONE and not self._ledger.is_reading():
-            await self._clean_up()
+            await self._reader.agent.aclose()
+            await asyncio.to_thread(self._remove_work_files)
         return self._summary
 
     # Reading
@@ -306,8 +307,8 @@ class _CorpusRun:
     async def _read_pass(self, engine: CorpusEngine) -> None:
         """Run the engine over all documents once, until it has finished or the time limit is reached."""
         self._source, self._is_exhausted = self._inputs.documents(), False
-        self._listed.clear()
-        reading = asyncio.create_task(engine.read(self._next, self._store))
+        self._queue.clear()
+        reading = asyncio.create_task(engine.read(self._take_task, self._store))
         try:
             await asyncio.wait([reading], timeout=self._seconds_left())
             if reading.done() or not self._is_limit_reached():
@@ -328,7 +329,7 @@ class _CorpusRun:
                 hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
             )
         if not self._is_last_pass and any(row.error_kind in _RETRIED_ERRORS for row in rows):
-            self._postponed += 1
+            self._postponed_count += 1
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
                 await self._add(document, "", rows)
             await asyncio.to_thread(self._ledger.begin, document.name)
@@ -363,7 +364,7 @@ class _CorpusRun:
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._began))
 
     def _is_limit_reached(self) -> bool:
-        """Whether a limit is reached. The first time, record it as the reason why the run ended."""
+        """Return whether a limit is reached. The first time, record it as the reason why the run ended."""
         limits, summary = self._limits, self._summary
         if summary.ended is not StopCause.DONE:
             return True
@@ -375,19 +376,19 @@ class _CorpusRun:
 
     # Listing
 
-    async def _next(self) -> DocumentTask | None:
+    async def _take_task(self) -> DocumentTask | None:
         """Return the next document with unanswered questions; None if there are no more or a limit is reached."""
         async with self._listing:
-            while not self._listed and not self._is_exhausted:
+            while not self._queue and not self._is_exhausted:
                 await asyncio.to_thread(self._list_some)
-            if not self._listed or self._is_limit_reached():
+            if not self._queue or self._is_limit_reached():
                 return None
             limit = self._limits.max_documents
-            if limit is not None and self._taken >= limit:
+            if limit is not None and self._task_count >= limit:
                 self._summary.ended = StopCause.MAX_DOCUMENTS
                 return None
-            self._taken += 1
-            task = self._listed.popleft()
+            self._task_count += 1
+            task = self._queue.popleft()
         await asyncio.to_thread(self._ledger.begin, task.document.name)
         return task
 
@@ -395,18 +396,18 @@ class _CorpusRun:
         """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
         size = skipped = skipped_bytes = without_question = 0
         retry_failed = self._retry_failed and not self._is_last_pass
-        while len(self._listed) < _MAX_LISTED and size < _MAX_LISTED_BYTES and skipped < _MAX_SKIPPED:
+        while len(self._queue) < _MAX_QUEUED and size < _MAX_QUEUED_BYTES and skipped < _MAX_SKIPPED:
             document = next(self._source, None)
             if document is None:
                 self._is_exhausted = True
                 break
-            questions = self._reader.questions_of(document)
+            questions = self._reader.expand_questions(document)
             status = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
             self._summary.changed += status.changed and not self._is_last_pass
             if status.questions:
                 # With shared checkpoints, another machine may have begun the document.
                 begun = status.begun or status.changed or self._has_shared_checkpoints
-                self._listed.append(DocumentTask(document, status.questions, begun, status.answered_ids))
+                self._queue.append(DocumentTask(document, status.questions, begun, status.answered_ids))
                 size += len(document.text or "")
             else:
                 skipped += 1
@@ -418,14 +419,8 @@ class _CorpusRun:
             if self._watcher and skipped:
                 self._watcher.on_skip(skipped, skipped_bytes)
 
-    # Cleaning up
-
-    async def _clean_up(self) -> None:
-        """Close the agent and remove the files that only unfinished reads need."""
-        await self._reader.agent.aclose()
-        await asyncio.to_thread(self._remove_work_files)
-
     def _remove_work_files(self) -> None:
+        """Remove the files that only unfinished reads need."""
         work, texts = self._writer.table.work, self._reader.agent.store.root
         for path in work.glob(f"{CHECKPOINTS}*"):
             if path.is_dir():

@@ -36,13 +36,13 @@ from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import questions_of
+from memagent_graph.cli.options import expand_questions
 from memagent_graph.cli.output import print_json
 from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import in_one_line, quantity
-from memagent_graph.prices import Prices, prices_of
+from memagent_graph.prices import Prices, make_prices
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog
@@ -70,10 +70,10 @@ class CorpusSession:
         """
         options = self._options
         with report_failures(self._console):
-            prices = prices_of(options.price_in, options.price_out)
+            prices = make_prices(options.price_in, options.price_out)
             if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
-            self._questions = questions_of(options.question or ())
+            self._questions = expand_questions(options.question or ())
             if not self._questions and options.question_column is None:
                 raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
             self._format = None if options.schema is None else ResponseFormat.load(options.schema)
@@ -129,7 +129,7 @@ class CorpusSession:
             checkpoints = options.checkpoints or str(work / CHECKPOINTS)
             engine = None
             if options.ray is not None:
-                engine = stack.enter_context(self._cluster(options.ray, self._plan(work, checkpoints), in_flight))
+                engine = stack.enter_context(self._cluster(options.ray, self._plan(checkpoints), in_flight))
             progress = CorpusProgress(
                 stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
@@ -143,7 +143,7 @@ class CorpusSession:
                 agent,
                 self._questions,
                 access,
-                keep_texts=options.keep_texts or options.store is not None,
+                keep_texts=options.store is not None,
                 on_update=progress.on_update,
                 response_format=self._format,
             )
@@ -162,7 +162,7 @@ class CorpusSession:
             finally:
                 await reader.aclose()
 
-    def _plan(self, work: Path, checkpoints: str) -> ActorPlan:
+    def _plan(self, checkpoints: str) -> ActorPlan:
         """Return the plan for the actors of a cluster."""
         options = self._options
         return ActorPlan(
@@ -171,7 +171,7 @@ class CorpusSession:
             access=self._inputs.access.absolute,
             response_format=self._format,
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
-            texts=str((work / TEXTS).absolute()) if options.keep_texts else None,
+            texts=str(Path(options.store).absolute()) if options.store else None,
             logs=str(_actor_log_folder(options.log)) if options.log else None,
         )
 
@@ -206,7 +206,7 @@ class CorpusSession:
 
     def _print_estimate(self, estimate: CorpusEstimate, prices: Prices | None) -> None:
         rate = self._options.tokens_per_second
-        price = prices.of(estimate.prompt_tokens, estimate.completion_tokens) if prices else None
+        price = prices.cost(estimate.prompt_tokens, estimate.completion_tokens) if prices else None
         seconds = estimate.tokens / rate if rate else None
         if self._options.as_json:
             print_json({**asdict(estimate), "tokens": estimate.tokens, "price": price, "seconds": seconds})

@@ -31,7 +31,7 @@ from typing import Any, Final
 from memagent_corpus import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
-from memagent_corpus.source_access import SourceAccess, scheme_of
+from memagent_corpus.source_access import SourceAccess, get_scheme
 from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
 from memagent_graph.extra_modules import extra_module
 from memagent_graph.reader import MemAgent
@@ -44,7 +44,7 @@ _CPUS: Final = 0.5
 """CPUs of an actor for Ray's scheduling. An actor waits for the policy most of the time."""
 _MARKER: Final = "seen-by-every-machine"
 _MAX_RETRIES: Final = 10
-"""How often Ray gives a document to another actor after the actor that read it died."""
+"""The number of times that Ray gives a document to another actor after the actor that read it died."""
 _CONNECT_SECONDS: Final = 5.0
 
 
@@ -59,7 +59,7 @@ def ray_module(name: str = "ray") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPlan:
-    """How the actors of a cluster read documents.
+    """The settings with which the actors of a cluster read documents.
 
     The plan contains the API key and the database URL, and all users of the cluster can read it.
     """
@@ -117,7 +117,7 @@ class ActorPlan:
                 "PostgreSQL: --checkpoints postgresql://...",
             )
         root = self.access.root
-        if root and not scheme_of(root) and not Path(root).exists():
+        if root and not get_scheme(root) and not Path(root).exists():
             raise CorpusError(
                 f"the machine {here} has no access to the documents' folder {root}",
                 hint="Put the documents on a file system that all machines mount, or in an object store.",
@@ -326,16 +326,16 @@ class RayEngine:
         first = await next_task()
         if first is None:  # no actor is needed
             return
-        waiting = [first]
+        queue = [first]
 
         async def take() -> DocumentTask | None:
-            return waiting.pop() if waiting else await next_task()
+            return queue.pop() if queue else await next_task()
 
         self.plan.write_markers()
         try:
             await self._read_on_actors(take, store_rows)
         except ray_module().exceptions.RayError as error:
-            raise _cluster_error(error) from error
+            raise _make_cluster_error(error) from error
         finally:
             self.plan.remove_markers()
 
@@ -385,7 +385,7 @@ async def _read(actor: Any, task: DocumentTask) -> list[CorpusRow]:
     return [decode_row(row) for row in rows]
 
 
-def _cluster_error(error: BaseException) -> CorpusError:
+def _make_cluster_error(error: BaseException) -> CorpusError:
     """Return the error for a cluster that failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     hint = "Check the cluster (`ray status`), then run the same command again. Finished rows are not lost."

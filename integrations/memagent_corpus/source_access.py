@@ -1,4 +1,4 @@
-"""The documents of a corpus, and how they are opened: files and objects of stores, but not unsafe ones.
+"""Opens the documents of a corpus: local files, web addresses and objects in stores, by these rules.
 
 - A local path must lead to a regular file below the input's root after links are resolved.
 - An http or https URL must lead to a public address. The address is checked at every connection, so a redirect or a
@@ -96,7 +96,7 @@ class SourceAccess:
     @property
     def absolute(self) -> SourceAccess:
         """The same access with an absolute root, for processes with another working directory."""
-        return self if not self.root or scheme_of(self.root) else replace(self, root=str(Path(self.root).absolute()))
+        return self if not self.root or get_scheme(self.root) else replace(self, root=str(Path(self.root).absolute()))
 
     def filesystem(self, location: str) -> tuple[Any, str]:
         """Return the fsspec filesystem of a path or URL, and the path in it.
@@ -106,11 +106,11 @@ class SourceAccess:
             MissingExtraError: fsspec is not installed.
             DocumentError: the package for the scheme is not installed, or the store cannot be opened.
         """
-        if _CHAIN_SEPARATOR in location and scheme_of(location):
+        if _CHAIN_SEPARATOR in location and get_scheme(location):
             raise RefusedSourceError(
                 f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
             )
-        scheme = scheme_of(location)
+        scheme = get_scheme(location)
         if importlib.util.find_spec("fsspec") is None:
             raise MissingExtraError("corpus", f"opening {display_url(location)}")
         import fsspec.core  # noqa: PLC0415  an optional dependency
@@ -120,7 +120,7 @@ class SourceAccess:
         if scheme not in WEB | STORES:
             raise RefusedSourceError(
                 f"{display_url(location)} has the scheme {scheme!r}, which is not allowed",
-                hint=f"Use one of {', '.join(sorted(WEB | STORES))}, or a path.",
+                hint=f"Use a path, or choose one of: {', '.join(sorted(WEB | STORES))}.",
             )
         package = _PACKAGES.get(scheme)
         if package and importlib.util.find_spec(package) is None:
@@ -155,21 +155,19 @@ class SourceAccess:
         """Resolve a path from a table to a file's path or URL below the root.
 
         Raises:
-            RefusedSourceError: the path is outside the root, is not that of a regular file, or its address is not
+            RefusedSourceError: the path is outside the root or does not lead to a regular file, or its address is not
                 allowed.
             DocumentError: the file does not exist.
         """
         if "\0" in path or not path.strip():
             raise RefusedSourceError(f"{path[:200]!r} is not a path", hint="Correct it in the table.")
         if _CHAIN_SEPARATOR in path:
-            raise RefusedSourceError(
-                f"{display_url(path)} is a chain of URLs", hint="Chains are not allowed in tables."
-            )
-        scheme = scheme_of(path)
+            raise RefusedSourceError(f"{display_url(path)} is a chain of URLs", hint="Use the URL of the file itself.")
+        scheme = get_scheme(path)
         if scheme in WEB:
             require_public(path, allow_private=self.allow_private)
             return path
-        if scheme or scheme_of(self.root):
+        if scheme or get_scheme(self.root):
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
             is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
             if scheme == "file" or not is_inside:
@@ -196,7 +194,7 @@ class SourceAccess:
             return
         if document.location is None:
             raise DocumentError(f"{document.name} has no text and no file", hint="Correct it in the table.")
-        if not scheme_of(document.location):
+        if not get_scheme(document.location):
             root = Path(self.root).resolve()
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
@@ -234,16 +232,16 @@ def require_public_address(address: str) -> None:
         RefusedSourceError: the address is private, link-local, loopback or reserved.
         ValueError: the string is not an IP address.
     """
-    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address):
-        translated = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
-        parsed = parsed.ipv4_mapped or parsed.sixtofour or translated or parsed
-    is_unassigned = parsed.version == 6 and (parsed not in _UNICAST or parsed in _DOCUMENTATION)
-    if not parsed.is_global or parsed.is_multicast or is_unassigned:
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+        ip = ip.ipv4_mapped or ip.sixtofour or translated or ip
+    is_unassigned = ip.version == 6 and (ip not in _UNICAST or ip in _DOCUMENTATION)
+    if not ip.is_global or ip.is_multicast or is_unassigned:
         raise _private_address_error(address)
 
 
-def scheme_of(location: str) -> str:
+def get_scheme(location: str) -> str:
     """Return the scheme of a URL in lower case; empty for a path."""
     scheme, separator, _ = location.partition("://")
     return scheme.lower() if separator and scheme.replace("+", "").replace("-", "").replace(":", "").isalnum() else ""
@@ -329,7 +327,7 @@ async def _http_client(allow_private: bool, loop: Any = None, **options: Any) ->
 def _private_address_error(address: str) -> RefusedSourceError:
     return RefusedSourceError(
         f"{address} is not a public address",
-        hint="To read from your own network, use --allow-private-addresses.",
+        hint="Use --allow-private-addresses to read from your own network.",
     )
 
 

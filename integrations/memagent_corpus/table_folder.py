@@ -31,8 +31,8 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
-from memagent_corpus.source_access import SourceAccess, display_url, scheme_of, store_errors
-from memagent_corpus.typed_columns import TypedColumn, columns_of
+from memagent_corpus.source_access import SourceAccess, display_url, get_scheme, store_errors
+from memagent_corpus.typed_columns import TypedColumn, columns_for_schema
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
@@ -72,7 +72,7 @@ class TablePart:
         """The part's number.
 
         Raises:
-            ValueError: the name is not that of a part.
+            ValueError: it is not the name of a part.
         """
         match = _PART.fullmatch(self.name)
         if match is None:
@@ -114,7 +114,7 @@ class TableFolder:
     def __post_init__(self) -> None:
         self._writer = secrets.token_hex(8)
         self._manifest: TableManifest | None = None
-        self._folder = None if scheme_of(self.location) else Path(self.location).absolute()
+        self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.filesystem(self.location)
         self._path = path.rstrip("/")
@@ -135,7 +135,7 @@ class TableFolder:
             work = Path(self.location) / WORK
             if self._folder.is_file():
                 raise CorpusError(
-                    f"{self.location} is a file, and a table is a folder", hint="Name a folder with --out."
+                    f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
                 )
             if work.is_symlink():
                 raise CorpusError(f"{work} is a link to another folder", hint="Remove it, or name a new folder.")
@@ -162,7 +162,9 @@ class TableFolder:
                 hint="Use another folder with --out, or restore the manifest.",
             ) from error
         if manifest.format != _FORMAT or manifest.version > _VERSION:
-            raise CorpusError(f"{self.display_name} was written by a newer version of this package", hint="Update it.")
+            raise CorpusError(
+                f"{self.display_name} was written by a newer version of this package", hint="Update memagent-graph."
+            )
         return manifest
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -178,9 +180,9 @@ class TableFolder:
         if manifest is None:
             raise CorpusError(f"there is no table in {self.display_name}", hint="Create one with `memagent corpus`.")
         for part in manifest.parts:
-            yield from self.rows_of(part, columns)
+            yield from self.read_part_rows(part, columns)
 
-    def rows_of(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
         content = self._read(part.name)
         if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
@@ -206,7 +208,7 @@ class TableFolder:
 
         On a disk, contents are compared. In a store, which checks contents itself, only sizes are.
         """
-        sizes = self._sizes()
+        sizes = self._list_sizes()
 
         def is_whole(part: TablePart) -> bool:
             if sizes.get(part.name) != part.bytes:
@@ -237,7 +239,9 @@ class TableFolder:
         pyarrow("corpus", "reading and writing tables")
         manifest = self.manifest()
         if manifest is None:
-            if other_files := [name for name in self._sizes() if name != WORK and not name.startswith(_UNFINISHED)]:
+            if other_files := [
+                name for name in self._list_sizes() if name != WORK and not name.startswith(_UNFINISHED)
+            ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
                     hint="Use a new folder with --out.",
@@ -256,7 +260,7 @@ class TableFolder:
         form = self._current.settings.get(_FORM)
         if not form:
             return ()
-        return columns_of(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
+        return columns_for_schema(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
 
     def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table when it is published.
@@ -288,7 +292,7 @@ class TableFolder:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             digest = hashlib.file_digest(cast("io.BufferedRandom", file), "sha256").hexdigest()
-        arrow.default_memory_pool().release_unused()  # or it keeps what the largest part needed
+        arrow.default_memory_pool().release_unused()  # otherwise the pool keeps the memory of the largest part
         return TablePart.numbered(number, count, failed, size, digest)
 
     def publish(self, parts: Sequence[TablePart]) -> None:
@@ -302,10 +306,10 @@ class TableFolder:
 
     def remove_unlisted(self) -> None:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
-        listed = {part.name for part in self._current.parts}
+        part_names = {part.name for part in self._current.parts}
         with self._as_corpus_error():
-            for name in self._sizes():
-                if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in listed):
+            for name in self._list_sizes():
+                if name.startswith(_UNFINISHED) or (_PART.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
     @property
@@ -326,14 +330,14 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(
-                f"another run writes to {self.display_name} now",
+                f"another run is writing to {self.display_name}",
                 hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
                 "until the other one ends and run the same command again.",
             )
 
     # Files
 
-    def _sizes(self) -> dict[str, int | None]:
+    def _list_sizes(self) -> dict[str, int | None]:
         """Return the names in the folder with their sizes in bytes."""
         with self._as_corpus_error("read"), store_errors(self.location):
             self._filesystem.invalidate_cache()

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, scheme_of, store_errors
+from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, get_scheme, store_errors
 from memagent_graph.documents.allowed_paths import file_below, path_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import json_file
@@ -91,7 +91,7 @@ class FileTable:
             if self._kind == "parquet":
                 return list(self._parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
-                rows = _json_rows(file, self.access.encoding)
+                rows = _iter_json_rows(file, self.access.encoding)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
             with self._csv(file) as reader:
                 return list(reader.fieldnames or ())
@@ -103,7 +103,7 @@ class FileTable:
                 for part in row_parts(self._parquet(file), columns):
                     yield from part.to_pylist()
             elif self._kind == "jsonl":
-                yield from _json_rows(file, self.access.encoding)
+                yield from _iter_json_rows(file, self.access.encoding)
             else:
                 with self._csv(file) as reader:
                     for row in reader:
@@ -111,7 +111,7 @@ class FileTable:
 
     def count(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
-        if scheme_of(self.location) and self._kind != "parquet":
+        if get_scheme(self.location) and self._kind != "parquet":
             return None
         with self._open() as file:
             if self._kind == "parquet":
@@ -201,7 +201,7 @@ class DatasetTable:
                     file_below(folder, part["filename"], hint="Correct its state.json.")
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir():  # its README could name files and addresses elsewhere
-                raise ValueError("it is no saved dataset (`save_to_disk`); name the files in the folder instead")
+                raise ValueError("it is not a saved dataset (`save_to_disk`); name the files in the folder instead")
             return datasets.load_dataset(self.location, self.subset, split=self.split, streaming=True)
         except Exception as error:  # the library raises many kinds of exceptions
             raise DocumentError(
@@ -210,15 +210,15 @@ class DatasetTable:
             ) from error
 
 
-def document_of(  # noqa: PLR0911  one return for each kind of error
+def document_from_row(  # noqa: PLR0911  one return for each kind of error
     row: Mapping[str, Any], name: str, columns: InputColumns, access: SourceAccess
 ) -> CorpusDocument:
     """Convert a row of a table to a document. An invalid row gives a document with an `error`."""
     if columns.id is not None:
-        default_name, name = name, name_of(row.get(columns.id), name)
+        default_name, name = name, choose_name(row.get(columns.id), name)
         if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
-    metadata = {column: _json_ready(row.get(column)) for column in columns.copied}
+    metadata = {column: _to_json(row.get(column)) for column in columns.copied}
     try:
         questions = _parse_questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
@@ -240,25 +240,25 @@ def document_of(  # noqa: PLR0911  one return for each kind of error
         location = access.below_root(path)
     except DocumentError as error:
         return make(error=str(error))
-    if scheme_of(location):
+    if get_scheme(location):
         return make(location=location)
     status = Path(location).stat()
     version = f"{status.st_size}-{status.st_mtime_ns}"
     return make(version=version, size=status.st_size, location=location)
 
 
-def name_of(value: object, default: str) -> str:
+def choose_name(value: object, default: str) -> str:
     """Return the name of a document with this value in the id column; `default` if there is no value."""
     name = "" if value is None else str(value)
     return name if name.strip() else default
 
 
 def is_table(location: str) -> bool:
-    """Whether a path, pattern or URL has the suffix of a table."""
+    """Return whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in SUFFIXES
 
 
-def _json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
+def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
     for number in itertools.count(1):
         line = reader.readline(_MAX_LINE_BYTES)
@@ -284,14 +284,14 @@ def _parse_questions(value: Any) -> tuple[str, ...]:
     raise TypeError(type(value).__name__)
 
 
-def _json_ready(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert a cell to a JSON-serializable value. Dates and other types become strings."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _json_ready(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_ready(item) for item in value]
+        return [_to_json(item) for item in value]
     return str(value)
 
 

@@ -92,12 +92,12 @@ class TableWriter:
                 self.ledger.forget(part)
         new_parts = [part for part in parts if part not in ledger_parts]
         for part in new_parts:
-            rows = self.table.rows_of(part, ["id", "document", "question", "error"])
+            rows = self.table.read_part_rows(part, ["id", "document", "question", "error"])
             self.ledger.adopt(
                 part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
         if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
-            delete_checkpoints(str(row["id"]) for row in self.table.rows_of(new_parts[-1], ["id"]))
+            delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
         self.table.remove_unlisted()
         for part in self.ledger.stale_parts():
             self._rewrite(part)
@@ -157,8 +157,8 @@ class TableWriter:
 
     def _rewrite(self, part: TablePart) -> None:
         """Write a part again under a new number, without the rows that newer rows have replaced."""
-        parts, ids = self.ledger.parts(), self.ledger.ids_of(part)
-        rows = (row for row in self.table.rows_of(part) if row["id"] in ids)
+        parts, ids = self.ledger.parts(), self.ledger.list_ids(part)
+        rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
         new = self.table.write_part(_next_number(parts), rows)
         others = [other for other in parts if other != part]
         self.table.publish(others if new is None else [*others, new])

@@ -89,7 +89,7 @@ class TypedValues(NamedTuple):
     """For example "revenue: 10000000000000000000 has more than 64 bits"."""
 
 
-def columns_of(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
+def columns_for_schema(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
     Args:
@@ -104,7 +104,7 @@ def columns_of(form: ResponseFormat, other_columns: Collection[str]) -> tuple[Ty
     columns: list[TypedColumn] = []
     for key, schema in form.properties.items():
         name = f"{_PREFIX}{key}" if key.casefold() in names else key
-        kind, is_list = _column_kind(form, form.resolve(schema))
+        kind, is_list = _find_kind(form, form.resolve(schema))
         columns.append(TypedColumn(name, key, kind, is_list))
     properties: dict[str, str] = {}
     for column in columns:
@@ -137,14 +137,14 @@ def convert_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
     return TypedValues(values, tuple(problems))
 
 
-def _column_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
+def _find_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
     """Return the kind of a property's column, and whether the column is a list."""
     options = _list_alternatives(form, schema)
     if options and all(option.get("type") == "array" and "prefixItems" not in option for option in options):
-        kinds = {_one_kind(_list_alternatives(form, form.resolve(option.get("items")))) for option in options}
-        kind = _common_kind(kinds)
+        kinds = {_merge_options(_list_alternatives(form, form.resolve(option.get("items")))) for option in options}
+        kind = _merge_kinds(kinds)
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
-    return _one_kind(options), False
+    return _merge_options(options), False
 
 
 def _list_alternatives(form: ResponseFormat, schema: Mapping[str, Any], depth: int = 4) -> list[Mapping[str, Any]]:
@@ -162,17 +162,17 @@ def _list_alternatives(form: ResponseFormat, schema: Mapping[str, Any], depth: i
     return [{**schema, "type": name} for name in kinds if name != "null"]
 
 
-def _one_kind(options: Collection[Mapping[str, Any]]) -> ColumnKind:
+def _merge_options(options: Collection[Mapping[str, Any]]) -> ColumnKind:
     kinds = {
         ColumnKind.DATE
         if option.get("type") == "string" and option.get("format") == "date"
         else _KINDS.get(str(option.get("type")), ColumnKind.JSON)
         for option in options
     }
-    return _common_kind(kinds)
+    return _merge_kinds(kinds)
 
 
-def _common_kind(kinds: Collection[ColumnKind]) -> ColumnKind:
+def _merge_kinds(kinds: Collection[ColumnKind]) -> ColumnKind:
     """Return a kind that can store values of all these kinds without loss."""
     distinct = set(kinds)
     if distinct == {ColumnKind.INTEGER, ColumnKind.NUMBER}:

@@ -19,9 +19,9 @@ from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
 DEFAULT_WAIT_SECONDS: Final = 45.0
-"""How long a tool call waits by default, in seconds; many clients time out after 60."""
+"""The default time that a tool call waits, in seconds. Many clients time out after 60 seconds."""
 _MAX_READS: Final = 256
-"""How many reads are kept with their results; of those that have ended, the oldest are dropped first."""
+"""The maximum number of reads that are kept with their results. The reads that ended first are dropped first."""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 
@@ -59,7 +59,7 @@ class ActiveRead:
         if self.task is not None and self.task.done() and not self.task.cancelled():
             return self.task.exception() or self.task.result()
         if self.is_cancelled or (self.task is not None and self.task.cancelled()):
-            return RunError("the read was cancelled", hint="resume_read continues it.", run_id=self.run_id)
+            return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=self.run_id)
         return None
 
 
@@ -77,8 +77,8 @@ class ActiveReads:
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended = [run_id for run_id, other in self._reads.items() if not other.is_running]
-        for run_id in ended[: max(0, len(self._reads) - _MAX_READS)]:
+        ended_ids = [run_id for run_id, other in self._reads.items() if not other.is_running]
+        for run_id in ended_ids[: max(0, len(self._reads) - _MAX_READS)]:
             del self._reads[run_id]
 
     async def run(
@@ -107,7 +107,7 @@ class ActiveReads:
             read.advance(None)
 
     def start_in_background(self, work: Awaitable[Any]) -> None:
-        """Run work in the background. Errors are kept by the reads and not raised here."""
+        """Run work in the background. Its errors are not raised here: the reads keep them."""
         task = asyncio.ensure_future(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)

@@ -33,7 +33,7 @@ from memagent_graph.errors import RefusedSourceError
 ToolContext: TypeAlias = Context[ServerSession, Any, Any]
 
 _ROOTS_TIMEOUT = timedelta(seconds=10)
-"""How long a client may take to list its roots."""
+"""The time that a client may take to list its roots."""
 
 
 class Roots:
@@ -83,11 +83,11 @@ async def _client_roots(context: ToolContext) -> tuple[Path, ...] | None:
         raise RefusedSourceError(
             "the client declares roots but did not list them, so no file may be read", hint="Pass the text itself."
         ) from error
-    paths = (local_path(str(root.uri)) for root in result.roots)
+    paths = (get_local_path(str(root.uri)) for root in result.roots)
     return tuple(path for path in paths if path is not None)
 
 
-def local_path(uri: str) -> Path | None:
+def get_local_path(uri: str) -> Path | None:
     """Return the path of a file:// URI with links resolved; None if it does not exist on this machine."""
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:

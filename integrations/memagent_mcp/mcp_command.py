@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
-from memagent_graph.cli.options import Checkpoints, ReaderOptions, Store, open_reader
+from memagent_graph.cli.options import Checkpoints, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -50,15 +50,9 @@ class Mcp(ReaderOptions):
         ),
     ] = None
     max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
-    max_chunks: Annotated[int | None, typer.Option(min=1, help="The maximum number of chunks for each question.")] = (
-        None
-    )
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens for each question.")] = (
-        None
-    )
-    max_seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="The maximum number of seconds for each question.")
-    ] = None
+    max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
+    max_tokens_total: MaxTokensTotal = None
+    max_seconds: MaxSeconds = None
     checkpoints: Checkpoints = None
     store: Store = None
     log: Annotated[
@@ -88,7 +82,7 @@ class Mcp(ReaderOptions):
             roots=self.root or (),
             trust_client_roots=not self.http,
             max_bytes=self.max_bytes,
-            limits=Limits(self.max_chunks, self.max_tokens, self.max_seconds),
+            limits=Limits(self.max_chunks, self.max_tokens_total, self.max_seconds),
         )
 
     def run(self) -> None:
@@ -102,7 +96,7 @@ class Mcp(ReaderOptions):
             else:
                 if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
                     raise typer.BadParameter(
-                        "--host, --port, --allow-remote and --server-name are only possible with it",
+                        "--host, --port, --allow-remote and --server-name need this option",
                         param_hint="'--http'",
                     )
                 _serve_stdio(self)
@@ -129,14 +123,14 @@ def _serve_stdio(request: Mcp) -> None:
 def _serve_http(request: Mcp) -> None:
     import asyncio  # noqa: PLC0415
 
-    from memagent_graph.addresses import as_name, listen  # noqa: PLC0415
-    from memagent_mcp.server import serve_http, url_of  # noqa: PLC0415
+    from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
+    from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
     async def serve() -> None:
         with listen(request.host, request.port) as listener:
             async with request.make_reader() as reader:
                 server = request.make_server(reader)
-                typer.echo(f"serving at {url_of(listener)}; press Ctrl-C to stop", err=True)
+                typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
                 if request.allow_remote:
                     typer.echo(
                         "warning: there is no login; everyone who can reach this address can read files below the "
@@ -144,7 +138,7 @@ def _serve_http(request: Mcp) -> None:
                         err=True,
                     )
                 try:
-                    await serve_http(server, listener, [*(request.server_name or []), *as_name(request.host)])
+                    await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
                 finally:
                     await server.aclose()
 
@@ -155,7 +149,7 @@ def _serve_http(request: Mcp) -> None:
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
-    from memagent_graph.addresses import as_name, is_local  # noqa: PLC0415
+    from memagent_graph.addresses import client_host_names, is_local  # noqa: PLC0415
 
     if is_local(host):
         return
@@ -164,7 +158,7 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
             f"other machines can reach {host}, and there is no login; add --allow-remote if you want this",
             param_hint="'--host'",
         )
-    if not names and not as_name(host):
+    if not names and not client_host_names(host):
         raise typer.BadParameter(
             f"{host} means all addresses of this machine; use --server-name to set the host name that clients use; "
             "requests with another name are refused",

@@ -28,11 +28,11 @@ MAX_QUOTES = 20
 """The maximum number of quotes in a result: enough for a memory's lines, and few enough for a model's context."""
 _MAX_QUOTE_LENGTH = 400
 _CONTEXT = 80
-"""How many characters of context are shown on each side of a quote."""
+"""The number of characters of context on each side of a quote."""
 _MAX_LINE_LENGTH = 120
 _TEXT_WIDTH = 120
 _MAX_RUN_TEXT = 20_000
-"""How many characters a run's text may have."""
+"""The maximum number of characters of a run's text."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -70,12 +70,12 @@ class Reading(ToolResult):
     value (the parsed answer, if `response_format` was given), usage and events."""
 
 
-def answer_data(read: ActiveRead) -> dict[str, Any]:
+def make_answer_data(read: ActiveRead) -> dict[str, Any]:
     """Return a read as JSON values. Looking up the evidence in the document may take a second."""
     outcome, update = read.outcome, read.update
     if isinstance(outcome, ReadResult):
         values = {**outcome.to_dict(), "extent": outcome.extent, "progress": None}
-        values |= {"document": outcome.document["name"], "evidence": quotes(outcome.evidence, outcome.view())}
+        values |= {"document": outcome.document["name"], "evidence": list_quotes(outcome.evidence, outcome.view())}
     else:
         values = {
             "question": read.question,
@@ -87,27 +87,30 @@ def answer_data(read: ActiveRead) -> dict[str, Any]:
             "progress": update.progress if update else 0.0,
             "chunks_read": 0 if update is None else update.chunk_number or 0,
         }
-    error = error_message(outcome) if isinstance(outcome, BaseException) else None
+    error = format_error(outcome) if isinstance(outcome, BaseException) else None
     data: dict[str, Any] = replace_surrogates({**values, "error": error, "is_reading": outcome is None})
     return data
 
 
-def answer_text(read: ActiveRead) -> str:
+def format_answer(read: ActiveRead) -> str:
     """Return the question, the answer, its evidence and the run as text."""
     outcome = read.outcome
     lines = [f"Question: {plain(read.question)}"]
     if outcome is None:
-        share = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
-        lines.append(f"Answer: not yet, the document is still being read{share}; call wait with the run id")
+        progress = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
+        lines.append(f"Answer: not yet, the document is still being read{progress}; call wait with the run id")
         lines.append(f"Noted so far: {plain(read.update.memory if read.update else '') or '(nothing)'}")
     elif isinstance(outcome, BaseException):
-        lines.append(f"Answer: none, the read failed: {error_message(outcome)}")
+        lines.append(f"Answer: none, the read failed: {format_error(outcome)}")
     else:
         lines += [f"Answer: {_answer(outcome)}", outcome.extent]
         if outcome.answer is None:
             lines.append(f"Noted so far: {plain(outcome.memory) or '(nothing)'}")
         if outcome.evidence:
-            lines += ["Evidence:", *(f"- {quote_text(quote)}" for quote in quotes(outcome.evidence, outcome.view()))]
+            lines += [
+                "Evidence:",
+                *(f"- {format_quote(quote)}" for quote in list_quotes(outcome.evidence, outcome.view())),
+            ]
     lines.append(f"Run: {read.run_id}")
     if isinstance(outcome, ReadResult):
         lines[-1] += f" ({outcome.chunks_read:,} chunks, {outcome.usage.total_tokens:,} tokens)"
@@ -123,7 +126,7 @@ def _answer(result: ReadResult) -> str:
     return "none was written"
 
 
-def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
+def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
     """Return the first quotes as JSON values, each with its location and the surrounding text, without file paths."""
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
@@ -139,7 +142,7 @@ def quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, Any]]:
     return rows
 
 
-def quote_text(quote: Mapping[str, Any]) -> str:
+def format_quote(quote: Mapping[str, Any]) -> str:
     """Format one of `quotes` as one line; a short quote with the surrounding text."""
     is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
@@ -166,14 +169,14 @@ class RunSummary(ToolResult):
     @classmethod
     def of(cls, record: RunRecord, totals: RunTotals) -> RunSummary:
         """Build a summary from the run's entry in the log."""
-        return cls.from_sources(record, totals, began=iso_time(record.began), document=record.document["name"])
+        return cls.from_sources(record, totals, began=format_time(record.began), document=record.document["name"])
 
     def as_text(self) -> str:
         """Return the run as one line of text."""
-        ended = self.stop_reason or "not ended"
+        outcome = self.stop_reason or "not ended"
         answer = "" if self.answer is None else f" -> {shorten_line(self.answer, _MAX_LINE_LENGTH)}"
         return (
-            f"{self.run_id}  {self.began}  {ended}  {shorten_line(self.document, _MAX_LINE_LENGTH)}: "
+            f"{self.run_id}  {self.began}  {outcome}  {shorten_line(self.document, _MAX_LINE_LENGTH)}: "
             f"{shorten_line(self.question, _MAX_LINE_LENGTH)}{answer}"
         )
 
@@ -221,14 +224,14 @@ class RunReport(ToolResult):
             view,
             totals,
             document=view.document["name"],
-            began=None if view.began is None else iso_time(view.began),
+            began=None if view.began is None else format_time(view.began),
             memory=timeline.memory,
-            evidence=replace_surrogates(quotes(view.evidence, view)),
+            evidence=replace_surrogates(list_quotes(view.evidence, view)),
             seconds=round(totals.seconds, 3),
         )
 
 
-def run_text(timeline: Timeline) -> str:
+def format_run(timeline: Timeline) -> str:
     """Return a run as `memagent show` prints it; of a very long text, the beginning and the end."""
     file = io.StringIO()
     Console(file=file, width=_TEXT_WIDTH, color_system=None).print(render_timeline(timeline))
@@ -236,7 +239,7 @@ def run_text(timeline: Timeline) -> str:
     return shortened("\n".join(lines), _MAX_RUN_TEXT, len)
 
 
-def error_message(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error's message for a client, without folders of this machine."""
     return plain(without_folders(str(error)))
 
@@ -259,6 +262,6 @@ def shorten_line(text: str, longest: int = _MAX_LINE_LENGTH) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def iso_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Convert seconds since 1970 to ISO 8601."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

@@ -24,7 +24,7 @@ from memagent_graph.response_format import ResponseFormat
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import Roots, ToolContext
@@ -33,14 +33,14 @@ from memagent_mcp.tool_results import (
     RunListing,
     RunReport,
     RunSummary,
-    answer_data,
-    answer_text,
-    run_text,
+    format_answer,
+    format_run,
+    make_answer_data,
     shorten_line,
 )
 
 MAX_QUESTIONS = 16
-"""How many questions one call may ask; each has its own memory and answer."""
+"""The maximum number of questions in a call. Each has its own memory and answer."""
 
 Result = TypeVar("Result")
 Questions = Annotated[
@@ -161,7 +161,7 @@ class Tools:
         if read is None:
             raise RunError(
                 f"no read with this id is running here: {shorten_line(run_id)}",
-                hint="If it was interrupted, or the server was restarted, resume_read continues it.",
+                hint="If it was interrupted, or the server was restarted, call resume_read to continue it.",
             )
         return await shield_work(self._await_result(context, read, seconds))
 
@@ -173,7 +173,7 @@ class Tools:
                 f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
         await self.active.cancel(read)
-        return await _reading_result(read.document, None, [read])
+        return await _make_reading_result(read.document, None, [read])
 
     async def resume_read(
         self,
@@ -206,16 +206,16 @@ class Tools:
         ] = "",
     ) -> Annotated[CallToolResult, RunListing]:
         """List earlier runs: run ids, documents, questions and answers, newest first."""
-        listing = await asyncio.to_thread(self._newest_runs, limit, contains)
-        return _tool_result(listing, listing.as_text())
+        listing = await asyncio.to_thread(self._list_newest_runs, limit, contains)
+        return _make_result(listing, listing.as_text())
 
     async def show_run(self, run_id: RunId) -> Annotated[CallToolResult, RunReport]:
         """Show how a run got its answer: changes of the memory, supporting passages of the document, and lost notes.
 
         Use it to check an answer, or to see why there is none.
         """
-        report, text = await asyncio.to_thread(self._run_report, run_id)
-        return _tool_result(report, text)
+        report, text = await asyncio.to_thread(self._make_run_report, run_id)
+        return _make_result(report, text)
 
     async def _read_all(
         self,
@@ -262,7 +262,7 @@ class Tools:
             defects = [failure for failure in failures if not isinstance(failure, MemAgentError)]
             if defects or len(failures) == len(reads):
                 raise (defects or failures)[0]
-        return await _reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
+        return await _make_reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
 
     def _find_earlier_read(self, run_id: str) -> ActiveRead:
         """Return an earlier run, to be continued.
@@ -277,22 +277,22 @@ class Tools:
 
     async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
-        progress, reported = _Progress(context, read.document, 1), None
+        progress, last_update = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
             while read.is_running:
                 await read.changed.wait()
-                if read.update is not None and read.update is not reported:
-                    reported = read.update
-                    await progress.advance(0, reported)
+                if read.update is not None and read.update is not last_update:
+                    last_update = read.update
+                    await progress.advance(0, last_update)
         if isinstance(read.outcome, BaseException):
             raise read.outcome
-        return await _reading_result(read.document, None, [read])
+        return await _make_reading_result(read.document, None, [read])
 
     async def _open_document(self, context: ToolContext, path: str, text: str) -> Document:
         if bool(path) == bool(text):
             raise RefusedSourceError(
                 "both a path and a text were given" if path else "neither a path nor a text was given",
-                hint="Give exactly one of the two.",
+                hint="Pass exactly one of them.",
             )
         if path:
             allowed = await self._roots.for_request(context)
@@ -301,7 +301,7 @@ class Tools:
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)
 
-    def _newest_runs(self, limit: int, contains: str) -> RunListing:
+    def _list_newest_runs(self, limit: int, contains: str) -> RunListing:
         """Return the newest runs with a text in the question or the document's name; letter case is ignored."""
         part = contains.casefold()
         runs = self._log.runs()
@@ -311,14 +311,14 @@ class Tools:
         summaries = [RunSummary.of(record, totals[record.run_id]) for record in records]
         return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
-    def _run_report(self, run_id: str) -> tuple[RunReport, str]:
+    def _make_run_report(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
-        timeline = build_timeline(view_of_run(self._log, run_id, self._reader.store))
-        return RunReport.of(timeline), run_text(timeline)
+        timeline = build_timeline(load_run_view(self._log, run_id, self._reader.store))
+        return RunReport.of(timeline), format_run(timeline)
 
 
 class _Progress:
-    """Reports the progress of the reads of one request: the mean share of all reads, 0 to 1. It never decreases.
+    """Reports the progress of the reads of one request: their mean, from 0 to 1. It never decreases.
 
     Args:
         context: the request's context; nothing is reported to a client that did not ask for progress.
@@ -328,15 +328,16 @@ class _Progress:
 
     def __init__(self, context: ToolContext, name: str, reads: int) -> None:
         self._context, self._name = context, plain(name)
-        self._shares = [0.0] * reads
+        self._fractions = [0.0] * reads
 
     async def advance(self, read: int, update: MemoryUpdate) -> None:
         """Report one more update of a read."""
-        self._shares[read] = max(self._shares[read], update.progress or 0.0)
+        self._fractions[read] = max(self._fractions[read], update.progress or 0.0)
         step = "findings merged" if update.chunk_number is None else f"chunk {update.chunk_number}"
-        which = f" for question {read + 1} of {len(self._shares)}" if len(self._shares) > 1 else ""
-        share = sum(self._shares) / len(self._shares)
-        await self._context.report_progress(share, 1.0, f"{self._name}: {step}{which}, {share:.0%} read")
+        count = len(self._fractions)
+        question = f" for question {read + 1} of {count}" if count > 1 else ""
+        mean = sum(self._fractions) / count
+        await self._context.report_progress(mean, 1.0, f"{self._name}: {step}{question}, {mean:.0%} read")
 
 
 async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
@@ -355,15 +356,15 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-async def _reading_result(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
+async def _make_reading_result(document: str, size: int | None, reads: list[ActiveRead]) -> CallToolResult:
     def result() -> CallToolResult:
-        reading = Reading(document=document, document_bytes=size, answers=[answer_data(read) for read in reads])
-        return _tool_result(reading, "\n\n".join(answer_text(read) for read in reads))
+        reading = Reading(document=document, document_bytes=size, answers=[make_answer_data(read) for read in reads])
+        return _make_result(reading, "\n\n".join(format_answer(read) for read in reads))
 
     return await asyncio.to_thread(result)
 
 
-def _tool_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:
+def _make_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structuredContent=report.model_dump(mode="json")
     )

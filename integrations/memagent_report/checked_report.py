@@ -16,22 +16,22 @@ from typing import Final
 from memagent_report.evidence_matrix import (
     Draft,
     EvidenceMatrix,
-    QuotePlace,
+    QuotePosition,
     ReportSentence,
     SourceQuote,
 )
 from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
-from memagent_report.stated_facts import content_stems, facts_of
+from memagent_report.stated_facts import content_stems, extract_facts
 
 _MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
 _MAX_SEARCHED_LENGTH: Final = 2_000_000
-"""How many characters of each document are searched for words in lower case."""
+"""The number of characters of each document that are searched for words in lower case."""
 
 
-def checked_report(
+def build_checked_report(
     report_id: str,
     model: str,
     matrix: EvidenceMatrix,
@@ -50,23 +50,24 @@ def checked_report(
         events: the events so far.
     """
     quotes = list(matrix.quotes())
-    quote_problems: dict[QuotePlace, SentenceProblem | None] = {}
+    quote_problems: dict[QuotePosition, SentenceProblem | None] = {}
     words: set[str] = set()
     for number, source in sources:
         name = matrix.documents[number].name
-        for place, quote in quotes:
-            if place.document == number:
-                quote_problems[place] = quote_problem(quote, source, name)
-        words |= lower_case_words(source)
-    absent = [
+        for position, quote in quotes:
+            if position.document == number:
+                quote_problems[position] = check_quote(quote, source, name)
+        words |= find_lower_case_words(source)
+    absent_quotes = [
         problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
     ]
     is_common = words.__contains__
     sections = []
     for section in draft.sections:
-        pool = [place for place, _ in quotes if place.question in section.questions]
+        section_quotes = [position for position, _ in quotes if position.question in section.questions]
         sentences = tuple(
-            _check_sentence(sentence, pool, matrix, quote_problems, is_common) for sentence in section.sentences
+            _check_sentence(sentence, section_quotes, matrix, quote_problems, is_common)
+            for sentence in section.sentences
         )
         sections.append(replace(section, sentences=sentences))
     return Report(
@@ -78,11 +79,11 @@ def checked_report(
         contradictions=draft.contradictions,
         events=tuple(events),
         quotes_checked=len(quotes),
-        quotes_found=len(quotes) - len(absent),
+        quotes_found=len(quotes) - len(absent_quotes),
     )
 
 
-def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
+def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
     """Return the problem of a quote that is not in its document, or is cut within a sentence; None if it is correct.
 
     Args:
@@ -100,16 +101,16 @@ def quote_problem(quote: SourceQuote, source: SourceText, name: str) -> Sentence
 
 def _check_sentence(
     sentence: ReportSentence,
-    pool: Sequence[QuotePlace],
+    section_quotes: Sequence[QuotePosition],
     matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePlace, SentenceProblem | None],
+    quote_problems: Mapping[QuotePosition, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> ReportSentence:
     """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
     problems = _find_problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
     if not problems or sentence.document is not None:
         return replace(sentence, problems=problems)
-    others = _rank_quotes(sentence.text, pool, matrix)
+    others = _rank_quotes(sentence.text, section_quotes, matrix)
     for count in range(1, len(others) + 1):
         if not _find_problems(sentence.text, others[:count], matrix, quote_problems, is_common):
             return replace(sentence, quotes=tuple(others[:count]), chosen_by_code=True)
@@ -118,20 +119,20 @@ def _check_sentence(
 
 def _find_problems(
     text: str,
-    places: Sequence[QuotePlace],
+    positions: Sequence[QuotePosition],
     matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePlace, SentenceProblem | None],
+    quote_problems: Mapping[QuotePosition, SentenceProblem | None],
     is_common: Callable[[str], bool],
 ) -> tuple[SentenceProblem, ...]:
-    problems = [problem for place in places if (problem := quote_problems[place]) is not None]
-    quotes = [matrix.quote(place).text for place in places if quote_problems[place] is None]
+    problems = [problem for position in positions if (problem := quote_problems[position]) is not None]
+    quotes = [matrix.quote(position).text for position in positions if quote_problems[position] is None]
     if problems and not quotes:
         return tuple(problems)
-    names = [name for place in places for name in document_names(matrix.documents[place.document].name)]
+    names = [name for position in positions for name in list_document_names(matrix.documents[position.document].name)]
     return (*problems, *check_sentence(text, quotes, names=names, is_common=is_common))
 
 
-def document_names(file_name: str) -> list[str]:
+def list_document_names(file_name: str) -> list[str]:
     """Return the names that a sentence may use for a document: its file name with or without the ending.
 
     Names that could be a number or a person's name, as in `2021.txt` and `keller.txt`, are left out: they are facts to
@@ -142,22 +143,22 @@ def document_names(file_name: str) -> list[str]:
     return names + ([stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else [])
 
 
-def _rank_quotes(text: str, pool: Sequence[QuotePlace], matrix: EvidenceMatrix) -> list[QuotePlace]:
+def _rank_quotes(text: str, section_quotes: Sequence[QuotePosition], matrix: EvidenceMatrix) -> list[QuotePosition]:
     """Return the few quotes that share the most words and values with a sentence, best first."""
 
     def terms(passage: str) -> frozenset[str]:
-        facts = facts_of(passage)
+        facts = extract_facts(passage)
         return content_stems(facts) | {number.key for number in facts.numbers}
 
     sentence_terms = terms(text)
 
-    def count_shared(place: QuotePlace) -> int:
-        return len(sentence_terms & terms(matrix.quote(place).text))
+    def count_shared(position: QuotePosition) -> int:
+        return len(sentence_terms & terms(matrix.quote(position).text))
 
-    ranked = sorted(pool, key=lambda place: (-count_shared(place), place))
-    return [place for place in ranked[:_MAX_QUOTES] if count_shared(place)]
+    positions = sorted(section_quotes, key=lambda position: (-count_shared(position), position))
+    return [position for position in positions[:_MAX_QUOTES] if count_shared(position)]
 
 
-def lower_case_words(source: SourceText) -> frozenset[str]:
+def find_lower_case_words(source: SourceText) -> frozenset[str]:
     """Return the words that a document has in lower case. They are not names, even if a sentence begins with one."""
     return frozenset(re.findall(r"(?<![^\W_])[a-z]{2,}", source.text[:_MAX_SEARCHED_LENGTH]))

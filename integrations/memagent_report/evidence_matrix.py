@@ -30,7 +30,7 @@ class CellState(StrEnum):
     STOPPED = "stopped"
     """A limit stopped the read before the document's end."""
     FAILED = "failed"
-    """The document could not be read; see `Cell.error`."""
+    """The document could not be read; see `MatrixCell.error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +101,19 @@ class EvidenceMatrix:
         """Yield the cells of one question, in the order of the documents."""
         return (cell for cell in self.cells if cell.question == question)
 
-    def quotes(self) -> Iterator[tuple[QuotePlace, SourceQuote]]:
-        """Yield every quote with its place."""
+    def quotes(self) -> Iterator[tuple[QuotePosition, SourceQuote]]:
+        """Yield every quote with its position."""
         for cell in self.cells:
             for index, quote in enumerate(cell.quotes):
-                yield QuotePlace(cell.document, cell.question, index), quote
+                yield QuotePosition(cell.document, cell.question, index), quote
 
-    def quote(self, place: QuotePlace) -> SourceQuote:
-        """Return the quote at a place."""
-        return self.cell(place.document, place.question).quotes[place.index]
+    def quote(self, position: QuotePosition) -> SourceQuote:
+        """Return the quote at a position."""
+        return self.cell(position.document, position.question).quotes[position.index]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class QuotePlace:
+class QuotePosition:
     """Identifies a quote: its document, its question, and its position in the cell, all counted from 0."""
 
     document: int
@@ -122,7 +122,7 @@ class QuotePlace:
 
 
 class ReportMode(StrEnum):
-    """Who wrote the sentences."""
+    """The origin of the sentences."""
 
     WRITTEN = "written"
     """The policy writes an outline, then each section from its quotes."""
@@ -135,11 +135,11 @@ class ReportSentence:
     """A sentence, and the quotes that it cites."""
 
     text: str
-    quotes: tuple[QuotePlace, ...]
+    quotes: tuple[QuotePosition, ...]
     document: int | None = None
     """The document whose answer it is, in an extractive report."""
     problems: tuple[SentenceProblem, ...] = ()
-    """What the quotes do not support; empty if the sentence is quoted, or not checked yet."""
+    """The problems that the check found; empty if the sentence is quoted, or not checked yet."""
     chosen_by_code: bool = False
     """Whether the code chose its quotes, because those that the policy cited do not support it."""
 
@@ -176,12 +176,12 @@ class Draft:
     contradictions: tuple[Contradiction, ...] = ()
 
 
-def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> ReportSection:
-    """Return a section whose sentences are those of the cells' answers; each cites the quotes of its cell."""
+def make_extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> ReportSection:
+    """Return a section with the sentences of the cells' answers. Each sentence cites the quotes of its cell."""
     sentences = [
         ReportSentence(
             sentence,
-            tuple(QuotePlace(cell.document, question, index) for index in range(len(cell.quotes))),
+            tuple(QuotePosition(cell.document, question, index) for index in range(len(cell.quotes))),
             cell.document,
         )
         for question in questions
@@ -192,13 +192,15 @@ def extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[in
     return ReportSection(heading, questions, tuple(sentences))
 
 
-def extractive_draft(matrix: EvidenceMatrix) -> Draft:
+def make_extractive_draft(matrix: EvidenceMatrix) -> Draft:
     """Return a draft with a section for each question."""
-    sections = [extractive_section(matrix, question, (number,)) for number, question in enumerate(matrix.questions)]
+    sections = [
+        make_extractive_section(matrix, question, (number,)) for number, question in enumerate(matrix.questions)
+    ]
     return Draft(ReportMode.EXTRACTIVE, tuple(sections))
 
 
-def differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
+def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
     """Yield each pair of different answers to one question; letter case and white space make no difference."""
     for question in range(len(matrix.questions)):
         documents: dict[str, list[int]] = {}

@@ -24,7 +24,7 @@ def writable(text: str) -> str:
     return _UNWRITABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def one_line(text: str) -> str:
+def put_in_one_line(text: str) -> str:
     """Return a text in one line, cleaned by `writable`."""
     return " ".join(writable(text).split())
 
@@ -37,7 +37,7 @@ def spreadsheet_cell(text: str) -> str:
 
 def markdown_text(text: str) -> str:
     """Escape a text, in one line, so that Markdown makes no link, image, HTML, TeX, list or table cell of it."""
-    text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, one_line(text))
+    text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, put_in_one_line(text))
     return _MARKDOWN.sub(_escape_in_markdown, text)
 
 

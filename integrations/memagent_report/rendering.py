@@ -53,21 +53,21 @@ class Manuscript:
 # Markdown
 
 
-def markdown(manuscript: Manuscript) -> str:
+def render_markdown(manuscript: Manuscript) -> str:
     """Return Markdown without links, images, HTML or TeX of documents."""
     head = f"# {markdown_text(manuscript.title)}\n\n{markdown_text(manuscript.summary)}"
-    chapters = ["\n".join(_markdown_lines(chapter)) for chapter in manuscript.chapters]
+    chapters = ["\n".join(_iter_markdown_lines(chapter)) for chapter in manuscript.chapters]
     return "\n\n".join([head, *chapters]) + "\n"
 
 
-def _markdown_lines(chapter: Chapter) -> Iterator[str]:
+def _iter_markdown_lines(chapter: Chapter) -> Iterator[str]:
     yield f"## {markdown_text(chapter.heading)}"
     yield ""
     for passage in chapter.passages:
         number = "" if passage.number is None else f"[{passage.number}] "
         source = f"{markdown_text(passage.source)}: " if passage.source else ""
         quote = f": “{markdown_text(passage.quote)}”" if passage.quote else ""
-        cites = "".join(f"[{cited}]" for cited in passage.cites)
+        cites = "".join(f"[{citation}]" for citation in passage.cites)
         mark = f"**[{markdown_text(passage.mark)}]**" if passage.mark else ""
         line = f"{number}{source}{markdown_text(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
@@ -83,7 +83,7 @@ def _markdown_lines(chapter: Chapter) -> Iterator[str]:
 # HTML
 
 
-def html_page(manuscript: Manuscript) -> str:
+def render_html(manuscript: Manuscript) -> str:
     """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
     style = resource("page.css") + resource("report_page.css", _PACKAGE)
     return fill_template(
@@ -92,45 +92,45 @@ def html_page(manuscript: Manuscript) -> str:
             "policy": content_policy(style),
             "title": page_title(manuscript.title),
             "style": style,
-            "report_id": _html_text(manuscript.report_id),
-            "question": _html_text(manuscript.title),
-            "summary": _html_text(manuscript.summary),
-            "chapters": "\n".join(map(_html_chapter, manuscript.chapters)),
+            "report_id": _escape(manuscript.report_id),
+            "question": _escape(manuscript.title),
+            "summary": _escape(manuscript.summary),
+            "chapters": "\n".join(map(_render_chapter, manuscript.chapters)),
         },
     )
 
 
-def _html_text(text: str) -> str:
+def _escape(text: str) -> str:
     return escape_html(writable(text))
 
 
-def _html_chapter(chapter: Chapter) -> str:
-    parts = [f"<h2>{_html_text(chapter.heading)}</h2>"]
+def _render_chapter(chapter: Chapter) -> str:
+    parts = [f"<h2>{_escape(chapter.heading)}</h2>"]
     if chapter.passages:
-        parts.append(f'<ul class="passages">{"".join(map(_html_passage, chapter.passages))}</ul>')
+        parts.append(f'<ul class="passages">{"".join(map(_render_passage, chapter.passages))}</ul>')
     if chapter.table:
         (_, *heads), *rows = chapter.table
-        columns = "".join(f'<th scope="col">{_html_text(head)}</th>' for head in (chapter.table[0][0], *heads))
+        columns = "".join(f'<th scope="col">{_escape(head)}</th>' for head in (chapter.table[0][0], *heads))
         body = "".join(
-            f'<tr><th scope="row">{_html_text(name)}</th>'
-            + "".join(f"<td>{_html_text(cell)}</td>" for cell in cells)
+            f'<tr><th scope="row">{_escape(name)}</th>'
+            + "".join(f"<td>{_escape(cell)}</td>" for cell in cells)
             + "</tr>"
             for name, *cells in rows
         )
         parts.append(f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>')
     if chapter.note:
-        parts.append(f'<p class="hint">{_html_text(chapter.note)}</p>')
+        parts.append(f'<p class="hint">{_escape(chapter.note)}</p>')
     return f"<section>{''.join(parts)}</section>"
 
 
-def _html_passage(passage: Passage) -> str:
+def _render_passage(passage: Passage) -> str:
     kind = ' class="unquoted"' if passage.mark else ""
     anchor = "" if passage.number is None else f' id="quote-{passage.number}"'
     number = "" if passage.number is None else f"[{passage.number}] "
-    source = f'<span class="source">{_html_text(passage.source)}:</span> ' if passage.source else ""
-    quote = f"<br><q>{_html_text(passage.quote)}</q>" if passage.quote else ""
-    cites = "".join(f'<a class="reference" href="#quote-{cited}">[{cited}]</a>' for cited in passage.cites)
-    mark = f'<span class="mark">{_html_text(passage.mark)}</span>' if passage.mark else ""
-    details = "".join(f"<li>{_html_text(detail)}</li>" for detail in passage.details)
+    source = f'<span class="source">{_escape(passage.source)}:</span> ' if passage.source else ""
+    quote = f"<br><q>{_escape(passage.quote)}</q>" if passage.quote else ""
+    cites = "".join(f'<a class="reference" href="#quote-{citation}">[{citation}]</a>' for citation in passage.cites)
+    mark = f'<span class="mark">{_escape(passage.mark)}</span>' if passage.mark else ""
+    details = "".join(f"<li>{_escape(detail)}</li>" for detail in passage.details)
     below = f"<ul>{details}</ul>" if details else ""
-    return f"<li{kind}{anchor}>{number}{source}{_html_text(passage.text)}{quote}{cites}{mark}{below}</li>"
+    return f"<li{kind}{anchor}>{number}{source}{_escape(passage.text)}{quote}{cites}{mark}{below}</li>"

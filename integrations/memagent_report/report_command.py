@@ -21,8 +21,8 @@ from memagent_graph.cli.options import (
     Quiet,
     ReaderOptions,
     Store,
+    expand_questions,
     open_reader,
-    questions_of,
 )
 
 if TYPE_CHECKING:
@@ -70,12 +70,6 @@ class ReportDocuments(ReaderOptions):
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
     documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
-    report_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Your own id for the report.", show_default="computed from documents, questions and settings"
-        ),
-    ] = None
     out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
         None
     )
@@ -120,7 +114,7 @@ class ReportDocuments(ReaderOptions):
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_report import areport  # noqa: PLC0415
 
-        questions = questions_of(self.ask or ())
+        questions = expand_questions(self.ask or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.settings()
         console.print_policy(settings.policy_reason)
@@ -132,7 +126,7 @@ class ReportDocuments(ReaderOptions):
                 len(documents),
                 lambda show: areport(
                     reader, self.question, documents, questions=questions, extractive=self.extractive,
-                    judge=self.judge, report_id=self.report_id, limits=None if limits == Limits() else limits,
+                    judge=self.judge, limits=None if limits == Limits() else limits,
                     documents_at_once=self.documents_at_once, on_update=show,
                 ),
             )  # fmt: skip
@@ -144,14 +138,14 @@ class ReportDocuments(ReaderOptions):
 
         for event in report.events:
             console.err.print(f"{event.kind.value}: {plain(event.detail)}", markup=False, style="yellow")
-        written: Sequence[Path] = ()
+        paths: Sequence[Path] = ()
         if self.out is not None:
             formats = self.formats or (Format.MD, Format.HTML, Format.CSV)
-            written = write_report(report, self.out, map(str, formats), force=self.force)
-            for path in written:
+            paths = write_report(report, self.out, map(str, formats), force=self.force)
+            for path in paths:
                 console.err.print(f"wrote {path}", markup=False)
         if self.as_json:
-            print_json({**report.to_dict(), "files": [str(path) for path in written]})
+            print_json({**report.to_dict(), "files": [str(path) for path in paths]})
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
         console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")

@@ -14,7 +14,7 @@ from memagent_report.evidence_matrix import (
     Contradiction,
     EvidenceMatrix,
     MatrixCell,
-    QuotePlace,
+    QuotePosition,
     ReportMode,
     ReportSection,
     ReportSentence,
@@ -22,7 +22,7 @@ from memagent_report.evidence_matrix import (
     from_json,
     to_json,
 )
-from memagent_report.rendering import Chapter, Manuscript, Passage, html_page, markdown
+from memagent_report.rendering import Chapter, Manuscript, Passage, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
 """The mark of a sentence that its quotes do not support."""
@@ -61,12 +61,12 @@ class Report:
     matrix: EvidenceMatrix
     sections: tuple[ReportSection, ...]
     contradictions: tuple[Contradiction, ...] = ()
-    """Those that the policy found; empty unless it was asked to judge."""
+    """The contradictions that the policy found; empty unless it was asked to judge."""
     events: tuple[ReportEvent, ...] = ()
     quotes_checked: int = 0
     """The number of quotes in all cells; each was looked up in its document."""
     quotes_found: int = 0
-    """The number of those that are in their document."""
+    """The number of these quotes that are in their document."""
 
     @property
     def sentences(self) -> Iterator[ReportSentence]:
@@ -81,19 +81,19 @@ class Report:
     @cached_property
     def _references(self) -> dict[tuple[int, int, int], Reference]:
         references: dict[tuple[int, int, int], Reference] = {}
-        for place in (place for sentence in self.sentences for place in sentence.quotes):
-            reference = Reference(len(references) + 1, place.document, self.matrix.quote(place))
-            references.setdefault(self._key(place), reference)
+        for position in (position for sentence in self.sentences for position in sentence.quotes):
+            reference = Reference(len(references) + 1, position.document, self.matrix.quote(position))
+            references.setdefault(self._key(position), reference)
         return references
 
-    def _key(self, place: QuotePlace) -> tuple[int, int, int]:
+    def _key(self, position: QuotePosition) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
-        quote = self.matrix.quote(place)
-        return place.document, quote.start_char, quote.end_char
+        quote = self.matrix.quote(position)
+        return position.document, quote.start_char, quote.end_char
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._references[self._key(place)].number for place in sentence.quotes})
+        return sorted({self._references[self._key(position)].number for position in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
@@ -115,7 +115,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was read and found, in a few sentences."""
+        """A summary of the report, in a few sentences."""
         total = self.totals
         explanation = (
             f"{quantity(total['documents'], 'document')} read with {quantity(total['questions'], 'question')}: "
@@ -143,64 +143,66 @@ class Report:
         """Return the report whose values `to_dict` returned.
 
         Raises:
-            msgspec.ValidationError: the values are not those of a report.
+            msgspec.ValidationError: the values do not describe a report.
         """
         computed = {"references", "totals"}
         return from_json({name: value for name, value in values.items() if name not in computed}, cls)
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
-        return markdown(self.manuscript())
+        return render_markdown(self.manuscript())
 
     def to_html(self) -> str:
-        """Return the report as one HTML page that loads nothing from other places."""
-        return html_page(self.manuscript())
+        """Return the report as one HTML page that loads nothing from other positions."""
+        return render_html(self.manuscript())
 
     def manuscript(self) -> Manuscript:
         """Return the content of the report in reading order, for every format."""
-        chapters = [self._section(section) for section in self.sections]
+        chapters = [self._make_chapter(section) for section in self.sections]
         if self.contradictions:
-            pairs = tuple(map(self._contradiction, self.contradictions))
+            pairs = tuple(map(self._make_contradiction_passage, self.contradictions))
             chapters.append(Chapter("Answers that contradict each other, as judged by the policy", pairs))
-        chapters.append(Chapter("Evidence matrix", table=tuple(self._table())))
+        chapters.append(Chapter("Evidence matrix", table=tuple(self._iter_table())))
         if self.references:
-            chapters.append(Chapter("Quotes", tuple(map(self._reference, self.references))))
-        chapters.append(Chapter("How this report was made", tuple(self._notes())))
+            chapters.append(Chapter("Quotes", tuple(map(self._make_quote_passage, self.references))))
+        chapters.append(Chapter("How this report was made", tuple(self._iter_notes())))
         return Manuscript(self.matrix.question, self.report_id, self.summary, tuple(chapters))
 
-    def _section(self, section: ReportSection) -> Chapter:
+    def _make_chapter(self, section: ReportSection) -> Chapter:
         passages = tuple(
             Passage(
                 sentence.text,
                 source="" if sentence.document is None else self.matrix.documents[sentence.document].name,
                 cites=tuple(self.numbers(sentence)),
-                mark=f"{NOT_QUOTED}: {_details(sentence)}" if sentence.problems else "",
+                mark=f"{NOT_QUOTED}: {'; '.join(problem.detail for problem in sentence.problems)}"
+                if sentence.problems
+                else "",
             )
             for sentence in section.sentences
         )
         return Chapter(section.heading, passages, note="" if passages else "(empty: no document gives an answer)")
 
-    def _contradiction(self, contradiction: Contradiction) -> Passage:
+    def _make_contradiction_passage(self, contradiction: Contradiction) -> Passage:
         lines = []
         for group in contradiction.groups:
             names = ", ".join(self.matrix.documents[document].name for document in group)
             lines.append(f"{names}: {self.matrix.cell(group[0], contradiction.question).answer}")
         return Passage(self.matrix.questions[contradiction.question], details=tuple(lines))
 
-    def _table(self) -> Iterator[tuple[str, ...]]:
+    def _iter_table(self) -> Iterator[tuple[str, ...]]:
         yield "Document", *self.matrix.questions
         for number, document in enumerate(self.matrix.documents):
             cells = (self.matrix.cell(number, question) for question in range(len(self.matrix.questions)))
-            yield document.name, *map(_cell_text, cells)
+            yield document.name, *map(_format_cell, cells)
 
-    def _reference(self, reference: Reference) -> Passage:
+    def _make_quote_passage(self, reference: Reference) -> Passage:
         name = self.matrix.documents[reference.document].name
         quote = reference.quote
         page = f"{quote.page}, " if quote.page else ""
         text = f"{name}, {page}characters {quote.start_char:,}-{quote.end_char:,}"
         return Passage(text, number=reference.number, quote=quote.text)
 
-    def _notes(self) -> Iterator[Passage]:
+    def _iter_notes(self) -> Iterator[Passage]:
         total = self.totals
         yield Passage(f"Policy: {self.model}; id: {self.report_id}")
         yield Passage(f"Tokens: {total['prompt_tokens']:,} in, {total['completion_tokens']:,} out")
@@ -209,11 +211,7 @@ class Report:
             yield Passage(f"{event.kind.value}: {event.detail}")
 
 
-def _details(sentence: ReportSentence) -> str:
-    return "; ".join(problem.detail for problem in sentence.problems)
-
-
-def _cell_text(cell: MatrixCell) -> str:
+def _format_cell(cell: MatrixCell) -> str:
     """Return a cell's answer, or why there is none."""
     if cell.state is CellState.ANSWERED:
         return cell.answer or ""

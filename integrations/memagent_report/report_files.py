@@ -26,17 +26,17 @@ _COLUMNS: Final = (
 _QUOTE_GAP: Final = "\n---\n"
 
 
-def matrix_csv(report: Report) -> bytes:
+def format_matrix_csv(report: Report) -> bytes:
     """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     writer.writerow(_COLUMNS)
-    for row in _rows(report):
-        writer.writerow([_csv_value(row[name]) for name in _COLUMNS])
+    for row in _iter_rows(report):
+        writer.writerow([_format_value(row[name]) for name in _COLUMNS])
     return file.getvalue().encode("utf-8-sig", "replace")
 
 
-def _csv_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
     if value is None:
@@ -44,7 +44,7 @@ def _csv_value(value: Any) -> str:
     return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
 
 
-def _rows(report: Report) -> Iterator[dict[str, Any]]:
+def _iter_rows(report: Report) -> Iterator[dict[str, Any]]:
     matrix = report.matrix
     for cell in matrix.cells:
         yield {
@@ -73,7 +73,7 @@ FORMATS: Final[Mapping[str, tuple[str, Callable[[Report], bytes]]]] = {
     "json": (_REPORT_RECORD, lambda report: (json.dumps(report.to_dict(), ensure_ascii=True) + "\n").encode()),
     "md": ("report.md", lambda report: report.to_markdown().encode("utf-8", "replace")),
     "html": ("report.html", lambda report: report.to_html().encode("utf-8", "replace")),
-    "csv": ("matrix.csv", matrix_csv),
+    "csv": ("matrix.csv", format_matrix_csv),
 }
 """By format: the file name, and the function that returns the file's content."""
 
@@ -95,8 +95,8 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     Raises:
         RunError: a file with one of these names does not belong to this report, or the folder cannot be written.
     """
-    chosen = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
-    contents = {file_name: content(report) for file_name, content in chosen}
+    selection = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
+    contents = {file_name: content(report) for file_name, content in selection}
     try:
         private_folder(folder)
         if not force:
@@ -106,7 +106,7 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     except OSError as error:
         raise RunError(
             f"the report cannot be written to {without_folders(str(folder))}: {error.strerror}",
-            hint="Name another folder with --out.",
+            hint="Set --out to another folder.",
         ) from error
     return [folder / name for name in contents]
 
@@ -122,5 +122,5 @@ def _require_own_files(report: Report, folder: Path, names: Iterable[str]) -> No
     if not is_own or any((folder / name).is_symlink() for name in existing_names):
         raise RunError(
             f"{existing_names[0]} already exists in {folder.name} and does not belong to this report",
-            hint="Name another folder with --out, or replace it with --force.",
+            hint="Set --out to another folder, or replace the file with --force.",
         )

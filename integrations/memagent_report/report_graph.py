@@ -30,21 +30,21 @@ from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundEr
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
 from memagent_graph.roles import Role, excess_tokens, prompts_for
 from memagent_graph.trace import MemoryUpdate
-from memagent_report.checked_report import checked_report
+from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
     CellState,
     Draft,
     EvidenceMatrix,
     MatrixCell,
     ReportDocument,
-    extractive_draft,
     from_json,
+    make_extractive_draft,
     to_json,
 )
 from memagent_report.report_data import ReportEvent
@@ -58,7 +58,7 @@ from memagent_report.report_writing import (
     has_prompts_for,
     pairs_to_judge,
 )
-from memagent_report.source_text import SourceText, cell_of
+from memagent_report.source_text import SourceText, cell_from_result
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
@@ -66,7 +66,7 @@ OnUpdate = Callable[[str, str, MemoryUpdate], None]
 _MIN_TOKENS: Final = 64
 """The policy writes nothing if its prompt has room for fewer tokens of material than this."""
 _BEGINNING_BYTES: Final = 600
-"""How much of each document the policy sees when it writes the questions."""
+"""The number of bytes of each document that the policy sees when it writes the questions."""
 
 
 class ReportState(TypedDict, total=False):
@@ -99,11 +99,11 @@ class ReportWork:
         question: the question of the report.
         questions: the questions that every document is read for; if there are none, the policy writes them.
         documents: the documents, which are in the store.
+        runs: the prefix of the ids of the documents' runs. Reports with the same settings share these runs, so a
+            document is not read twice for the same question.
         extractive: whether the sections are the cells' answers, even if the policy could write them.
         judge: whether the policy judges which answers contradict each other.
         limits: the limits of each read.
-        runs: the prefix of the ids of the documents' runs. Reports with the same prefix share these runs, so a document
-            is not read twice for the same question.
         on_update: called with every memory update.
     """
 
@@ -112,10 +112,10 @@ class ReportWork:
     question: str
     questions: tuple[str, ...]
     documents: tuple[ReportDocument, ...]
+    runs: str
     extractive: bool = False
     judge: bool = False
     limits: Limits | None = None
-    runs: str = "cell"
     on_update: OnUpdate | None = field(default=None, repr=False)
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:
@@ -134,18 +134,18 @@ class ReportWork:
         return graph
 
     async def _plan(self, state: ReportState) -> ReportState:
-        """Choose the questions: those of the caller, those of the policy, or the report's own question."""
+        """Choose the questions: the caller's, the policy's, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if reason := await self._reason_unable(ReportPlan(), QUESTIONS):
+        if reason := await self._find_obstacle(ReportPlan(), QUESTIONS):
             detail = f"{reason}; every document is read for the report's question itself"
-            return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
-        beginnings = await asyncio.to_thread(self._beginnings)
+            return {"questions": [self.question], "events": [_event_as_json(EventKind.NOT_PLANNED, detail)]}
+        beginnings = await asyncio.to_thread(self._read_beginnings)
         result = await self._run(ReportPlan(), beginnings, "documents", "plan")
         if result.answer:
             return {"questions": result.answer.splitlines(), "events": []}
         detail = "the policy wrote no question; every document is read for the report's question itself"
-        return {"questions": [self.question], "events": [_event(EventKind.NOT_PLANNED, detail)]}
+        return {"questions": [self.question], "events": [_event_as_json(EventKind.NOT_PLANNED, detail)]}
 
     def _send_documents(self, state: ReportState) -> list[Send]:
         return [
@@ -166,10 +166,10 @@ class ReportWork:
             for question, run_id in zip(distinct_questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
-            # Another report of this process may read the same document. All take the locks in the same order, so
+            # Another report on this event loop may read the same document. All take the locks in the same order, so
             # there is no deadlock.
             for run_id in sorted(run_ids):
-                await stack.enter_async_context(_lock_of(run_id))
+                await stack.enter_async_context(_locks.get().setdefault(run_id, asyncio.Lock()))
             outcomes = dict(
                 zip(distinct_questions, await _run_in_new_context(in_passes(reads, MAX_SHARED_READS)), strict=True)
             )
@@ -178,12 +178,12 @@ class ReportWork:
             raise fatal[0]
         if errors:
             return self._fail(task, without_folders(" ".join(str(errors[0]).split())))
-        source = await asyncio.to_thread(self._source, document)
+        source = await asyncio.to_thread(self._load_source, document)
         cells = []
         for column, question in enumerate(questions):
             result = outcomes[question]
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-            cells.append(to_json(await asyncio.to_thread(cell_of, result, source, number, column)))
+            cells.append(to_json(await asyncio.to_thread(cell_from_result, result, source, number, column)))
         return {"cells": {str(number): cells}}
 
     def _fail(self, task: _ReadTask, error: str) -> ReportState:
@@ -206,50 +206,52 @@ class ReportWork:
 
     async def _write(self, state: ReportState) -> ReportState:
         """Let the policy write the draft; if it has no prompts for that, the draft consists of the cells' answers."""
-        matrix = self._matrix(state)
+        matrix = self._load_matrix(state)
         events: list[Any] = []
         write, judge = not self.extractive, self.judge
         if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
             write = judge = False
-        if write and (reason := await self._reason_unable(ReportWriting(), OUTLINE, SECTION)):
+        if write and (reason := await self._find_obstacle(ReportWriting(), OUTLINE, SECTION)):
             write = False
-            events.append(_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
-        if judge and (reason := await self._reason_unable(ReportWriting(), JUDGE)):
+            events.append(_event_as_json(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
+        if judge and (reason := await self._find_obstacle(ReportWriting(), JUDGE)):
             judge = False
-            events.append(_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
+            events.append(_event_as_json(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
         if judge and (left_out := pairs_to_judge(matrix)[1]):
-            events.append(_event(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared"))
+            events.append(
+                _event_as_json(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared")
+            )
         if not write and not judge:
-            return {"draft": to_json(extractive_draft(matrix)), "events": events}
+            return {"draft": to_json(make_extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
         result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
-        events += [_event(event.kind, event.detail) for event in result.events]
+        events += [_event_as_json(event.kind, event.detail) for event in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
         """Check every quote and sentence, and build the report."""
-        matrix = self._matrix(state)
-        documents = dict.fromkeys(place.document for place, _ in matrix.quotes())
+        matrix = self._load_matrix(state)
+        documents = dict.fromkeys(position.document for position, _ in matrix.quotes())
         # One text at a time, because all of them may not fit in memory.
-        sources = ((number, self._source(matrix.documents[number])) for number in documents)
+        sources = ((number, self._load_source(matrix.documents[number])) for number in documents)
         events = [from_json(event, ReportEvent) for event in state.get("events", ())]
         draft = from_json(state["draft"], Draft)
         report = await asyncio.to_thread(
-            checked_report, self.report_id, self.agent.policy.name, matrix, draft, sources, events
+            build_checked_report, self.report_id, self.agent.policy.name, matrix, draft, sources, events
         )
         return {"report": report.to_dict()}
 
-    def _matrix(self, state: ReportState) -> EvidenceMatrix:
+    def _load_matrix(self, state: ReportState) -> EvidenceMatrix:
         cells = [
             from_json(cell, MatrixCell) for number in range(len(self.documents)) for cell in state["cells"][str(number)]
         ]
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
 
-    def _source(self, document: ReportDocument) -> SourceText:
+    def _load_source(self, document: ReportDocument) -> SourceText:
         assert document.reference is not None  # noqa: S101  only documents in the store have quotes
         return SourceText.of(self.agent.store, document.reference)
 
-    def _beginnings(self) -> str:
+    def _read_beginnings(self) -> str:
         lines = []
         for document in self.documents:
             if document.reference is not None:
@@ -258,7 +260,7 @@ class ReportWork:
                 lines.append(f"{document.name}: {' '.join(start.split())}")
         return "\n".join(lines)
 
-    async def _reason_unable(self, strategy: Strategy, *roles: Role) -> str:
+    async def _find_obstacle(self, strategy: Strategy, *roles: Role) -> str:
         """Return why the policy cannot take these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
@@ -290,10 +292,10 @@ async def _resume_or_read(
     """Continue the run with this id if there is one; otherwise read."""
     if agent.keeps_checkpoints:
         try:
-            return await result_of(agent.astream_resume(run_id, **options), on_update)
+            return await await_result(agent.astream_resume(run_id, **options), on_update)
         except (RunNotFoundError, RunMismatchError):
             pass
-    return await result_of(agent.astream(reference, question, run_id=run_id, **options), on_update)
+    return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
@@ -306,15 +308,10 @@ def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
 _locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)
 
 
-def _lock_of(run_id: str) -> asyncio.Lock:
-    """Return the lock of a run, which all reports on this event loop share."""
-    return _locks.get().setdefault(run_id, asyncio.Lock())
-
-
 async def _run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
     """Run work in a new context, so that LangGraph does not treat its graphs as parts of the graph that is running."""
     return await asyncio.create_task(work, context=Context())
 
 
-def _event(kind: EventKind, detail: str) -> Any:
+def _event_as_json(kind: EventKind, detail: str) -> Any:
     return to_json(ReportEvent(kind, detail))

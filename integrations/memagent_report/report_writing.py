@@ -35,10 +35,10 @@ from memagent_report.evidence_matrix import (
     ReportMode,
     ReportSection,
     ReportSentence,
-    differing_answers,
-    extractive_draft,
-    extractive_section,
+    find_differing_answers,
     from_json,
+    make_extractive_draft,
+    make_extractive_section,
     to_json,
 )
 
@@ -74,7 +74,7 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
             numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
-            outline.append((_one_line(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
+            outline.append((_clean_heading(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -103,11 +103,11 @@ def parse_judgement(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     return ParsedReply(text, word == "CONTRADICT")
 
 
-def _one_line(heading: str) -> str:
+def _clean_heading(heading: str) -> str:
     return " ".join(_INVENTED_REFERENCES.sub("", heading).strip("*#: ").split())[:_MAX_HEADING_LENGTH]
 
 
-def _role(
+def _make_role(
     name: str,
     parse: Callable[[str, Prompts], ParsedReply | ParseFailure],
     *,
@@ -117,14 +117,14 @@ def _role(
     return Role(name, Writes.DECISION, fields, read_template(name), max_tokens=max_tokens, parse=parse, optional=True)
 
 
-QUESTIONS: Final = _role("report_questions", parse_questions)
-OUTLINE: Final = _role("report_outline", parse_outline)
-SECTION: Final = _role("report_section", parse_section, fields=frozenset({"chunk", "heading"}))
-JUDGE: Final = _role("report_judge", parse_judgement, max_tokens=16)
+QUESTIONS: Final = _make_role("report_questions", parse_questions)
+OUTLINE: Final = _make_role("report_outline", parse_outline)
+SECTION: Final = _make_role("report_section", parse_section, fields=frozenset({"chunk", "heading"}))
+JUDGE: Final = _make_role("report_judge", parse_judgement, max_tokens=16)
 
 
 def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, trained_prompts_only: bool) -> bool:
-    """Whether a policy has a prompt for each role.
+    """Return whether a policy has a prompt for each role.
 
     With `trained_prompts_only`, the policy understands only its own prompts, so the package's prompts do not count.
     """
@@ -135,8 +135,8 @@ def custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[st
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    missing = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
-    return templates | missing
+    missing_roles = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
+    return templates | missing_roles
 
 
 # The strategies
@@ -185,7 +185,7 @@ class WritingState(ReaderState):
     sections: NotRequired[Annotated[dict[str, Any], merge_entries]]
     """By section number."""
     pairs: NotRequired[int]
-    """How many pairs of answers are to be judged."""
+    """The number of pairs of answers to judge."""
     judgements: NotRequired[Annotated[dict[str, bool], merge_entries]]
     """By the number of the pair: whether the two answers contradict each other."""
 
@@ -219,12 +219,12 @@ class ReportWriting(Strategy):
         graph.add_node("judge", _judge)
         graph.add_node("put_together", self._put_together)
         graph.add_edge(OPEN, "outline")
-        graph.add_conditional_edges("outline", self._branches, ["write_section", "judge", "put_together"])
+        graph.add_conditional_edges("outline", self._list_branches, ["write_section", "judge", "put_together"])
         graph.add_edge("write_section", "put_together")
         graph.add_edge("judge", "put_together")
         graph.add_edge("put_together", END)
 
-    def _branches(self, state: WritingState) -> str | Sequence[Send]:
+    def _list_branches(self, state: WritingState) -> str | Sequence[Send]:
         parts = [
             branch("write_section", state, f"section {number + 1}", number=number, outline=state["outline"])
             for number in range(len(state.get("outline") or ()))
@@ -236,12 +236,12 @@ class ReportWriting(Strategy):
 
     async def _outline(self, state: WritingState, step: StepContext) -> Change:
         """Ask for the headings. A question that belongs to no heading gets its own section."""
-        matrix, context = _matrix(state, step), step.context
+        matrix, context = _load_matrix(state, step), step.context
         pairs = len(pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
             return {"outline": [], "pairs": pairs}
-        answers, left_out = _fit_lines(_answers(matrix), context, context.budget.chunk_tokens)
-        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_note(left_out, "answers"))
+        answers, left_out = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
+        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_make_note(left_out, "answers"))
         count = len(matrix.questions)
         outline = [
             (heading, [number for number in numbers if number < count]) for heading, numbers in reply.value or ()
@@ -253,12 +253,12 @@ class ReportWriting(Strategy):
 
     async def _put_together(self, state: WritingState, step: StepContext) -> Change:
         """Join the sections to a draft; its JSON is the run's answer."""
-        matrix, sections = _matrix(state, step), state.get("sections") or {}
+        matrix, sections = _load_matrix(state, step), state.get("sections") or {}
         if self.write:
             finished_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
             draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
-            draft = extractive_draft(matrix)
+            draft = make_extractive_draft(matrix)
         pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
@@ -267,16 +267,16 @@ class ReportWriting(Strategy):
 
 def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
     """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
-    pairs = list(differing_answers(matrix))
+    pairs = list(find_differing_answers(matrix))
     return pairs[:_MAX_PAIRS], max(0, len(pairs) - _MAX_PAIRS)
 
 
-def _matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
+def _load_matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
     text = step.context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0)
     return from_json(json.loads(text), EvidenceMatrix)
 
 
-def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
+def _format_answers(matrix: EvidenceMatrix) -> Iterator[str]:
     for number, question in enumerate(matrix.questions):
         yield f"Question {number + 1}: {question}"
         for cell in matrix.column(number):
@@ -284,13 +284,13 @@ def _answers(matrix: EvidenceMatrix) -> Iterator[str]:
             yield f"[{number + 1}] {matrix.documents[cell.document].name}: {' '.join((answer or '').split())}"
 
 
-def _numbered_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]:
+def _format_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator[str]:
     """Yield the quotes for some questions; all quotes of the matrix are numbered from 1."""
-    for number, (place, quote) in enumerate(matrix.quotes(), 1):
-        if place.question in questions:
+    for number, (position, quote) in enumerate(matrix.quotes(), 1):
+        if position.question in questions:
             page = f", {quote.page}" if quote.page else ""
             text = " ".join(quote.text.split())
-            yield f'[q{number}] {matrix.documents[place.document].name}{page}: "{text}"'
+            yield f'[q{number}] {matrix.documents[position.document].name}{page}: "{text}"'
 
 
 def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) -> tuple[str, int]:
@@ -307,28 +307,28 @@ def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) ->
     return "\n".join(prompt_lines), left_out
 
 
-def _note(left_out: int, what: str) -> tuple[EventKind, str] | None:
+def _make_note(left_out: int, what: str) -> tuple[EventKind, str] | None:
     if not left_out:
         return None
     return EventKind.SHORTENED_CHUNK, f"{left_out} {what} did not fit into the prompt"
 
 
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
-    matrix, number = _matrix(state, step), state["number"]
+    matrix, number = _load_matrix(state, step), state["number"]
     heading, questions = state["outline"][number]
-    quotes, left_out = _fit_lines(_numbered_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
+    quotes, left_out = _fit_lines(_format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens)
     if not quotes:
-        return {"sections": {str(number): to_json(extractive_section(matrix, heading, tuple(questions)))}}
+        return {"sections": {str(number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
     short_heading = step.context.beginning(heading, step.context.budget.memory_tokens)
     reply = await step.ask(
-        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_note(left_out, "quotes")
+        SECTION, chunk=quotes, heading=short_heading, slot=number, parents=(), note=_make_note(left_out, "quotes")
     )
     if reply.value is None:
-        section = extractive_section(matrix, heading, tuple(questions))
+        section = make_extractive_section(matrix, heading, tuple(questions))
     else:
-        places = [place for place, _ in matrix.quotes()]
+        positions = [position for position, _ in matrix.quotes()]
         sentences = [
-            ReportSentence(text, tuple(places[number - 1] for number in numbers if 0 < number <= len(places)))
+            ReportSentence(text, tuple(positions[number - 1] for number in numbers if 0 < number <= len(positions)))
             for text, numbers in reply.value
         ]
         section = ReportSection(heading, tuple(questions), tuple(sentences))
@@ -337,18 +337,18 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
 
 async def _judge(state: WritingBranch, step: StepContext) -> Change:
     """Ask whether two answers contradict each other; each is shown with its best quote."""
-    matrix, number = _matrix(state, step), state["number"]
+    matrix, number = _load_matrix(state, step), state["number"]
     pair = pairs_to_judge(matrix)[0][number]
     max_tokens = step.context.budget.chunk_tokens // 2 - 1
     statements = [
-        step.context.beginning(_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
+        step.context.beginning(_format_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups
     ]
     question = matrix.questions[pair.question]
     reply = await step.ask(JUDGE, chunk="\n".join(statements), question=question, slot=number, parents=())
     return {"judgements": {str(number): bool(reply.value)}}
 
 
-def _statement(matrix: EvidenceMatrix, question: int, document: int) -> str:
+def _format_statement(matrix: EvidenceMatrix, question: int, document: int) -> str:
     cell = matrix.cell(document, question)
     quote = f' (quote: "{" ".join(cell.quotes[0].text.split())}")' if cell.quotes else ""
     return f"{matrix.documents[document].name}: {' '.join((cell.answer or '').split())}{quote}"

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
-from memagent_graph.errors import DocumentError, MemAgentError, RunMismatchError
+from memagent_graph.errors import DocumentError, MemAgentError
 from memagent_graph.plain_text import without_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
-from memagent_graph.storage.checkpoints import lease_of
+from memagent_graph.storage.checkpoints import hold_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
@@ -38,14 +38,13 @@ async def areport(
     questions: Iterable[str] = (),
     extractive: bool = False,
     judge: bool = False,
-    report_id: str | None = None,
     limits: Limits | None = None,
     documents_at_once: int = DOCUMENTS_AT_ONCE,
     on_update: OnUpdate | None = None,
 ) -> Report:
     """Read every document for the same questions, and write a report from the answers and their quotes alone.
 
-    By default, the report's id is a digest of the documents' text, the questions and the settings. With checkpoints,
+    The report's id is a digest of the documents' text, the questions and the settings. With checkpoints,
     the same call continues a report that was killed or failed. If the report is finished, the call returns it without
     calling the policy. Documents that another report has read for the same questions and settings are not read again.
 
@@ -61,8 +60,6 @@ async def areport(
         extractive: use the cells' answers as sections; otherwise the policy writes them, if it has prompts for this.
         judge: let the policy judge, pair by pair, whether different answers contradict each other. Without it, the
             report lists no contradictions.
-        report_id: your own id. The report then shares no reads with reports of another id, and it cannot be continued
-            with other documents or settings.
         limits: limits of each read; there is one read for each question and document.
         documents_at_once: how many documents are read at the same time.
         on_update: called with a document's name, a question, and each memory update of that read.
@@ -71,14 +68,14 @@ async def areport(
         MemAgentError, BudgetError: a question is empty or too long; nothing was read.
         DocumentError: no document can be read; this is the error of the first one.
         PolicyError: a call failed. With checkpoints, the same call continues the report.
-        RunError: another process is writing this report, or `report_id` belongs to another report or a run.
+        RunError: another process is writing this report.
     """
     context = await agent.aprepare()
     check_question(question, context)
     questions = list(questions)
     checked_questions = tuple(check_questions(questions, context)) if questions else ()
     if documents_at_once < 1:
-        raise MemAgentError(f"documents_at_once is {documents_at_once}", hint="Use 1 or more.")
+        raise MemAgentError(f"documents_at_once must be at least 1, got {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
@@ -97,9 +94,8 @@ async def areport(
         "wording": custom_templates(context.prompts, trained_prompts_only=context.trained_prompts_only),
         **reads,
     }
-    digest = _digest(identity)
     work = ReportWork(
-        report_id=report_id or f"report-{digest[:20]}",
+        report_id=f"report-{_digest(identity)[:20]}",
         agent=agent,
         question=question,
         questions=checked_questions,
@@ -107,11 +103,11 @@ async def areport(
         extractive=extractive,
         judge=judge,
         limits=limits,
-        runs=report_id or f"cell-{_digest(reads)[:8]}",
+        runs=f"cell-{_digest(reads)[:8]}",
         on_update=on_update,
     )
     # In a new context: in a node or tool of another graph, LangGraph would treat this graph as a part of that one.
-    task = asyncio.create_task(_run_report(work, digest, documents_at_once), context=Context())
+    task = asyncio.create_task(_run_report(work, documents_at_once), context=Context())
     return Report.from_dict(await task)
 
 
@@ -122,41 +118,22 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def _run_report(work: ReportWork, digest: str, documents_at_once: int) -> dict[str, Any]:
+async def _run_report(work: ReportWork, documents_at_once: int) -> dict[str, Any]:
     """Begin the report, or continue it if it exists; return its values."""
     saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
-    config: Any = {
-        "configurable": {"thread_id": work.report_id},
-        "max_concurrency": documents_at_once,
-        "metadata": {"report": digest},
-    }
+    config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": documents_at_once}
     state: ReportState | None = {}
-    with lease_of(saver, work.report_id):
+    with hold_run(saver, work.report_id):
         if saver is not None:
             snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:
-                _require_same(snapshot.metadata, digest, work.report_id)
                 if "report" in snapshot.values:
                     return dict(snapshot.values["report"])
                 state = None if snapshot.next else {}
         options: dict[str, Any] = {"durability": "sync"} if saver is not None else {}
         end = await graph.ainvoke(state, config, **options)
     return dict(end["report"])
-
-
-def _require_same(metadata: Any, digest: str, report_id: str) -> None:
-    """Refuse to continue a report with other documents, questions or settings.
-
-    Raises:
-        RunMismatchError: the id belongs to another report, or to a run.
-    """
-    if (metadata or {}).get("report") != digest:
-        raise RunMismatchError(
-            "this id already belongs to a run, or to a report with other documents, questions or settings",
-            hint="Choose another id, or give none: then it is computed from documents, questions and settings.",
-            run_id=report_id,
-        )
 
 
 async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -> tuple[ReportDocument, ...]:
@@ -166,7 +143,7 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         DocumentError: there are none, or none can be read.
     """
     if not sources:
-        raise DocumentError("there are no documents", hint="Give at least one.")
+        raise DocumentError("there are no documents", hint="Pass at least one.")
     replace_undecodable = (await agent.aprepare()).replace_undecodable
     failures: list[DocumentError] = []
     report_documents: list[ReportDocument] = []
@@ -178,13 +155,13 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
         except DocumentError as error:
             failures.append(error)
             message = without_folders(" ".join(str(error).split()))
-            report_documents.append(ReportDocument(_name_of(source), None, message))
+            report_documents.append(ReportDocument(_get_display_name(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]
     return _with_different_names(report_documents)
 
 
-def _name_of(source: DocumentSource) -> str:
+def _get_display_name(source: DocumentSource) -> str:
     if isinstance(source, Document):
         return source.name
     return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"
@@ -193,12 +170,12 @@ def _name_of(source: DocumentSource) -> str:
 def _with_different_names(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
     """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
     names: set[str] = set()
-    renamed = []
+    unique_documents = []
     for document in documents:
         name, number = document.name, 1
         while name in names:
             number += 1
             name = f"{document.name} ({number})"
         names.add(name)
-        renamed.append(replace(document, name=name))
-    return tuple(renamed)
+        unique_documents.append(replace(document, name=name))
+    return tuple(unique_documents)

@@ -17,12 +17,12 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_graph.provenance.overlap import content_words
-from memagent_report.stated_facts import Date, Facts, content_stems, facts_of, stem
+from memagent_report.stated_facts import Date, Facts, content_stems, extract_facts, stem
 
-_MIN_SHARED: Final = 0.5
-"""Minimum share of a sentence's words and values that must be in its quotes."""
-_COPY_SHARE: Final = 0.7
-"""A sentence repeats a quote if this share of its words is in the quote, in the same order."""
+_MIN_OVERLAP: Final = 0.5
+"""Minimum fraction of a sentence's words and values that must be in its quotes."""
+_COPY_FRACTION: Final = 0.7
+"""A sentence repeats a quote if this fraction of its words is in the quote, in the same order."""
 _NEGATIONS: Final = frozenset(
     {"not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing"}
 )
@@ -80,18 +80,18 @@ def check_sentence(
     names: Iterable[str] = (),
     is_common: Callable[[str], bool] = lambda word: False,
 ) -> tuple[SentenceProblem, ...]:
-    """Return what the quotes of a sentence do not support; empty if the sentence is quoted.
+    """Return the problems of a sentence that its quotes do not support; empty if the sentence is quoted.
 
     Args:
         sentence: the sentence.
         quotes: passages of documents, word for word.
-        names: the names of the quoted documents, which the sentence may mention; see `checked_report.document_names`.
+        names: the names of the quoted documents, which the sentence may mention; see `list_document_names`.
         is_common: whether a word, in lower case, is an ordinary word and therefore not a name at the beginning of a
             sentence; for example because the documents contain it in lower case.
     """
     if not quotes:
         return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
-    facts, quote_facts = facts_of(_replace_names(sentence, names)), [facts_of(quote) for quote in quotes]
+    facts, quote_facts = extract_facts(_replace_names(sentence, names)), [extract_facts(quote) for quote in quotes]
     text = facts.text.casefold().rstrip(". ")
     if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()
@@ -119,10 +119,10 @@ def _check_quotations(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Se
 
 
 def _check_numbers(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
-    quoted = {value for quote in quote_facts for number in quote.numbers for value in number.readings}
-    quoted |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
+    quoted_values = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
+    quoted_values |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
-        if not number.readings & quoted:
+        if not number.possible_values & quoted_values:
             yield SentenceProblem(
                 ProblemKind.NUMBER, f"{facts.text[number.start : number.end]} is in none of its quotes"
             )
@@ -136,7 +136,7 @@ def _check_dates(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
 
 
 def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
-    """Whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
+    """Return whether a quote states the date in two parts, as in "from 3 to 5 March 2021" or "in 2021, on 3 March"."""
     for quote in quote_facts:
         numbers = {int(number.value) for number in quote.numbers if 1 <= number.value < 3000}
         for other in quote.dates:
@@ -159,45 +159,45 @@ def _check_names(
             continue
         if word.is_first and (word.text in words | _OPENERS or is_common(word.text) or not _has_content(word.text)):
             continue
-        if word.is_name and word.text in words and _in_title_case(facts):
+        if word.is_name and word.text in words and _is_in_title_case(facts):
             continue
         yield SentenceProblem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
 
 
 def _has_content(word: str) -> bool:
-    """Whether a word is not a function word."""
+    """Return whether a word is not a function word."""
     return word in content_words((word, "x"))
 
 
-def _in_title_case(facts: Facts) -> bool:
-    """Whether most words have a capital, as in a title, so that a capital does not indicate a name."""
+def _is_in_title_case(facts: Facts) -> bool:
+    """Return whether most words have a capital, as in a title, so that a capital does not indicate a name."""
     words = [word for word in facts.words if len(word.text) > 3]
     return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
 
 
 def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
     """Find a changed word in a sentence that repeats a quote; in others, too many words that are in no quote."""
-    sentence, quotes = _terms(facts), [_terms(quote) for quote in quote_facts]
+    sentence, quotes = _list_terms(facts), [_list_terms(quote) for quote in quote_facts]
     matchers = [SequenceMatcher(None, sentence, quote, autojunk=False) for quote in quotes]
-    shared = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
-    best = shared.index(max(shared))
-    if shared[best] >= _COPY_SHARE * len(sentence):
+    overlaps = [sum(block.size for block in matcher.get_matching_blocks()) for matcher in matchers]
+    best = overlaps.index(max(overlaps))
+    if overlaps[best] >= _COPY_FRACTION * len(sentence):
         if change := _find_change(sentence, quotes[best], matchers[best]):
             yield SentenceProblem(
                 ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
             )
         return
     stems = content_stems(facts)
-    missing = stems.difference(*map(content_stems, quote_facts))
+    missing_stems = stems.difference(*map(content_stems, quote_facts))
     # The earlier checks found all numbers and dates in the quotes.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
-    if stems and len(missing) > (1 - _MIN_SHARED) * total:
+    if stems and len(missing_stems) > (1 - _MIN_OVERLAP) * total:
         yield SentenceProblem(
-            ProblemKind.WORDS, f"{len(missing)} of its {total} words and values are in none of its quotes"
+            ProblemKind.WORDS, f"{len(missing_stems)} of its {total} words and values are in none of its quotes"
         )
 
 
-def _terms(facts: Facts) -> list[str]:
+def _list_terms(facts: Facts) -> list[str]:
     """Return the words and numbers in their order."""
     numbers = ((number.start, number.key) for number in facts.numbers)
     return [term for _, term in sorted([*numbers, *((word.start, word.text) for word in facts.words)])]

@@ -17,7 +17,7 @@ from memagent_graph.provenance.overlap import quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, content_stems, facts_of, stem
+from memagent_report.stated_facts import Facts, content_stems, extract_facts, stem
 
 MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
@@ -30,7 +30,7 @@ _ABBREVIATION: Final = re.compile(
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec|approx|ca|Rev|Gen|Col|Vol|v)$"
 )
 _SEARCH_RADIUS: Final = 1500
-"""How many characters on each side of a passage are searched for the ends of its sentence."""
+"""The number of characters on each side of a passage that are searched for the ends of its sentence."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SourceText:
         return begin, finish, False
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Whether a passage begins and ends where a sentence, a list item or a table row does."""
+        """Return whether a passage begins and ends where a sentence, a list item or a table row does."""
         begin, finish, whole = self.sentence(start, end)
         if (begin, finish) == (start, end):
             return whole
@@ -119,7 +119,7 @@ _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 """The weights of the answer's words, and of the names, numbers and dates in it; a word of the question has 1."""
 
 
-def cell_of(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
+def cell_from_result(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
     """Return the cell for one read.
 
     Its quotes are the whole sentences around the passages behind the memory (see `RunView.provenance`). Those that
@@ -152,7 +152,7 @@ def cell_of(result: ReadResult, source: SourceText, document: int, question: int
 
 
 def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
-    answer, question_stems = facts_of(result.answer or ""), content_stems(facts_of(result.question))
+    answer, question_stems = extract_facts(result.answer or ""), content_stems(extract_facts(result.question))
     spans: dict[tuple[int, int], bool] = {}
     for evidence in result.view().provenance.evidence:
         # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
@@ -162,13 +162,13 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         for passage in ((evidence.start_char, evidence.end_char), *others):
             start, end, whole = source.sentence(*passage)
             spans.setdefault((start, end), whole)
-    weights = _weights(answer)
-    candidates = {span: _matches(source.text[slice(*span)], weights, question_stems) for span in spans}
+    weights = _weigh_terms(answer)
+    candidates = {span: _find_terms(source.text[slice(*span)], weights, question_stems) for span in spans}
     quotes: list[SourceQuote] = []
     covered: set[str] = set()
     while candidates and len(quotes) < _MAX_QUOTES:
-        best = max(candidates, key=lambda span: (_gain(candidates[span], weights, covered), -span[0]))
-        gain = _gain(candidates[best], weights, covered)
+        best = max(candidates, key=lambda span: (_compute_gain(candidates[span], weights, covered), -span[0]))
+        gain = _compute_gain(candidates[best], weights, covered)
         if gain <= 0 or (quotes and not (candidates[best] & weights.keys()) - covered):
             break
         covered |= candidates.pop(best)
@@ -176,25 +176,25 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
     return tuple(quotes)
 
 
-def _weights(answer: Facts) -> dict[str, int]:
+def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
     weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
     for word in answer.names:
         weights[stem(word.text)] = _FACT_WEIGHT
-    return weights | dict.fromkeys(_values(answer), _FACT_WEIGHT)
+    return weights | dict.fromkeys(_list_values(answer), _FACT_WEIGHT)
 
 
-def _values(facts: Facts) -> list[str]:
+def _list_values(facts: Facts) -> list[str]:
     dates = [f"{part}" for date in facts.dates for part in (date.year, date.month, date.day) if part is not None]
     return [number.key for number in facts.numbers] + dates
 
 
-def _matches(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
+def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
     """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
-    facts = facts_of(text)
-    terms = {*content_stems(facts), *_values(facts)}
+    facts = extract_facts(text)
+    terms = {*content_stems(facts), *_list_values(facts)}
     return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
 
 
-def _gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
+def _compute_gain(matches: set[str], weights: dict[str, int], covered: set[str]) -> int:
     return sum(weights.get(term, 1) for term in matches - covered)

@@ -42,13 +42,13 @@ class Number:
     value: Decimal
     start: int
     end: int
-    shared: Decimal | None = None
+    joint_value: Decimal | None = None
     """Its value if it shares the magnitude of the next number, as 3 does in "3 to 5 million euros"."""
 
     @property
-    def readings(self) -> frozenset[Decimal]:
+    def possible_values(self) -> frozenset[Decimal]:
         """Its possible values."""
-        return frozenset((self.value, self.value if self.shared is None else self.shared))
+        return frozenset((self.value, self.value if self.joint_value is None else self.joint_value))
 
     @property
     def key(self) -> str:
@@ -67,7 +67,7 @@ class Date:
     end: int
 
     def is_within(self, other: Date) -> bool:
-        """Whether the other date states every part that this one states."""
+        """Return whether the other date states every part that this one states."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
         return all(mine is None or mine == theirs for mine, theirs in pairs)
 
@@ -94,7 +94,7 @@ class Facts:
     numbers: tuple[Number, ...]
     dates: tuple[Date, ...]
     words: tuple[Word, ...]
-    """All words except those of numbers and dates; also words of letters and digits, such as Q3."""
+    """All words that are not part of a number or a date, including words with digits, such as Q3."""
 
     @property
     def names(self) -> tuple[Word, ...]:
@@ -103,7 +103,7 @@ class Facts:
 
 
 @lru_cache(maxsize=4096)
-def facts_of(text: str) -> Facts:
+def extract_facts(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
     text = normalize_text(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
@@ -228,14 +228,14 @@ def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) ->
 
 def _share_magnitudes(text: str, numbers: list[Number]) -> Iterator[Number]:
     """Yield the numbers in order; a number before "to" or "and" may share the next number's magnitude."""
-    ordered = sorted(numbers, key=lambda number: number.start)
-    for number, following in zip(ordered, [*ordered[1:], None], strict=False):
+    sorted_numbers = sorted(numbers, key=lambda number: number.start)
+    for number, following in zip(sorted_numbers, [*sorted_numbers[1:], None], strict=False):
         if following is None or not _JOINS.fullmatch(text[number.end : following.start]):
             yield number
             continue
         words = (word.lower() for word in re.findall(r"[A-Za-z]+", text[following.start : following.end]))
         factor = next((_MAGNITUDES[word] for word in words if word in _MAGNITUDES), Decimal(1))
-        yield replace(number, shared=number.value * factor)
+        yield replace(number, joint_value=number.value * factor)
 
 
 _JOINS: Final = re.compile(r"\s?(?:-|to|and|or|,)\s?")
@@ -257,13 +257,10 @@ def _find_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
         word = match[0]
         has_capital = word[0].isupper() and len(word) > 1 and not in_capitals
         is_acronym = has_capital and any(map(str.isupper, word[1:]))
-        is_first = has_capital and not is_acronym and _begins_sentence(text, match.start())
+        begins_sentence = _SENTENCE_START.search(text, max(0, match.start() - 8), match.start()) is not None
+        is_first = has_capital and not is_acronym and begins_sentence
         lower = re.sub(r"'s?$", "", word.casefold())
         yield Word(lower, *match.span(), is_name=has_capital and not is_first, is_first=is_first)
-
-
-def _begins_sentence(text: str, start: int) -> bool:
-    return _SENTENCE_START.search(text, max(0, start - 8), start) is not None
 
 
 def stem(word: str) -> str:

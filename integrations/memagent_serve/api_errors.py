@@ -28,8 +28,10 @@ _TYPES: Final = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_LATER: Final = {"Retry-After": "5"}
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE})
+_RETRY_HEADERS: Final = {"Retry-After": "5"}
+_DISK_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
+)
 _PRIVATE: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\s/:'\",]+/)+[^\s/:'\",]*")
 """Addresses inside the network, and absolute paths."""
 
@@ -41,7 +43,7 @@ class ApiError(Exception):
     status: int
     """The HTTP status."""
     message: str
-    """What happened, and what to do."""
+    """The problem and the remedy."""
     code: str | None = field(default=None, kw_only=True)
     """The API's short name for it."""
     param: str | None = field(default=None, kw_only=True)
@@ -73,30 +75,34 @@ def too_busy(message: str, seconds: int) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 
 
-def stopping() -> ApiError:
+def stopping_error() -> ApiError:
     """Return the error for a request that the end of the server interrupts."""
-    words = "the server is stopping; send the same request again later, and a read continues where it was"
-    return ApiError(503, words, code="server_stopping", headers=_LATER)
+    message = "the server is stopping; send the same request again later, and a read continues where it was"
+    return ApiError(503, message, code="server_stopping", headers=_RETRY_HEADERS)
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return a reader's failure as an error of the API: without folders and addresses of this server, and without the
-    message of an error from outside the package. Those that may pass have a status that clients try again.
+    """Convert an error to an error of the API.
+
+    Folders and addresses of this server are hidden, and so are the messages of errors from other packages. Temporary
+    errors have a status that clients retry.
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         error = DocumentStoreError(str(error))
-    for kinds, status, code, words in _FAILURES:
+    for kinds, status, code, template in _FAILURES:
         if isinstance(error, kinds):
-            message = words.format(_PRIVATE.sub("[hidden]", str(error)))
-            return ApiError(status, message, code=code, headers=_LATER if status in {503, 507} else None)
-    return ApiError(500, f"the server failed ({type(error).__name__}); its log says more", code="internal")
+            message = template.format(_PRIVATE.sub("[hidden]", str(error)))
+            return ApiError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
+    return ApiError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
 
 
-_DISK: Final = "the server cannot use its disk now, which may be full; its log says more. Send the request again later"
+_DISK_MESSAGE: Final = (
+    "the server cannot use its disk now, which may be full; see its log. Send the request again later"
+)
 _FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
-    ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK),
+    ((DocumentStoreError, CheckpointError, RunLogError), 507, "insufficient_storage", _DISK_MESSAGE),
     ((DocumentError, MissingExtraError), 400, "document_not_readable", "{}"),
     ((PolicyUnreachableError, PolicyOverloadedError), 503, "policy_server_unavailable", "{}"),
     (PolicyAuthenticationError, 502, "policy_server_failed", "the policy server refused this server's key"),
@@ -104,4 +110,4 @@ _FAILURES: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ...]] = (
     (RunHeldError, 503, "read_in_use", "{}"),
     (MemAgentError, 500, "read_failed", "{}"),
 )
-"""Errors of the reader: the first that fits."""
+"""Status, code and message by kinds of errors. The first match is used."""

@@ -30,7 +30,7 @@ from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
-from memagent_serve.keys import Owner, installation_secret
+from memagent_serve.keys import Owner, load_secret
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
@@ -40,7 +40,7 @@ from memagent_serve.short_requests import bad_gateway_on_error, pass_on
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_SECONDS: Final = 5.0
-_NEWEST: Final = 100
+_MAX_LISTED_READS: Final = 100
 _MIN_FREE_BYTES: Final = 16 << 20
 _FORM_BYTES: Final = 1 << 16
 """The maximum size of an upload's form besides the file."""
@@ -63,7 +63,7 @@ class ServerResources:
         self.ledger = Ledger(self.settings.folder / "reads.sqlite")
         settings = self.settings
         needs_salts = len(settings.keys) > 1 and isinstance(self.reader.policy, OpenAICompatiblePolicy)
-        secret = installation_secret(settings.folder) if needs_salts else None
+        secret = load_secret(settings.folder) if needs_salts else None
         self.manager = ReadManager(self.reader, self.ledger, settings, self.metrics, secret=secret)
         self.uploads = Uploads(
             settings.folder / "files",
@@ -120,7 +120,7 @@ def make_app(
         )
         middleware.insert(0, cors)
     app = Starlette(
-        routes=[*_routes(serving), *routes],
+        routes=[*_make_routes(serving), *routes],
         middleware=middleware,
         exception_handlers={HTTPException: _error_response},
         lifespan=lifespan,
@@ -129,7 +129,7 @@ def make_app(
     return app
 
 
-def owner_of(request: Request) -> Owner:
+def get_owner(request: Request) -> Owner:
     """Return the owner of a request's key."""
     owner = request.state.owner
     assert isinstance(owner, Owner)  # noqa: S101  the guard puts it there
@@ -142,7 +142,7 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
     Raises:
         ApiError: there is none, it is too large, or it does not arrive.
     """
-    owner, settings = owner_of(request), serving.settings
+    owner, settings = get_owner(request), serving.settings
     limit = (owner.max_bytes or settings.storage) + _FORM_BYTES
     with serving.upload_quota.reservation(owner) as reserve:
         receive = limit_body(request.receive, limit, settings.idle_seconds, settings.body_seconds, reserve=reserve)
@@ -154,94 +154,94 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
             return await asyncio.to_thread(serving.uploads.add, owner, file.filename, purpose, file.file)
 
 
-def _routes(serving: ServerResources) -> list[Route]:
+def _make_routes(serving: ServerResources) -> list[Route]:
     reader, manager, uploads = serving.reader, serving.manager, serving.uploads
 
-    async def completions(request: Request) -> Response:
-        return await serving.completions.respond(request, owner_of(request))
+    async def create_completion(request: Request) -> Response:
+        return await serving.completions.respond(request, get_owner(request))
 
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": await _served_models(reader)})
+    async def list_models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": await _list_models(reader)})
 
-    async def model(request: Request) -> Response:
+    async def get_model(request: Request) -> Response:
         model_id = request.path_params["name"]
-        for entry in await _served_models(reader):
+        for entry in await _list_models(reader):
             if entry.get("id") == model_id:
                 return JSONResponse(entry)
         raise not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
 
-    async def responses(request: Request) -> Response:
+    async def refuse_responses(request: Request) -> Response:
         raise not_found(
             "the Responses API is not served here; use /v1/chat/completions, which reads requests of any length",
             "unsupported_api",
         )
 
-    async def upload(request: Request) -> Response:
+    async def add_file(request: Request) -> Response:
         return JSONResponse((await store_upload(serving, request)).body())
 
-    async def files(request: Request) -> Response:
-        stored = await asyncio.to_thread(uploads.list_files, owner_of(request))
-        return JSONResponse({"object": "list", "data": [file.body() for file in stored], "has_more": False})
+    async def list_files(request: Request) -> Response:
+        entries = await asyncio.to_thread(uploads.list_files, get_owner(request))
+        return JSONResponse({"object": "list", "data": [file.body() for file in entries], "has_more": False})
 
-    async def file(request: Request) -> Response:
-        return JSONResponse(uploads.get(owner_of(request), request.path_params["id"]).body())
+    async def get_file(request: Request) -> Response:
+        return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).body())
 
-    async def file_content(request: Request) -> Response:
-        path = uploads.content(owner_of(request), request.path_params["id"])
+    async def get_file_content(request: Request) -> Response:
+        path = uploads.content(get_owner(request), request.path_params["id"])
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete_file(request: Request) -> Response:
         file_id = request.path_params["id"]
-        await asyncio.to_thread(uploads.delete, owner_of(request), file_id)
+        await asyncio.to_thread(uploads.delete, get_owner(request), file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
-    async def reads(request: Request) -> Response:
-        entries = await asyncio.to_thread(serving.ledger.list_of_owner, owner_of(request).name, newest=_NEWEST)
+    async def list_reads(request: Request) -> Response:
+        entries = await asyncio.to_thread(serving.ledger.list_reads, get_owner(request).name, newest=_MAX_LISTED_READS)
         return JSONResponse({"object": "list", "data": [_read_object(entry) for entry in entries]})
 
-    async def read(request: Request) -> Response:
-        owner, run_id = owner_of(request), request.path_params["id"]
+    async def get_read(request: Request) -> Response:
+        owner, run_id = get_owner(request), request.path_params["id"]
         entry = await asyncio.to_thread(serving.ledger.get, owner.name, run_id)
         if entry is None:
             raise not_found("there is no such read")
         return JSONResponse(_read_object(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
-        running = manager.find(owner_of(request), request.path_params["id"])
+        running = manager.find(get_owner(request), request.path_params["id"])
         if running is not None:
             await manager.cancel(running)
-        return await read(request)
+        return await get_read(request)
 
-    async def health(request: Request) -> Response:
+    async def get_health(request: Request) -> Response:
         usage = await asyncio.to_thread(shutil.disk_usage, serving.settings.folder)
         parts = {
             "server": "ok",
-            "policy": await _policy_health(reader),
-            "reads": await _ledger_health(serving.ledger),
+            "policy": await _check_policy(reader),
+            "reads": await _check_ledger(serving.ledger),
             "disk": "ok" if usage.free >= _MIN_FREE_BYTES else "its disk is full",
         }
-        is_well = all(part == "ok" for part in parts.values())
-        return JSONResponse({"status": "ok" if is_well else "failed", "parts": parts}, 200 if is_well else 503)
+        is_healthy = all(part == "ok" for part in parts.values())
+        return JSONResponse({"status": "ok" if is_healthy else "failed", "parts": parts}, 200 if is_healthy else 503)
 
-    async def metrics(request: Request) -> Response:
-        return Response(serving.metrics.page(), media_type=serving.metrics.content_type)
+    async def get_metrics(request: Request) -> Response:
+        return Response(serving.metrics.render(), media_type=serving.metrics.content_type)
 
     return [
-        Route("/v1/chat/completions", completions, methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/v1/responses", responses, methods=["GET", "POST"]),
-        Route("/v1/responses/{rest:path}", responses, methods=["GET", "POST", "DELETE"]),
-        Route("/v1/files", upload, methods=["POST"]),
-        Route("/v1/files", files),
-        Route("/v1/files/{id}", file),
+        Route("/v1/chat/completions", create_completion, methods=["POST"]),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", get_model),
+        Route("/v1/responses", refuse_responses, methods=["GET", "POST"]),
+        Route("/v1/responses/{rest:path}", refuse_responses, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/files", add_file, methods=["POST"]),
+        Route("/v1/files", list_files),
+        Route("/v1/files/{id}", get_file),
         Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
-        Route("/v1/files/{id}/content", file_content),
-        Route("/v1/reads", reads),
-        Route("/v1/reads/{id}", read),
+        Route("/v1/files/{id}/content", get_file_content),
+        Route("/v1/reads", list_reads),
+        Route("/v1/reads/{id}", get_read),
         Route("/v1/reads/{id}/cancel", cancel_read, methods=["POST"]),
-        Route("/health", health),
-        Route("/metrics", metrics),
+        Route("/health", get_health),
+        Route("/metrics", get_metrics),
     ]
 
 
@@ -260,7 +260,7 @@ def _read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]
     return {"object": "read", **values}
 
 
-async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
+async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
     if not isinstance(reader.policy, OpenAICompatiblePolicy):
         context, created = await reader.aprepare(), int(time.time())
         window = context.window or context.budget.context_window
@@ -271,8 +271,8 @@ async def _served_models(reader: MemAgent) -> list[dict[str, Any]]:
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
 
-async def _policy_health(reader: MemAgent) -> str:
-    """Whether the policy can be reached; its messages are not shown, because anyone may request the health."""
+async def _check_policy(reader: MemAgent) -> str:
+    """Return the policy's state. Its error messages are left out, because anyone may request the health."""
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
             if isinstance(reader.policy, OpenAICompatiblePolicy):
@@ -287,9 +287,9 @@ async def _policy_health(reader: MemAgent) -> str:
     return "ok"
 
 
-async def _ledger_health(ledger: Ledger) -> str:
+async def _check_ledger(ledger: Ledger) -> str:
     try:
-        await asyncio.to_thread(ledger.list_of_owner, "", newest=1)
+        await asyncio.to_thread(ledger.list_reads, "", newest=1)
     except MemAgentError:
         return "the list of reads cannot be read; is the disk full?"
     return "ok"

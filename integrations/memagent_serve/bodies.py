@@ -16,7 +16,7 @@ from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 16
-"""Smaller bodies do not count for `BodySpace`."""
+"""Smaller bodies do not count for `BodyQuota`."""
 _WAIT_SECONDS: Final = 10
 
 
@@ -44,22 +44,22 @@ class BodyQuota:
 
         The function raises an `ApiError`, 429, if the space is used up.
         """
-        reserved = 0
+        reserved_bytes = 0
 
         def reserve(size: int) -> None:
-            nonlocal reserved
-            if size <= max(reserved, _SMALL_BYTES):
+            nonlocal reserved_bytes
+            if size <= max(reserved_bytes, _SMALL_BYTES):
                 return
-            more = size - reserved
+            more = size - reserved_bytes
             if self.used + more > self._limit or self._used_by[owner.name] + more > self._limit_per_key:
                 raise too_busy("other requests use all the space for large ones; send it again later", _WAIT_SECONDS)
             self._used_by[owner.name] += more
-            reserved = size
+            reserved_bytes = size
 
         try:
             yield reserve
         finally:
-            self._used_by[owner.name] -= reserved
+            self._used_by[owner.name] -= reserved_bytes
             self._used_by += Counter()  # without zeros
 
 
@@ -78,19 +78,19 @@ def limit_body(
         max_bytes: the maximum size in bytes.
         idle_seconds: how long a client may pause.
         total_seconds: how long the whole body may take.
-        reserve: called with the size so far; see `BodySpace`.
+        reserve: called with the size so far; see `BodyQuota`.
 
     Returns:
-        a function that raises an `ApiError`: 413, 408, or that of `reserve`.
+        a function that raises an `ApiError` 413 or 408, or the error of `reserve`.
     """
     size = 0
     deadline = asyncio.get_running_loop().time() + total_seconds
 
     async def receive_part() -> Message:
         nonlocal size
-        patience = min(idle_seconds, deadline - asyncio.get_running_loop().time())
+        timeout = min(idle_seconds, deadline - asyncio.get_running_loop().time())
         try:
-            message = await asyncio.wait_for(receive(), patience)
+            message = await asyncio.wait_for(receive(), timeout)
         except TimeoutError as error:
             raise ApiError(408, "the request's body did not arrive in time", code="request_timeout") from error
         size += len(message.get("body", b""))
@@ -106,12 +106,12 @@ async def read_body(request: Request, receive: Receive, max_bytes: int, reserve:
 
     Args:
         request: the request.
-        receive: from `bound_bodies`.
+        receive: from `limit_body`.
         max_bytes: the maximum size in bytes.
-        reserve: from `BodySpace`.
+        reserve: from `BodyQuota.reservation`.
 
     Raises:
-        ApiError: 415, it is not plain JSON; or an error of `bound_bodies`.
+        ApiError: 415, it is not plain JSON; or an error of `limit_body`.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     length = request.headers.get("content-length", "")

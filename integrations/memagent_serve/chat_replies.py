@@ -79,12 +79,12 @@ def answer_text(result: ReadResult, stops: Sequence[str]) -> str:
 def finish_reason(result: ReadResult) -> str:
     """Return the API's finish reason of the reply."""
     answers = result.trace.answers
-    was_cut = bool(answers) and answers[-1].finish_reason == "length"
+    was_cut = bool(answers) and answers[-1].completion.finish_reason == "length"
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 
-def usage_of(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the usage of a read, plus that of a reply that the model server wrote from its findings."""
+def sum_usage(usage: Usage, more: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the usage of a read, plus the usage of the reply that the model server wrote from its findings."""
     reply_usage = more or {}
     prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)
@@ -116,7 +116,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
+def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
     """Return a citation of the document for each quote that supports the answer.
 
     The API has one kind of annotation in chat completions, `url_citation`. Its URL names the text by its digest, and
@@ -141,7 +141,7 @@ def annotations_of(result: ReadResult, text: str) -> list[dict[str, Any]]:
     return annotations
 
 
-def note_of(progress: ServedRead, memory_before: str) -> str:
+def format_progress(progress: ServedRead, memory_before: str) -> str:
     """Return a line for people: how far the read is, and what is new in memory."""
     update = progress.update
     if progress.state is ReadState.WAITING:
@@ -150,6 +150,6 @@ def note_of(progress: ServedRead, memory_before: str) -> str:
         return "Reading.\n"
     old_lines = set(memory_before.splitlines())
     new = "\n".join(line for line in update.memory.splitlines() if line.strip() and line not in old_lines)
-    share = f"{update.progress:.0%} read" if update.progress is not None else "reading"
+    fraction = f"{update.progress:.0%} read" if update.progress is not None else "reading"
     part = "" if update.chunk_index is None else f", part {update.chunk_number}"
-    return plain(f"{share}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"
+    return plain(f"{fraction}{part}. {new}"[:_MAX_NOTE_LENGTH].rstrip()) + "\n"

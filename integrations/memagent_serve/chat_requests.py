@@ -57,8 +57,8 @@ class Options(msgspec.Struct, frozen=True):
 
     def sampling(self, base: SamplingParams) -> SamplingParams:
         """Return a policy's sampling with the request's choices."""
-        named = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
-        return replace(base, **{name: value for name, value in named.items() if value is not None})
+        values = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
+        return replace(base, **{name: value for name, value in values.items() if value is not None})
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class JsonText:
         """The size of the JSON in bytes; the text has at most as many."""
         return len(memoryview(self.raw)) - 2
 
-    def text(self) -> str:
+    def decode(self) -> str:
         """Return the text.
 
         Raises:
@@ -150,7 +150,7 @@ class ChatRequest:
             raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
 
     def has(self, name: str) -> bool:
-        """Whether a field has a value: not null, false, 0 or empty."""
+        """Return whether a field has a value: not null, false, 0 or empty."""
         return name in self.fields and not _is_one_of(self.fields[name], _EMPTY_VALUES)
 
     @property
@@ -187,17 +187,17 @@ def parse(fields: Fields) -> ChatRequest:
         ApiError: 400; the message says what is wrong.
     """
     try:
-        messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
-        if len(messages) > _MAX_MESSAGES:
-            raise bad_request(f"there are more than {_MAX_MESSAGES:,} messages", "messages")
-        parsed = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in messages)
+        raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
+        if len(raw_messages) > _MAX_MESSAGES:
+            raise bad_request(f"at most {_MAX_MESSAGES:,} messages are allowed, got {len(raw_messages):,}", "messages")
+        messages = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in raw_messages)
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not parsed:
+    if not messages:
         raise bad_request("there are no messages; send at least one", "messages", "empty_array")
-    return ChatRequest(fields, parsed)
+    return ChatRequest(fields, messages)
 
 
 def _require_few_values(body: bytes) -> None:
@@ -233,7 +233,7 @@ def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
 
 
 def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
-    """Whether a value is one of a few short ones; a long one is not copied for the comparison."""
+    """Return whether a value is one of a few short ones; a long one is not copied for the comparison."""
     view = memoryview(raw)
     return len(view) <= max(map(len, values)) and bytes(view) in values
 
@@ -247,13 +247,15 @@ def _parse_part(raw: Raw) -> MessagePart:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return MessagePart("file", file=content, raw=raw)
-    source = _parse_source(fields) if kind == "document" else None
+    source = None
+    if kind == "document":
+        source = msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
     if source is not None and source.type == "base64":
         name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
         return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
     # The text of a part: also of input_text, output_text, and a tool's result.
-    names = {"document": None, "tool_result": "content", "refusal": "refusal"}
-    name = names.get(kind, "text")
+    text_fields = {"document": None, "tool_result": "content", "refusal": "refusal"}
+    name = text_fields.get(kind, "text")
     text_json = source.data if source is not None and source.type == "text" else fields.get(name or "", Raw(b""))
     text = JsonText.of(text_json)
     return MessagePart(kind if text is None else "text", text, raw=raw)
@@ -266,14 +268,10 @@ class _DocumentSource(msgspec.Struct, frozen=True):
     data: Raw = Raw(b"")
 
 
-def _parse_source(fields: Fields) -> _DocumentSource | None:
-    return msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
-
-
-def _find_field(words: str) -> str | None:
+def _find_field(message: str) -> str | None:
     """Return the field in a decoder's message, as in "Expected `int` - at `$.n`"."""
-    field = words.rpartition("`$.")[2].partition("`")[0] if "`$." in words else ""
-    return field.partition("[")[0] or ("messages" if "`$[" in words else None)
+    field = message.rpartition("`$.")[2].partition("`")[0] if "`$." in message else ""
+    return field.partition("[")[0] or ("messages" if "`$[" in message else None)
 
 
 def require_readable(request: ChatRequest) -> None:

@@ -31,12 +31,12 @@ from memagent_serve.chat_replies import (
     HEARTBEAT_SECONDS,
     RUN_ID_HEADER,
     ReplyHead,
-    annotations_of,
     answer_text,
+    build_annotations,
     finish_reason,
-    note_of,
+    format_progress,
     read_details,
-    usage_of,
+    sum_usage,
 )
 from memagent_serve.chat_requests import (
     ChatRequest,
@@ -52,29 +52,29 @@ from memagent_serve.long_parts import (
     MEDIA,
     PartPosition,
     ReadingPlan,
-    is_task,
+    compose_question,
+    count_part_tokens,
+    count_prompt_tokens,
+    is_front_end_task,
     plan_reading,
-    question_of,
-    sizes_of,
-    total_of,
 )
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ReadRequest, ServedRead
 from memagent_serve.request_texts import (
     Continuation,
-    document_of,
+    join_sources,
+    list_sources,
     needs_model_server,
     shorten_task,
-    sources_of,
 )
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import (
     EVENTS,
+    answer_locally,
     bad_gateway_on_error,
     gateway_error,
+    get_media_type,
     iter_events,
-    local_reply,
-    media_type_of,
     pass_on,
     require_model,
     require_possible,
@@ -154,7 +154,7 @@ class ChatCompletions:
             )
             if long_request.options.stream:
                 return EventSourceResponse(
-                    self._events(long_request, read),
+                    self._stream_events(long_request, read),
                     headers={RUN_ID_HEADER: read.run_id, READ_HEADER: kind},
                     ping=HEARTBEAT_SECONDS,
                     send_timeout=_SEND_SECONDS,
@@ -173,13 +173,13 @@ class ChatCompletions:
         """Receive a request; pass it on if it is short."""
         settings, context = self._settings, await self._reader.aprepare()
         accept = request.headers.get("accept")
-        largest = min(owner.max_bytes or settings.max_body, settings.max_body)
+        max_bytes = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
             reserve = stack.enter_context(self._memory.reservation(owner))
             receive = limit_body(
-                request.receive, largest, settings.idle_seconds, settings.body_seconds, reserve=reserve
+                request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve
             )
-            body = await read_body(request, receive, largest, reserve)
+            body = await read_body(request, receive, max_bytes, reserve)
             is_large = len(body) > LARGE_BYTES
             locks = (self._parse_locks[owner.name], self._parsing) if is_large else (nullcontext(), nullcontext())
             try:
@@ -189,7 +189,7 @@ class ChatCompletions:
                 if isinstance(plan, bytes):
                     self._metrics.ways.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
-                long_request = await cancel_on_disconnect(request, self._long_request(*plan, owner, context))
+                long_request = await cancel_on_disconnect(request, self._make_long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise bad_request(f"a text in the request is not valid JSON: {error}", code="invalid_json") from error
             if long_request.continuation:
@@ -203,15 +203,15 @@ class ChatCompletions:
             return await pass_on(self._server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse(parse_fields(body))
         require_possible(chat, self._reader.policy)
-        return await local_reply(chat, self._reader.policy, context.sampling, context.budget.answer_tokens)
+        return await answer_locally(chat, self._reader.policy, context.sampling, context.budget.answer_tokens)
 
     # Long requests
 
     async def _plan_request(
         self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
     ) -> tuple[ChatRequest, ReadingPlan] | bytes:
-        """Determine what to read of a request; if it fits, return its body, which is passed on."""
-        if fields.pop("cache_salt", None) is not None:  # it would be a look into another key's cache
+        """Plan what to read of a request. If the request fits, return its body, which is passed on."""
+        if fields.pop("cache_salt", None) is not None:  # it would give access to another key's cache
             body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
@@ -224,43 +224,43 @@ class ChatCompletions:
             raise
         if fits and not chat.has_files:
             return body
-        room = self._settings.read_above or window - min(_tokens_for_reply(chat, budget.answer_tokens), window // 4)
-        sizes = await asyncio.to_thread(sizes_of, chat, tokenizer)
-        total = await asyncio.to_thread(total_of, chat, sizes, tokenizer)
+        room = self._settings.read_above or window - min(_count_reply_tokens(chat, budget.answer_tokens), window // 4)
+        sizes = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
+        total = await asyncio.to_thread(count_prompt_tokens, chat, sizes, tokenizer)
         findings = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
         plan = plan_reading(chat, sizes, total=total, room=room, findings=findings)
         if plan.is_empty:
             if total > room and not MEDIA.search(chat.unreadable or "image"):
                 require_readable(chat)
             return body
-        if not chat.has_files and is_task(chat):
+        if not chat.has_files and is_front_end_task(chat):
             return await asyncio.to_thread(shorten_task, chat, room, tokenizer)
         return chat, plan
 
-    async def _long_request(
+    async def _make_long_request(
         self, chat: ChatRequest, plan: ReadingPlan, owner: Owner, context: ReaderContext
     ) -> LongRequest:
-        """Store what has to be read, which may take as long as the conversion of files."""
+        """Store the texts to read. Converting files may take long."""
         require_readable(chat)
         require_model(chat, self._reader.policy.name)
         continues = self._server is not None and needs_model_server(chat, plan)
         if self._server is None:
             require_possible(chat, self._reader.policy)
-        question, short_request = await asyncio.to_thread(_questions, chat, plan, context, continues)
+        question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, continues)
         self._manager.require_capacity(owner, question)
-        files = await self._files(chat, owner)
-        sources = sources_of(chat, plan, files, self._reader.store)
+        files = await self._store_files(chat, owner)
+        sources = list_sources(chat, plan, files, self._reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not continues
         names = tuple(source.name for source in sources)
-        stored = sources[0].stored if len(sources) == 1 else None
+        reference = sources[0].reference if len(sources) == 1 else None
         return LongRequest(
             options=options,
             names=names,
             read_request=ReadRequest(
                 owner=owner,
-                document=stored or await self._uploads.add_text(owner, document_of(sources)),
+                document=reference or await self._uploads.add_text(owner, join_sources(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,
@@ -268,15 +268,15 @@ class ChatCompletions:
             continuation=Continuation(chat, plan, names, short_request) if continues else None,
         )
 
-    async def _files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
+    async def _store_files(self, chat: ChatRequest, owner: Owner) -> dict[PartPosition, DocumentRef]:
         files = {}
-        for number, message in enumerate(chat.messages):
-            for index, part in enumerate(message.parts):
+        for index, message in enumerate(chat.messages):
+            for part_index, part in enumerate(message.parts):
                 if part.file is not None:
-                    files[PartPosition(number, index)] = await self._file(part.file, owner)
+                    files[PartPosition(index, part_index)] = await self._store_file(part.file, owner)
         return files
 
-    async def _file(self, file: FileContent, owner: Owner) -> DocumentRef:
+    async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
             upload = self._uploads.get(owner, file.file_id)
             with self._uploads.content(owner, upload.id).open("rb") as content:
@@ -300,27 +300,27 @@ class ChatCompletions:
 
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = answer_text(result, long_request.options.stops)
-        annotations = await asyncio.to_thread(annotations_of, result, text)
+        annotations = await asyncio.to_thread(build_annotations, result, text)
         head = ReplyHead(result.run_id, self._reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = read_details(result, long_request.names)
-        return JSONResponse(head.completion(message, finish_reason(result), usage_of(result.usage), details))
+        return JSONResponse(head.completion(message, finish_reason(result), sum_usage(result.usage), details))
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(self._server, "POST", "chat/completions", continuation.body_after(result))
-        annotations = await asyncio.to_thread(annotations_of, result, "")
+        response = await pass_on(self._server, "POST", "chat/completions", continuation.make_body(result))
+        annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
             reply = msgspec.json.decode(response.body)
             if response.status_code != 200:
                 return response
             for choice in reply["choices"]:
                 choice["message"]["annotations"] = annotations
-            reply["usage"] = usage_of(result.usage, reply.get("usage"))
+            reply["usage"] = sum_usage(result.usage, reply.get("usage"))
             reply["memagent"] = read_details(result, long_request.names)
             return JSONResponse(reply)
 
-    async def _events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
+    async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
         head = ReplyHead(read.run_id, self._reader.policy.name)
         names = ", ".join(long_request.names)
@@ -330,36 +330,38 @@ class ChatCompletions:
                 memory, last_note = "", 0.0
                 async for part in parts:
                     if isinstance(part, ReadResult):
-                        async for event in self._final_events(long_request, head, part):
+                        async for event in self._stream_result(long_request, head, part):
                             yield event
                     elif (part.update or not part.state.has_ended) and time.monotonic() - last_note >= _NOTE_SECONDS:
-                        yield head.chunk({"reasoning_content": note_of(part, memory)})
+                        yield head.chunk({"reasoning_content": format_progress(part, memory)})
                         memory = part.update.memory if part.update else memory
                         last_note = time.monotonic()
 
-    async def _final_events(self, long_request: LongRequest, head: ReplyHead, result: ReadResult) -> AsyncIterator[str]:
+    async def _stream_result(
+        self, long_request: LongRequest, head: ReplyHead, result: ReadResult
+    ) -> AsyncIterator[str]:
         if (continuation := long_request.continuation) is not None:
-            async for event in self._continuation_events(long_request, continuation, head, result):
+            async for event in self._stream_continuation(long_request, continuation, head, result):
                 yield event
             return
         text = answer_text(result, long_request.options.stops)
         yield head.chunk({"content": text})
-        annotations = await asyncio.to_thread(annotations_of, result, text)
+        annotations = await asyncio.to_thread(build_annotations, result, text)
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         yield head.chunk({}, finish_reason(result))
         if long_request.options.wants_usage:
-            yield head.usage_chunk(usage_of(result.usage))
+            yield head.usage_chunk(sum_usage(result.usage))
         yield DONE
 
-    async def _continuation_events(
+    async def _stream_continuation(
         self, long_request: LongRequest, continuation: Continuation, head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
-        annotations = await asyncio.to_thread(annotations_of, result, "")
+        annotations = await asyncio.to_thread(build_annotations, result, "")
         yield head.chunk({"annotations": annotations}, memagent=read_details(result, long_request.names))
         assert self._server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self._server.relay("POST", "chat/completions", continuation.body_after(result), headers) as relayed:
-            if media_type_of(relayed) != EVENTS:
+        async with self._server.relay("POST", "chat/completions", continuation.make_body(result), headers) as relayed:
+            if get_media_type(relayed) != EVENTS:
                 raise await gateway_error(relayed)
             async for event in iter_events(relayed):
                 if (merged := self._merge(event, long_request, head, result)) is not None:
@@ -377,7 +379,7 @@ class ChatCompletions:
             if values.get("usage"):
                 if not values["choices"] and not long_request.options.wants_usage:
                     return None
-                values["usage"] = usage_of(result.usage, values["usage"])
+                values["usage"] = sum_usage(result.usage, values["usage"])
             return json.dumps(values, ensure_ascii=False)
 
 
@@ -405,7 +407,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
+def _count_reply_tokens(chat: ChatRequest, usual: int) -> int:
     """Return how many tokens to leave for the reply. Contradictory limits are left to the model server."""
     try:
         return chat.options.answer_tokens or usual
@@ -413,12 +415,16 @@ def _tokens_for_reply(chat: ChatRequest, usual: int) -> int:
         return usual
 
 
-def _questions(chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool) -> tuple[str, str]:
+def _compose_questions(
+    chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, continues: bool
+) -> tuple[str, str]:
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     tokens, tokenizer = context.budget.question_tokens, context.tokenizer
-    question = _escape_within(tokens, question_of(chat, plan, tokenizer, tokens, with_context=not continues), context)
+    question = _escape_within(
+        tokens, compose_question(chat, plan, tokenizer, tokens, with_context=not continues), context
+    )
     was_read = continues and any(position.message == plan.latest for position in plan.positions)
-    return question, question_of(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
+    return question, compose_question(chat, plan, tokenizer, tokens, with_context=False) if was_read else ""
 
 
 def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
@@ -433,7 +439,7 @@ def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
 def _decode(data: JsonText) -> bytes:
     """Decode base64, alone or in a data URL."""
     try:
-        text = data.text()
+        text = data.decode()
         digits = "".join((text.partition(",")[2] if text.startswith("data:") else text).split())
         return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:

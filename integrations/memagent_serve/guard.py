@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_serve.api_errors import ApiError, api_error, stopping
+from memagent_serve.api_errors import ApiError, api_error, stopping_error
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PAGE, PageSessions
@@ -43,9 +43,9 @@ _SHORT_SECRET: Final = 8
 
 
 class Guard:
-    """Lets a request through to the application with its key's owner in `request.state.owner`, or refuses it.
+    """Passes a request on to the application with its key's owner in `request.state.owner`, or refuses it.
 
-    Everything that goes back to a client passes here, so the policy's secrets are removed here.
+    All replies pass through it, so it also removes the policy's secrets from them.
 
     Args:
         app: the application.
@@ -70,8 +70,8 @@ class Guard:
         self._keys = keys
         self._metrics = metrics
         self._sessions = sessions
-        self._in_errors = SecretRedaction(secrets)
-        self._in_texts = SecretRedaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
+        self._redact_errors = SecretRedaction(secrets)
+        self._redact_texts = SecretRedaction(secret for secret in secrets if len(secret) >= _SHORT_SECRET)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -79,16 +79,16 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path = next((prefix for prefix in _METRIC_PATHS if scope["path"].startswith(prefix)), "other")
-        response = _Response(send, self._redact, self._metrics.seconds.labels(path).observe)
+        response = _GuardedResponse(send, self._redact, self._metrics.seconds.labels(path).observe)
         try:
             self._admit(scope)
             await self._app(scope, receive, response.send)
             if response.is_open_stream:  # a stream ends by itself, or because the server stops
-                await response.fail(stopping(), scope, receive)
+                await response.fail(stopping_error(), scope, receive)
         except ClientDisconnect:
             response.status = response.status or 499
         except (Exception, asyncio.CancelledError) as error:
-            failure = stopping() if isinstance(error, asyncio.CancelledError) else api_error(error)
+            failure = stopping_error() if isinstance(error, asyncio.CancelledError) else api_error(error)
             if failure.status >= 500:
                 log.warning(
                     "request to %s failed: %s",
@@ -103,14 +103,14 @@ class Guard:
             self._metrics.requests.labels(path, str(response.status)).inc()
 
     def _redact(self, body: bytes, *, is_error: bool) -> bytes:
-        redact = self._in_errors if is_error else self._in_texts
+        redact = self._redact_errors if is_error else self._redact_texts
         return redact(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have gone by the other one
-            words = "the request has two lengths, Content-Length and Transfer-Encoding"
-            raise ApiError(400, words, headers={"Connection": "close"})
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other one
+            message = "the request has two lengths, Content-Length and Transfer-Encoding"
+            raise ApiError(400, message, headers={"Connection": "close"})
         if not self._names.has_host(headers.get("host", "")):
             raise ApiError(
                 421,
@@ -125,10 +125,10 @@ class Guard:
             )
         if scope["path"] == "/health":  # it has no private data
             return
-        if self._sessions is not None and self._sessions.has(scope["path"]):
+        if self._sessions is not None and self._sessions.serves(scope["path"]):
             scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
             return
-        owner = self._keys.owner(headers.get("authorization"))
+        owner = self._keys.find_owner(headers.get("authorization"))
         if owner is None:
             raise ApiError(
                 401,
@@ -139,7 +139,7 @@ class Guard:
         scope.setdefault("state", {})["owner"] = owner
 
 
-class _Response:
+class _GuardedResponse:
     """One response on its way to a client: without secrets, and with an error in the API's form if it fails.
 
     Args:

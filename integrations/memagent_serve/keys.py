@@ -59,18 +59,19 @@ class Keys:
         for owner, key in keys:
             if not _NAME.fullmatch(owner.name) or owner.name in names:
                 raise MemAgentError(
-                    f"{owner.name!r} is not allowed as a key's name, or is used twice",
+                    f"the name of a key must be unique and plain, got {owner.name!r}",
                     hint="Use at most 64 letters, digits, hyphens, underscores and dots; a dot cannot be the first.",
                 )
             if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
                 raise MemAgentError(
-                    f"the key of {owner.name} is too short, or has characters that are not allowed",
-                    hint=f"Use {_MIN_KEY_LENGTH} ASCII characters or more, without spaces: `openssl rand -hex 24`.",
+                    f"the key of {owner.name} must have at least {_MIN_KEY_LENGTH} ASCII characters without spaces",
+                    hint="Make a key with `openssl rand -hex 24`.",
                 )
             digest = _digest(key)
             if digest in self._owners:
                 raise MemAgentError(
-                    f"{owner.name} and {self._owners[digest].name} have the same key", hint="Give each its own."
+                    f"{owner.name} and {self._owners[digest].name} have the same key",
+                    hint="Use a different key for each name.",
                 )
             names.add(owner.name)
             self._owners[digest] = owner
@@ -94,10 +95,10 @@ class Keys:
                 raise MemAgentError("the list of keys has an entry without a name", hint="Write it as name:key,...")
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
-            pairs += [_entry(file, name, value) for name, value in toml_values(file, "keys", _EXAMPLE).items()]
+            pairs += [_parse_entry(file, name, value) for name, value in read_toml(file, "keys", _EXAMPLE).items()]
         return cls(pairs)
 
-    def owner(self, authorization: str | None) -> Owner | None:
+    def find_owner(self, authorization: str | None) -> Owner | None:
         """Return the owner of the key in an Authorization header; None if the key is unknown."""
         if not self._owners:
             return LOCAL
@@ -114,7 +115,7 @@ class Keys:
 _EXAMPLE: Final = 'It is TOML: a line alice = "KEY" for each key.'
 
 
-def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
+def _parse_entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     table: Mapping[str, Any] = value if isinstance(value, dict) else {"key": value}
     limits = {limit: number for limit, number in table.items() if limit != "key"}
     limit_names = [field.name for field in fields(Owner) if field.name != "name"]
@@ -127,7 +128,7 @@ def _entry(file: Path, name: str, value: Any) -> tuple[Owner, str]:
     return Owner(name, **limits), table["key"]
 
 
-def toml_values(path: Path, what: str, hint: str) -> dict[str, Any]:
+def read_toml(path: Path, what: str, hint: str) -> dict[str, Any]:
     """Return the values in a TOML file.
 
     Raises:
@@ -143,7 +144,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def installation_secret(folder: Path) -> bytes:
+def load_secret(folder: Path) -> bytes:
     """Return the secret of this data folder, made at first use; another one if others could read it.
 
     Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.
@@ -157,7 +158,7 @@ def installation_secret(folder: Path) -> bytes:
         if stat.S_ISREG(mode) and not mode & 0o077 and len(secret := path.read_bytes()) == _SECRET_BYTES:
             return secret
     if os.path.lexists(path):
-        log.warning("%s was incomplete, or not only yours; a new secret takes its place", path)
+        log.warning("%s is incomplete, or other users can read it; it is replaced by a new secret", path)
     secret = secrets.token_bytes(_SECRET_BYTES)
     try:
         private_folder(folder)
@@ -165,11 +166,11 @@ def installation_secret(folder: Path) -> bytes:
     except OSError as error:
         raise MemAgentError(
             f"the secret {path} cannot be written: {error.strerror}",
-            hint="Get write access to its folder, or name another data folder: MEMAGENT_HOME names it.",
+            hint="Get write access to its folder, or set MEMAGENT_HOME to another data folder.",
         ) from error
     return secret
 
 
-def salt_of(owner: Owner, secret: bytes) -> str:
+def derive_salt(owner: Owner, secret: bytes) -> str:
     """Return a key's salt, which nobody without the secret can guess."""
     return hmac.new(secret, owner.name.encode(), hashlib.sha256).hexdigest()

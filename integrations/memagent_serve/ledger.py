@@ -110,11 +110,11 @@ class Ledger:
 
     def find_by_request(self, owner: str, request: str) -> list[Entry]:
         """Return the reads of one request of a key, the newest first."""
-        return self._entries("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
+        return self._select("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
 
-    def list_of_owner(self, owner: str, *, newest: int) -> list[Entry]:
+    def list_reads(self, owner: str, *, newest: int) -> list[Entry]:
         """Return the newest reads of a key."""
-        return self._entries("owner = ? ORDER BY began DESC LIMIT ?", (owner, newest))
+        return self._select("owner = ? ORDER BY began DESC LIMIT ?", (owner, newest))
 
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
         """Return a key's reads with a text in the question, the document's name or the id, ignoring case, newest first.
@@ -124,7 +124,7 @@ class Ledger:
         """
         values = owner, text.casefold()
         ((total,),) = self.run(f"SELECT count(*) FROM reads WHERE {_CONTAINS}", values)  # noqa: S608  one of those above
-        page = self._entries(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
+        page = self._select(f"{_CONTAINS} ORDER BY began DESC, rowid DESC LIMIT ? OFFSET ?", (*values, newest, skip))
         return page, total
 
     def mark_edited(self, run_id: str, *, edited: bool = True) -> None:
@@ -133,14 +133,14 @@ class Ledger:
 
     def get(self, owner: str, run_id: str) -> Entry | None:
         """Return a read; None if it does not exist, or belongs to another key."""
-        return next(iter(self._entries("owner = ? AND run_id = ?", (owner, run_id))), None)
+        return next(iter(self._select("owner = ? AND run_id = ?", (owner, run_id))), None)
 
     def close(self) -> None:
         """Close the file."""
         with self.lock:
             self._connection.close()
 
-    def _entries(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
+    def _select(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
         rows = self.run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
@@ -155,7 +155,7 @@ class Ledger:
     def _failure(self, error: Exception) -> RunLogError:
         return RunLogError(
             f"the list of reads in {self.path} cannot be used: {error}",
-            hint="Move it away, and the same requests are read again; what was read is in the log of runs."
+            hint="Move the file away. The same requests are then read again; earlier answers are in the run log."
             if isinstance(error, OtherTablesError)
-            else "Free some disk space, or move the data folder: MEMAGENT_HOME names it.",
+            else "Free some disk space, or set MEMAGENT_HOME to another data folder.",
         )

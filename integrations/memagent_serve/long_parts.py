@@ -1,7 +1,7 @@
 """Determines which parts of a request become documents, and which text is the question. Pure functions.
 
-If a request does not fit, its largest parts are read: as few as necessary. If there are no few large parts, the older
-part of the conversation is read too. The user's latest request is never left out.
+If a request does not fit, its largest parts are read: as few as necessary. If that is not enough, the older part of the
+conversation is read too. The user's latest request is never left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartPosition:
-    """Where a part is: the number of its message, and its index in it."""
+    """The position of a part: the index of its message, and its index in the message."""
 
     message: int
     part: int
@@ -47,7 +47,7 @@ class ReadingPlan:
     """The parts of a request that are read."""
 
     history: int
-    """This many messages from the first are read as a transcript, except system messages; 0 if none are."""
+    """The number of messages at the beginning that are read as a transcript, except system messages."""
     positions: tuple[PartPosition, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
     latest: int | None
@@ -63,16 +63,16 @@ Sizes = Sequence[Sequence[int]]
 """Tokens of each part of each message."""
 
 
-def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
+def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the tokens of each part; files count as 0, because they are always read.
 
     A part of another type, such as a tool's result with parts of its own, counts with its JSON.
     """
 
-    def size(part: MessagePart) -> int:
+    def count_tokens(part: MessagePart) -> int:
         if part.text is not None:
             exact, text = part.text.size <= _EXACT_BYTES, part.text
-            return tokenizer.count(text.text()) if exact else text.size // _BYTES_PER_TOKEN
+            return tokenizer.count(text.decode()) if exact else text.size // _BYTES_PER_TOKEN
         if part.kind == "file" or part.raw is None:
             return 0
         if MEDIA.search(part.kind):
@@ -81,10 +81,10 @@ def sizes_of(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
         exact = len(content) <= _EXACT_BYTES
         return tokenizer.count(content.decode(errors="replace")) if exact else len(content) // _BYTES_PER_TOKEN
 
-    return [[size(part) for part in message.parts] for message in request.messages]
+    return [[count_tokens(part) for part in message.parts] for message in request.messages]
 
 
-def total_of(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
+def count_prompt_tokens(request: ChatRequest, sizes: Sizes, tokenizer: Tokenizer) -> int:
     """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
     tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     tools += [message.fields[name] for message in request.messages for name in _CALLS if name in message.fields]
@@ -106,11 +106,11 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
         findings: tokens of the findings that replace the read parts.
     """
     messages = request.messages
-    latest = latest_request(messages)
+    latest = find_latest_request(messages)
     files = [
-        PartPosition(number, index)
-        for number, message in enumerate(messages)
-        for index, part in enumerate(message.parts)
+        PartPosition(index, part_index)
+        for index, message in enumerate(messages)
+        for part_index, part in enumerate(message.parts)
         if part.kind == "file"
     ]
     if total <= room and not files:
@@ -119,52 +119,52 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     if total + _STUB_TOKENS * len(files) <= room:
         return ReadingPlan(0, tuple(files), latest)
     largest, remaining_tokens = _choose_largest(
-        messages, sizes, total + _STUB_TOKENS * len(files), room, worthwhile=findings // 2
+        messages, sizes, total + _STUB_TOKENS * len(files), room, min_tokens=findings // 2
     )
     if remaining_tokens <= room:
         return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
     for history in range(1, len(messages)):
         if messages[history].role in {"tool", "function"}:
             continue  # a tool's result must follow the call, or model servers refuse it
-        remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
-        rest = sum(sum(sizes[number]) + MESSAGE_TOKENS for number in remaining)
-        large = [position for position in largest if position.message in remaining]
-        rest -= sum(_saved_tokens(sizes, position) for position in large)
+        remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
+        rest = sum(sum(sizes[index]) + MESSAGE_TOKENS for index in remaining_indices)
+        large = [position for position in largest if position.message in remaining_indices]
+        rest -= sum(_count_saved_tokens(sizes, position) for position in large)
         if rest <= room:
-            return _add_files(history, large, files, remaining, latest)
+            return _add_files(history, large, files, remaining_indices, latest)
     # Not even the last message fits with the system message: everything is read.
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
-    remaining = [number for number in range(len(messages)) if _is_kept(messages, number, history, latest)]
+    remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
     everything = [
-        PartPosition(number, index)
-        for number in remaining
-        for index, part in enumerate(messages[number].parts)
-        if part.text is not None and sizes[number][index] > _STUB_TOKENS
+        PartPosition(index, part_index)
+        for index in remaining_indices
+        for part_index, part in enumerate(messages[index].parts)
+        if part.text is not None and sizes[index][part_index] > _STUB_TOKENS
     ]
-    return _add_files(history, everything, files, remaining, latest)
+    return _add_files(history, everything, files, remaining_indices, latest)
 
 
-def latest_request(messages: Sequence[ChatMessage]) -> int | None:
+def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
     """Return the last message with text of the user."""
-    for number in range(len(messages) - 1, -1, -1):
-        if messages[number].role == "user" and any(part.text and part.text.size for part in messages[number].parts):
-            return number
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role == "user" and any(part.text and part.text.size for part in messages[index].parts):
+            return index
     return None
 
 
-def is_task(request: ChatRequest) -> bool:
-    """Whether the user's latest request is a chat front end's own task, such as a title for the conversation.
+def is_front_end_task(request: ChatRequest) -> bool:
+    """Return whether the user's latest request is a chat front end's own task, such as a title for the conversation.
 
     Open WebUI begins these with "### Task:".
     """
-    latest = latest_request(request.messages)
+    latest = find_latest_request(request.messages)
     if latest is None:
         return False
     first = next(part.text for part in request.messages[latest].parts if part.text and part.text.size)
-    return first.text().lstrip().startswith("### Task:")
+    return first.decode().lstrip().startswith("### Task:")
 
 
-def question_of(
+def compose_question(
     request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, tokens: int, *, with_context: bool
 ) -> str:
     """Return the question for reading a request, in at most `tokens` tokens.
@@ -180,9 +180,9 @@ def question_of(
     message = request.messages[plan.latest] if plan.latest is not None else None
     is_small = tokens < _MIN_TOKENS_FOR_CONTEXT
     texts = []
-    for index, part in enumerate(message.parts if message else ()):
-        if part.text is not None and PartPosition(plan.latest or 0, index) in plan.positions:
-            texts.append(_first_and_last_paragraph(part.text, tokens, tokenizer, one=is_small))
+    for part_index, part in enumerate(message.parts if message else ()):
+        if part.text is not None and PartPosition(plan.latest or 0, part_index) in plan.positions:
+            texts.append(_cut_to_paragraphs(part.text, tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
             texts.append(_limit_length(part.text, tokens))
     question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
@@ -190,11 +190,11 @@ def question_of(
         return shortened(question, tokens, tokenizer.count)
     question = shortened(question, tokens // 2, tokenizer.count)
     room = tokens - tokenizer.count(question) - _STUB_TOKENS
-    system = _unread_text(request, plan, tokens, lambda number, role: role in _SYSTEM)
+    system = _collect_unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
     system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
-    earlier = _unread_text(
-        request, plan, tokens, lambda number, role: role not in _SYSTEM and number < (plan.latest or 0)
+    earlier = _collect_unread_text(
+        request, plan, tokens, lambda index, role: role not in _SYSTEM and index < (plan.latest or 0)
     )
     earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
     parts = [system, earlier, f"Question: {question}" if system or earlier else question]
@@ -210,13 +210,18 @@ def speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]) -> str:
+def _collect_unread_text(
+    request: ChatRequest, plan: ReadingPlan, tokens: int, is_included: Callable[[int, str], bool]
+) -> str:
     """Return the text of chosen messages, except the parts that are read."""
     paragraphs = []
-    for number, message in enumerate(request.messages):
-        if not is_included(number, message.role) or (number < plan.history and message.role not in _SYSTEM):
+    for index, message in enumerate(request.messages):
+        if not is_included(index, message.role) or (index < plan.history and message.role not in _SYSTEM):
             continue
-        parts = [(part.text, PartPosition(number, index) in plan.positions) for index, part in enumerate(message.parts)]
+        parts = [
+            (part.text, PartPosition(index, part_index) in plan.positions)
+            for part_index, part in enumerate(message.parts)
+        ]
         # In a long system message, the beginning has the instructions.
         texts = [
             _limit_length(text, tokens)[: tokens * 2 if is_read else None]
@@ -232,31 +237,31 @@ def _unread_text(request: ChatRequest, plan: ReadingPlan, tokens: int, is_includ
 def _limit_length(text: JsonText, tokens: int) -> str:
     """Return a text; only its beginning and end if it certainly has more than `tokens` tokens."""
     limit = tokens * _MAX_TOKEN_LENGTH
-    whole = text.text()
+    whole = text.decode()
     return whole if len(whole) <= 2 * limit else f"{whole[:limit]} [...] {whole[-limit:]}"
 
 
-def _first_and_last_paragraph(text: JsonText, tokens: int, tokenizer: Tokenizer, *, one: bool) -> str:
+def _cut_to_paragraphs(text: JsonText, tokens: int, tokenizer: Tokenizer, *, only_one: bool) -> str:
     """Return the first and the last paragraph of a long text, where a question with a document usually is.
 
     Args:
         text: the text.
         tokens: the maximum for both.
         tokenizer: counts.
-        one: return only one of them: the one with a question, otherwise the last.
+        only_one: return only one of them: the one with a question, otherwise the last.
     """
     reach = tokens * _MAX_TOKEN_LENGTH
-    whole = text.text()
+    whole = text.decode()
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
-    if one:
+    if only_one:
         return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
     half = max(1, tokens // 2 - 4)
     return f"{shortened(first, half, tokenizer.count)}\n[...]\n{shortened(last, half, tokenizer.count)}"
 
 
 def _choose_largest(
-    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, worthwhile: int
+    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, min_tokens: int
 ) -> tuple[list[PartPosition], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
@@ -264,10 +269,10 @@ def _choose_largest(
         the chosen parts, and the tokens of the rest.
     """
     large = [
-        PartPosition(number, index)
-        for number, message in enumerate(messages)
-        for index, part in enumerate(message.parts)
-        if part.text is not None and sizes[number][index] > max(worthwhile, _STUB_TOKENS)
+        PartPosition(index, part_index)
+        for index, message in enumerate(messages)
+        for part_index, part in enumerate(message.parts)
+        if part.text is not None and sizes[index][part_index] > max(min_tokens, _STUB_TOKENS)
     ]
     large.sort(key=lambda position: -sizes[position.message][position.part])
     chosen: list[PartPosition] = []
@@ -275,25 +280,25 @@ def _choose_largest(
         if total <= room:
             break
         chosen.append(position)
-        total -= _saved_tokens(sizes, position)
+        total -= _count_saved_tokens(sizes, position)
     return chosen, total
 
 
-def _saved_tokens(sizes: Sizes, position: PartPosition) -> int:
+def _count_saved_tokens(sizes: Sizes, position: PartPosition) -> int:
     return sizes[position.message][position.part] - _STUB_TOKENS
 
 
-def _is_kept(messages: Sequence[ChatMessage], number: int, history: int, latest: int | None) -> bool:
-    return number >= history or messages[number].role in _SYSTEM or number == latest
+def _remains(messages: Sequence[ChatMessage], index: int, history: int, latest: int | None) -> bool:
+    return index >= history or messages[index].role in _SYSTEM or index == latest
 
 
 def _add_files(
     history: int,
     positions: Sequence[PartPosition],
     files: Sequence[PartPosition],
-    remaining: Sequence[int],
+    remaining_indices: Sequence[int],
     latest: int | None,
 ) -> ReadingPlan:
     """Return the plan with the files of later messages; files of older messages are read with the transcript."""
-    files = [file for file in files if file.message in remaining]
+    files = [file for file in files if file.message in remaining_indices]
     return ReadingPlan(history, tuple(sorted({*positions, *files})), latest)

@@ -21,20 +21,22 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by path and status.", "path", "status")
-        words, labels = "Seconds until a reply began.", ["path"]
-        self.seconds = Histogram("memagent_request_seconds", words, labels, buckets=_BUCKETS, registry=self._registry)
+        help_text, labels = "Seconds until a reply began.", ["path"]
+        self.seconds = Histogram(
+            "memagent_request_seconds", help_text, labels, buckets=_BUCKETS, registry=self._registry
+        )
         self.ways = self._counter("completions", "Chat completions by outcome: passed, read, read_and_passed.", "way")
-        words = "Requested reads: started, joined, resumed, repeated, refused."
-        self.reads = self._counter("reads_asked", words, "kind")
+        help_text = "Requested reads: started, joined, resumed, repeated, refused."
+        self.reads = self._counter("reads_asked", help_text, "kind")
         self.ends = self._counter("reads_ended", "Reads that ended: finished, stopped, failed, cancelled.", "state")
         self.tokens = self._counter("tokens", "Tokens used by reads: prompt, completion, cached.", "kind")
 
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(f"memagent_{name}", words, labels, registry=self._registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"memagent_{name}", help_text, labels, registry=self._registry)
 
-    def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
+    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed on request."""
-        Gauge(name, words, registry=self._registry).set_function(value)
+        Gauge(name, help_text, registry=self._registry).set_function(value)
 
     def count(self, usage: Usage | TokenUsage) -> None:
         """Count the tokens of a read, or of a single answer."""
@@ -42,6 +44,6 @@ class Metrics:
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)

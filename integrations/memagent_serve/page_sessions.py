@@ -57,7 +57,7 @@ class PageSessions:
             ApiError: 401; it is neither the token nor a key.
         """
         if self.token is None:
-            owner = self._keys.owner(f"Bearer {credential}")
+            owner = self._keys.find_owner(f"Bearer {credential}")
         else:
             owner = LOCAL if hmac.compare_digest(credential.encode(errors="replace"), self.token.encode()) else None
         if owner is None:
@@ -76,8 +76,8 @@ class PageSessions:
         self._sessions.pop(_digest(_session(scope)), None)
 
     @staticmethod
-    def has(path: str) -> bool:
-        """Whether a path is one of the page's."""
+    def serves(path: str) -> bool:
+        """Return whether a path belongs to the page."""
         return path == "/" or path.startswith(f"{PAGE}/")
 
     def admit(self, scope: Scope) -> Owner | None:

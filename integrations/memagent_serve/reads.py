@@ -23,12 +23,12 @@ from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import result_of
+from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, api_error, too_busy
-from memagent_serve.keys import Owner, salt_of
+from memagent_serve.keys import Owner, derive_salt
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.serve_settings import ServeSettings
@@ -36,7 +36,7 @@ from memagent_serve.serve_settings import ServeSettings
 log = logging.getLogger(__name__)
 
 _MAX_READERS: Final = 64
-_USUAL_SECONDS: Final = 10.0
+_DEFAULT_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
 """In seconds; the official clients ignore longer times."""
 
@@ -68,12 +68,12 @@ class ServedRead:
     began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
     updates: list[MemoryUpdate] = field(default_factory=list)
-    """Those of this process, in order."""
+    """The memory updates of this process, in order."""
     result: ReadResult | None = None
     error: Exception | None = None
     followers: int = 0
-    ends_as: ReadState = ReadState.CANCELLED
-    """Its state when its task is cancelled."""
+    state_if_cancelled: ReadState = ReadState.CANCELLED
+    """Its state after its task is cancelled."""
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change, and then replaced by a new event."""
@@ -95,7 +95,7 @@ class ServedRead:
 
     @property
     def update(self) -> MemoryUpdate | None:
-        """The newest."""
+        """The newest update; None before the first one."""
         return self.updates[-1] if self.updates else None
 
 
@@ -130,9 +130,9 @@ class ReadManager:
         self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
         self._fingerprint: str | None = None
-        self._mean_seconds = _USUAL_SECONDS
+        self._mean_seconds = _DEFAULT_SECONDS
         self._refused: deque[float] = deque()
-        """When clients were refused, within the last `Retry-After` period: about one entry for each waiting client."""
+        """The times of the refusals in the last `Retry-After` period: about one for each client that waits."""
         self._retry_seconds = 0.0
 
     async def start(self, read_request: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, str]:
@@ -159,13 +159,13 @@ class ReadManager:
                 self._metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
             self.require_capacity(read_request.owner)
-            known = await asyncio.to_thread(self._ledger.find_by_request, read_request.owner.name, request)
-            last = next((entry for entry in known if not entry.edited), None) if not read_again else None
+            entries = await asyncio.to_thread(self._ledger.find_by_request, read_request.owner.name, request)
+            last = next((entry for entry in entries if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
                 read = ServedRead(last.run_id, read_request, request, last.began)
                 kind = "repeated" if last.state is ReadState.FINISHED else "resumed"
             else:
-                read, kind = ServedRead(f"{request[:24]}-{len(known)}", read_request, request), "started"
+                read, kind = ServedRead(f"{request[:24]}-{len(entries)}", read_request, request), "started"
                 entry = Entry(
                     read.run_id,
                     read_request.owner.name,
@@ -212,10 +212,10 @@ class ReadManager:
         return {read.read_request.document["key"] for read in list(self._reads.values())}
 
     def __len__(self) -> int:
-        """How many reads are waiting or running."""
+        """Return the number of waiting and running reads."""
         return len(self._reads)
 
-    def running(self, owner: Owner) -> list[ServedRead]:
+    def list_running(self, owner: Owner) -> list[ServedRead]:
         """Return the reads of a key that are waiting or running."""
         return [read for read in self._reads.values() if read.read_request.owner.name == owner.name]
 
@@ -246,7 +246,7 @@ class ReadManager:
         """End a read as cancelled or paused. Its progress is kept, and the same request continues it."""
         if read.task is not None and not read.task.done():
             if not read.task.cancelling():  # a second cancel would interrupt what the first one has to write
-                read.ends_as = state
+                read.state_if_cancelled = state
                 read.task.cancel()
             await asyncio.wait([read.task])
 
@@ -263,18 +263,18 @@ class ReadManager:
         return finished and time.time() - (entry.ended or 0.0) > self._settings.keep_seconds
 
     def require_capacity(self, owner: Owner, question: str | None = None) -> None:
-        """Refuse a read of a key if there are too many, unless it may join one of the same question.
+        """Refuse a read of a key if too many are running, unless it may join one with the same question.
 
         Raises:
             ApiError: 429.
         """
         settings = self._settings
-        if question is not None and any(read.read_request.question == question for read in self.running(owner)):
+        if question is not None and any(read.read_request.question == question for read in self.list_running(owner)):
             return
         if len(self._reads) >= settings.max_reads + settings.max_waiting:
             raise self._refusal(f"{len(self._reads)} reads are running or waiting, and no more are accepted")
-        if len(self.running(owner)) >= (most := settings.max_reads_per_key):
-            raise self._refusal(f"{most} reads of this key are running or waiting, and it may have no more")
+        if len(self.list_running(owner)) >= (limit := settings.max_reads_per_key):
+            raise self._refusal(f"{limit} reads of this key are running or waiting, and it may have no more")
 
     def _refusal(self, message: str) -> Exception:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
@@ -284,7 +284,7 @@ class ReadManager:
         while self._refused[0] < now - self._retry_seconds:
             self._refused.popleft()
         rounds = (len(self._reads) + len(self._refused)) / self._settings.max_reads
-        # Half of the time until the last of them is done, because some clients may not try again.
+        # Half of the time until the last read is done, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
 
@@ -304,7 +304,7 @@ class ReadManager:
             await asyncio.to_thread(self._ledger.mark, read.run_id, state)
             read.result = result
         except asyncio.CancelledError:
-            state = read.ends_as
+            state = read.state_if_cancelled
             error = ApiError(
                 409,
                 f"the read {read.run_id} was {state.value}; send the same request again, and it continues",
@@ -336,20 +336,20 @@ class ReadManager:
         await asyncio.to_thread(self._ledger.mark, read.run_id, state)
 
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
-        reader, request = await self.reader_for(read.read_request), read.read_request
+        reader, request = await self.get_reader(read.read_request), read.read_request
         limits = self._settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
-                return await result_of(reader.astream_resume(read.run_id, limits=limits), read.add)
+                return await await_result(reader.astream_resume(read.run_id, limits=limits), read.add)
             except (RunNotFoundError, RunMismatchError) as error:
                 # It was killed before its first step, or another version of this package wrote its checkpoints.
                 log.info("read %s begins again: %s", read.run_id, error)
         stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
-        return await result_of(stream, read.add)
+        return await await_result(stream, read.add)
 
-    async def reader_for(self, read_request: ReadRequest) -> MemAgent:
+    async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = "" if self._secret is None else salt_of(read_request.owner, self._secret)
+        salt = "" if self._secret is None else derive_salt(read_request.owner, self._secret)
         key = (salt, read_request.sampling, read_request.answer_tokens)
         if key not in self._readers:
             policy = self._reader.policy

@@ -14,13 +14,13 @@ import msgspec
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.documents.omissions import omissions_of
+from memagent_graph.documents.omissions import stored_omissions
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shortened
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, latest_request, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -40,34 +40,34 @@ class Source:
     name: str
     pieces: Callable[[], Pieces]
     """Returns its text, with the names of its sections."""
-    stored: DocumentRef | None = None
+    reference: DocumentRef | None = None
     """The text in the store, if it is there already."""
 
 
-def sources_of(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
+def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
     sources = []
     if plan.history:
-        sources.append(Source("the earlier conversation", lambda: _transcript(request, plan, files, store)))
+        sources.append(Source("the earlier conversation", lambda: _iter_transcript(request, plan, files, store)))
     for position in plan.positions:
         message = request.messages[position.message]
         part = message.parts[position.part]
-        stored = files.get(position)
+        reference = files.get(position)
         sources.append(
-            Source(_source_name(request, message, position, stored), _pieces_of(part, stored, store), stored)
+            Source(_name_source(request, message, position, reference), _make_pieces(part, reference, store), reference)
         )
     return sources
 
 
-def document_of(sources: Sequence[Source]) -> Document:
+def join_sources(sources: Sequence[Source]) -> Document:
     """Return all sources as one document; if there are several, each is a section with its name as heading."""
     if len(sources) == 1:
         return Document.from_pieces(sources[0].pieces, sources[0].name)
     names = in_one_line(", ".join(source.name for source in sources), _MAX_NAME_LENGTH)
-    return Document.from_pieces(lambda: _join(sources), f"{len(sources)} texts: {names}")
+    return Document.from_pieces(lambda: _iter_sources(sources), f"{len(sources)} texts: {names}")
 
 
-def _join(sources: Sequence[Source]) -> Pieces:
+def _iter_sources(sources: Sequence[Source]) -> Pieces:
     for number, source in enumerate(sources, 1):
         begin = "" if number == 1 else _BREAK
         yield Block(f"{begin}[{number} of {len(sources)}: {source.name}]{_BREAK}", source.name)
@@ -78,17 +78,17 @@ def _join(sources: Sequence[Source]) -> Pieces:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-def _pieces_of(part: MessagePart, stored: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
-    if stored is not None:
-        return lambda: stored_pieces(store, stored)
+def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+    if reference is not None:
+        return lambda: stored_pieces(store, reference)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
-    return lambda: iter([Block(text.text())])
+    return lambda: iter([Block(text.decode())])
 
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
-    yield from omissions_of(ref)
+    yield from stored_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
@@ -107,15 +107,15 @@ def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
+def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
-    for number, message in enumerate(request.messages[: plan.history]):
-        if message.role in {"system", "developer"} or number == plan.latest:
+    for index, message in enumerate(request.messages[: plan.history]):
+        if message.role in {"system", "developer"} or index == plan.latest:
             continue
         yield Block(f"{speaker(message)}: ")
-        for index, part in enumerate(message.parts):
+        for part_index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
-                for piece in _pieces_of(part, files.get(PartPosition(number, index)), store)():
+                for piece in _make_pieces(part, files.get(PartPosition(index, part_index)), store)():
                     yield Block(piece.text) if isinstance(piece, Block) else piece
             else:
                 yield Block(f"[{part.kind}]")
@@ -124,23 +124,25 @@ def _transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: Do
         yield Block(_BREAK)
 
 
-def _source_name(request: ChatRequest, message: ChatMessage, position: PartPosition, stored: DocumentRef | None) -> str:
-    if stored is not None:
-        return in_one_line(stored["name"], _MAX_NAME_LENGTH)
+def _name_source(
+    request: ChatRequest, message: ChatMessage, position: PartPosition, reference: DocumentRef | None
+) -> str:
+    if reference is not None:
+        return in_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {in_one_line(_tool_name(request, message), _MAX_NAME_LENGTH)}"
+        return f"the result of {in_one_line(_find_tool_name(request, message), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
     return f"message {position.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
 
 
-def _tool_name(request: ChatRequest, message: ChatMessage) -> str:
+def _find_tool_name(request: ChatRequest, message: ChatMessage) -> str:
     """Return the name of the tool whose result a message has; "a tool" if no message has the call."""
     if isinstance(name := message.field("name"), str) and name:
         return name
     call_id = message.field("tool_call_id")
     for other in request.messages:
-        for call in _tool_calls(other):
+        for call in _parse_tool_calls(other):
             if call.id == call_id and call.function is not None:
                 return call.function.name
     return "a tool"
@@ -158,7 +160,7 @@ class _ToolCall(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
-def _tool_calls(message: ChatMessage) -> list[_ToolCall]:
+def _parse_tool_calls(message: ChatMessage) -> list[_ToolCall]:
     if "tool_calls" not in message.fields:
         return []
     try:
@@ -174,7 +176,7 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 
 
 def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
-    """Whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
+    """Return whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
     This is so if only the model server supports the request (tools, a format, log-probs), or if tool results or the
     older part of a conversation are read.
@@ -200,39 +202,39 @@ class Continuation:
     names: tuple[str, ...]
     """The names of the texts that are read."""
     shortened_request: str
-    """What replaces the user's latest request if the request itself was read."""
+    """The text that replaces the user's latest request if the request itself was read."""
 
-    def body_after(self, result: ReadResult) -> bytes:
+    def make_body(self, result: ReadResult) -> bytes:
         """Return the body that is passed on to the model: the request's body with the findings of a read."""
         reading = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
         report = f"[{', '.join(self.names)}: {reading}]\n\n{result.findings()}"
         report_position = None if self.plan.history else self.plan.positions[-1]
         messages: list[dict[str, Any]] = []
         is_reported = False
-        for number, message in enumerate(self.request.messages):
+        for index, message in enumerate(self.request.messages):
             is_system = message.role in {"system", "developer"}
             if self.plan.history and not is_system and not is_reported:
                 messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{report}"})
                 is_reported = True
-            if number < self.plan.history and not is_system and number != self.plan.latest:
+            if index < self.plan.history and not is_system and index != self.plan.latest:
                 continue
-            read_parts = {position.part for position in self.plan.positions if position.message == number}
+            read_parts = {position.part for position in self.plan.positions if position.message == index}
             if not read_parts:
                 messages.append(dict(message.fields))
                 continue
             texts = {}
-            for index in read_parts:
+            for part_index in read_parts:
                 text = (
                     report
-                    if PartPosition(number, index) == report_position
+                    if PartPosition(index, part_index) == report_position
                     else "[Too long to show; the findings are given separately.]"
                 )
-                if number == self.plan.latest and message.parts[index].kind == "text":
+                if index == self.plan.latest and message.parts[part_index].kind == "text":
                     text = f"{text}\n\n{self.shortened_request}"
-                elif is_system and (instructions := message.parts[index].text) is not None:
-                    text = f"{instructions.text()[:_HEAD_CHARS]} [...]\n\n{text}"
-                texts[index] = text
-            messages.append({**message.fields, "content": _content(message, texts)})
+                elif is_system and (instructions := message.parts[part_index].text) is not None:
+                    text = f"{instructions.decode()[:_HEAD_CHARS]} [...]\n\n{text}"
+                texts[part_index] = text
+            messages.append({**message.fields, "content": _replace_texts(message, texts)})
         values: dict[str, Any] = {**self.request.fields, "messages": messages}
         if self.request.options.stream and not self.request.options.wants_usage:
             # The server reports the call's usage at the stream's end, if requested.
@@ -240,12 +242,12 @@ class Continuation:
         return msgspec.json.encode(values)
 
 
-def _content(message: ChatMessage, texts: dict[int, str]) -> Any:
+def _replace_texts(message: ChatMessage, texts: dict[int, str]) -> Any:
     if len(message.parts) == 1 and message.parts[0].raw is None:
         return texts[0]
     return [
-        {"type": "text", "text": texts[index]} if index in texts else part.raw
-        for index, part in enumerate(message.parts)
+        {"type": "text", "text": texts[part_index]} if part_index in texts else part.raw
+        for part_index, part in enumerate(message.parts)
     ]
 
 
@@ -257,16 +259,16 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
         room: maximum tokens of the prompt.
         tokenizer: counts the tokens.
     """
-    latest = latest_request(request.messages)
+    latest = find_latest_request(request.messages)
     originals = [
         message
-        for number, message in enumerate(request.messages)
-        if number == latest or message.role in {"system", "developer"}
+        for index, message in enumerate(request.messages)
+        if index == latest or message.role in {"system", "developer"}
     ]
-    share = max(1, room // len(originals) - MESSAGE_TOKENS)
-    texts = ["\n\n".join(part.text.text() for part in message.parts if part.text) for message in originals]
+    tokens = max(1, room // len(originals) - MESSAGE_TOKENS)
+    texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
     messages = [
-        {"role": message.role, "content": shortened(text, share, tokenizer.count)}
+        {"role": message.role, "content": shortened(text, tokens, tokenizer.count)}
         for message, text in zip(originals, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from memagent_serve.serve_settings import ServeSettings
 
 _MEGABYTE: Final = 2**20
+_SETTINGS: Final = (
+    "max_reads", "max_waiting", "max_reads_per_key", "cancel_on_close", "read_above", "max_connections"
+)  # fmt: skip
+"""Options that are settings of the server as they are; those of `_SIZES` are in MiB."""
+_SIZES: Final = ("max_body", "request_memory", "storage", "total_storage")
 _SECONDS_TO_STOP: Final = 5
 _SECONDS_TO_ASK: Final = 5
-"""For the policy's server to describe its model, before requests are taken without that."""
+"""How long to wait for the policy server's description of its model before requests are accepted without it."""
 
 
 def _load_settings_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -96,7 +101,9 @@ class Serve(ReaderOptions):
         int, typer.Option(min=1, help="The maximum size of all large requests together, in MiB.")
     ] = 256
     storage: Annotated[int, typer.Option(min=1, help="Disk space for the files and texts of one key, in MiB.")] = 1024
-    total_storage: Annotated[int, typer.Option(min=1, help="Disk space for those of all keys, in MiB.")] = 16384
+    total_storage: Annotated[
+        int, typer.Option(min=1, help="Disk space for the files and texts of all keys, in MiB.")
+    ] = 16384
     max_connections: Annotated[int, typer.Option(min=1, help="How many clients may be connected at the same time.")] = (
         2000
     )
@@ -116,7 +123,7 @@ class Serve(ReaderOptions):
         """
         import os  # noqa: PLC0415
 
-        from memagent_graph.addresses import as_name  # noqa: PLC0415
+        from memagent_graph.addresses import client_host_names  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.paths import data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
@@ -128,20 +135,12 @@ class Serve(ReaderOptions):
         return ServeSettings(
             folder=data_folder() / "serve",
             keys=keys,
-            names=(*names, *as_name(self.host)),
+            names=(*names, *client_host_names(self.host)),
             origins=tuple(self.allow_origin or ()),
-            max_reads=self.max_reads,
-            max_waiting=self.max_waiting,
-            max_reads_per_key=self.max_reads_per_key,
             keep_seconds=self.keep_minutes * 60,
-            cancel_on_close=self.cancel_on_close,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
-            read_above=self.read_above,
-            max_body=self.max_body * _MEGABYTE,
-            request_memory=self.request_memory * _MEGABYTE,
-            storage=self.storage * _MEGABYTE,
-            total_storage=self.total_storage * _MEGABYTE,
-            max_connections=self.max_connections,
+            **{name: getattr(self, name) for name in _SETTINGS},
+            **{name: getattr(self, name) * _MEGABYTE for name in _SIZES},
         )
 
     def run(self) -> None:
@@ -161,7 +160,7 @@ async def _serve(request: Serve) -> None:
 
     import uvicorn  # noqa: PLC0415
 
-    from memagent_graph.addresses import in_url, listen  # noqa: PLC0415
+    from memagent_graph.addresses import host_in_url, listen  # noqa: PLC0415
     from memagent_graph.bounded_http import BOUNDED_HTTP  # noqa: PLC0415
     from memagent_serve.app import ServerResources, make_app  # noqa: PLC0415
     from memagent_serve.live import LivePage  # noqa: PLC0415
@@ -171,18 +170,18 @@ async def _serve(request: Serve) -> None:
         async with request.make_reader() as reader:
             try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _SECONDS_TO_ASK)
-            except (PolicyError, TimeoutError) as error:  # its server may start later; nothing else mends itself
+            except (PolicyError, TimeoutError) as error:  # its server may start later; other errors need a change
                 typer.echo(f"the policy does not answer yet. {in_one_line(str(error))}", err=True)
             serving = ServerResources(reader, settings)
             host, port = listener.getsockname()[:2]
             typer.echo(
-                f"serving at http://{in_url(host)}:{port}/v1 with {request.settings().policy_reason}; "
+                f"serving at http://{host_in_url(host)}:{port}/v1 with {request.settings().policy_reason}; "
                 "press Ctrl-C to stop",
                 err=True,
             )
             sessions = PageSessions(settings.keys)
             token = f"#token={sessions.token}" if sessions.token else " (sign in with a key)"
-            typer.echo(f"the live page is at http://{in_url(host)}:{port}/{token}", err=True)
+            typer.echo(f"the live page is at http://{host_in_url(host)}:{port}/{token}", err=True)
             if not settings.keys:
                 typer.echo("there are no keys: everyone who can reach this address may use it", err=True)
             config = uvicorn.Config(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.addresses import as_name, is_local
+from memagent_graph.addresses import client_host_names, is_local
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
-from memagent_serve.keys import Keys, toml_values
+from memagent_serve.keys import Keys, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ServeSettings:
     max_reads_per_key: int = 16
     """Reads of one key, including waiting ones."""
     keep_seconds: float = 3600.0
-    """How long a finished read answers the same request again."""
+    """The time for which a finished read answers the same request again."""
     cancel_on_close: bool = False
     """Whether a read ends when the last client that follows it disconnects."""
     limits: Limits = field(default_factory=Limits)
@@ -46,9 +46,9 @@ class ServeSettings:
     total_storage: int = 2**34
     """The maximum size of all keys' files and texts together."""
     idle_seconds: float = 30.0
-    """How long a client may pause inside a request."""
+    """The longest pause of a client inside a request."""
     body_seconds: float = 900.0
-    """How long a whole request may take to arrive."""
+    """The longest time for a whole request to arrive."""
     max_connections: int = 2000
 
 
@@ -63,9 +63,9 @@ def require_safe(host: str, keys: Keys, names: Collection[str], *, forced: bool)
     if not keys and not forced:
         raise MemAgentError(
             f"other machines can reach {host}, and there are no keys",
-            hint="Name a file of keys with --keys, or add --without-keys if everyone may use this server.",
+            hint="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
         )
-    if not names and not as_name(host):
+    if not names and not client_host_names(host):
         raise MemAgentError(
             f"{host} means all addresses of this machine, and no host name is set for clients",
             hint="Add --server-name with the host's name or address; requests with another one are refused.",
@@ -78,7 +78,7 @@ def read_settings_file(path: Path, option_names: Collection[str]) -> dict[str, A
     Raises:
         MemAgentError: it cannot be read, or has an unknown setting.
     """
-    values = toml_values(path, "settings", "The file must be TOML.")
+    values = read_toml(path, "settings", "The file must be TOML.")
     settings = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(settings.keys() - set(option_names)):
         raise MemAgentError(

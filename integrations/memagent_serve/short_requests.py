@@ -1,6 +1,6 @@
-"""Answers requests that fit the policy's window: its server does, or a policy in this process.
+"""Answers requests that fit the policy's window, through its server or with a policy in this process.
 
-What is passed on to the server is the client's body, unchanged, with this server's key; its reply is relayed.
+The client's body is passed on unchanged, with this server's key, and the server's reply is relayed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.chat_replies import DONE, ReplyHead
 from memagent_serve.chat_requests import ChatRequest
 
-_RELAYED: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
+_RELAYED_HEADERS: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
 _MAX_REPLY_BYTES: Final = 1 << 25
 """Bytes of a reply, or of a line or event of a stream."""
 _TOO_LONG: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes"
@@ -40,39 +40,40 @@ async def pass_on(
         server: the policy server.
         method: GET or POST.
         path: chat/completions or models; no path comes from a request.
-        body: the client's, byte by byte.
-        accept: the client's Accept header, if it may get a stream of events, which is relayed while it arrives.
+        body: the client's body, which is not changed.
+        accept: the client's Accept header, if the client may get a stream of events.
 
     Raises:
         PolicyError: the server cannot be reached, does not answer, or sends too much.
-        ApiError: its reply is not JSON, nor such a stream.
+        ApiError: its reply is neither JSON nor a stream of events.
     """
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
         reply = await stack.enter_async_context(server.relay(method, path, body, headers))
-        if accept and media_type_of(reply) == EVENTS:
-            return StreamingResponse(_lines(reply, stack.pop_all()), reply.status, _headers(reply), EVENTS)
-        if 300 <= reply.status < 400 or media_type_of(reply) != "application/json":
+        if accept and get_media_type(reply) == EVENTS:
+            return StreamingResponse(_iter_lines(reply, stack.pop_all()), reply.status, _pick_headers(reply), EVENTS)
+        if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
             raise await gateway_error(reply)
-        return Response(await read_body(reply, _MAX_REPLY_BYTES), reply.status, _headers(reply), "application/json")
+        return Response(
+            await read_body(reply, _MAX_REPLY_BYTES), reply.status, _pick_headers(reply), "application/json"
+        )
 
 
-def media_type_of(reply: aiohttp.ClientResponse) -> str:
-    """Return the reply's media type; "" if it is compressed, which was not asked for and may be a bomb."""
+def get_media_type(reply: aiohttp.ClientResponse) -> str:
+    """Return the reply's media type; "" if the reply is compressed, since it may be a bomb."""
     return "" if reply.headers.get("Content-Encoding", "identity") != "identity" else reply.content_type
 
 
-def _headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED}
+def _pick_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED_HEADERS}
 
 
 async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
-    words = server_message(await read_error_body(reply))[:300] if media_type_of(reply) else "a compressed reply"
+    message = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     status = reply.status if reply.status >= 400 else 502
-    return ApiError(
-        status, f"the policy server answered {reply.status}: {words}", code="bad_gateway", headers=_headers(reply)
-    )
+    message = f"the policy server answered {reply.status}: {message}"
+    return ApiError(status, message, code="bad_gateway", headers=_pick_headers(reply))
 
 
 @contextmanager
@@ -84,8 +85,8 @@ def bad_gateway_on_error(what: str) -> Iterator[None]:
         raise ApiError(502, f"the policy server's {what} cannot be understood", code="bad_gateway") from error
 
 
-async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    """Yield the reply's whole lines as they arrive: a secret in one is not divided. At the end, the stack is closed."""
+async def _iter_lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+    """Yield whole lines as they arrive, so that no secret in them is divided. The stack is closed at the end."""
     rest = bytearray()
     async with stack:
         async for chunk in reply.content.iter_any():
@@ -101,7 +102,7 @@ async def _lines(reply: aiohttp.ClientResponse, stack: AsyncExitStack) -> AsyncI
 async def iter_events(reply: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the data of each event in a stream of events, including the closing [DONE]."""
     data = bytearray()
-    async for lines in _lines(reply, AsyncExitStack()):
+    async for lines in _iter_lines(reply, AsyncExitStack()):
         for line in lines.splitlines():
             if line.startswith(b"data:"):
                 data += line[5:].removeprefix(b" ") + b"\n"
@@ -129,7 +130,7 @@ def _text_messages(request: ChatRequest) -> list[Message]:
     if (kind := request.unreadable) is not None:
         raise bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
     return [
-        Message(role=message.role, content="\n".join(part.text.text() for part in message.parts if part.text))
+        Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
         for message in request.messages
     ]
 
@@ -166,7 +167,7 @@ def require_model(request: ChatRequest, name: str) -> None:
         )
 
 
-async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams, max_tokens: int) -> Response:
+async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingParams, max_tokens: int) -> Response:
     """Return the policy's reply to a request that fits in its window.
 
     Raises:
@@ -181,8 +182,12 @@ async def local_reply(request: ChatRequest, policy: Policy, base: SamplingParams
     head = ReplyHead(secrets.token_hex(12), completion.model)
     text, reason = extract_reply(completion.text).strip(), _REASONS.get(completion.finish_reason, "stop")
     counts = completion.usage
-    prompt, written = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
-    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    prompt, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+    }
     if not options.stream:
         values = head.completion({"content": text}, reason, usage, {})
         del values["memagent"]

@@ -77,7 +77,7 @@ class Uploads:
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )
         listed_ids = {row["id"] for row in ledger.run("SELECT id FROM files")}
-        for path in folder.glob("*/file-*.bin"):  # a killed process left those that are not in the list
+        for path in folder.glob("*/file-*.bin"):  # a killed process left the files that are not in the list
             if path.stem not in listed_ids:
                 path.unlink(missing_ok=True)
 
@@ -88,7 +88,7 @@ class Uploads:
             ApiError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
         """
         file_id = f"file-{secrets.token_hex(16)}"
-        path = self._path(owner, file_id)
+        path = self._get_path(owner, file_id)
         private_folder(path.parent)
         private_file(path)
         try:
@@ -116,7 +116,7 @@ class Uploads:
 
         Raises:
             DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
-            ApiError: 413 for the key's limit, 507 for that of all keys; the other texts are being read.
+            ApiError: 413 for the key's limit, 507 for the limit of all keys; all other texts are being read.
         """
         async with self._conversions[owner.name]:
             await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
@@ -125,7 +125,7 @@ class Uploads:
         return ref
 
     def has_text(self, owner: Owner, ref: DocumentRef) -> bool:
-        """Whether a key's text is still stored."""
+        """Return whether a key's text is still stored."""
         return bool(self._ledger.run("SELECT 1 FROM texts WHERE owner = ? AND key = ?", (owner.name, ref["key"])))
 
     def _count_text(self, owner: Owner, ref: DocumentRef) -> None:
@@ -138,10 +138,10 @@ class Uploads:
                 self._remove_text(owner.name, ref)
                 raise
 
-    def _free_space(self, owner: Owner, more: int, *kept: str) -> None:
+    def _free_space(self, owner: Owner, more: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `more` bytes fit."""
         with self._ledger.lock:
-            in_use = {*self._texts_in_use(), *kept}
+            in_use = {*self._texts_in_use(), *needed_keys}
             for scope in (owner, None):
                 while self._exceeds_quota(scope, more):
                     if not self._remove_oldest_text(scope, in_use):
@@ -163,33 +163,33 @@ class Uploads:
             self._store.remove(ref)
 
     def _exceeds_quota(self, owner: Owner | None, more: int = 0) -> bool:
-        """Whether `more` bytes would exceed the quota of a key, or of all keys for None."""
+        """Return whether `more` bytes would exceed the quota of a key, or of all keys for None."""
         quota, max_files = self._total_quota, 100 * _MAX_FILES
         if owner is not None:
             quota, max_files = owner.max_bytes or self._quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
-        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  our own words
+        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  our own message
         ((size, number),) = self._ledger.run(query, (owner and owner.name,))
         return bool(size + more > quota or number + bool(more) > max_files)
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
-        return self._files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
+        return self._select_files("owner = ? ORDER BY created_at DESC, id", (owner.name,))
 
     def get(self, owner: Owner, file_id: str) -> UploadedFile:
-        """One file.
+        """Return a file.
 
         Raises:
             ApiError: 404; there is none, or it belongs to another key.
         """
-        for file in self._files("owner = ? AND id = ?", (owner.name, file_id)):
+        for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
         raise _missing_file_error(file_id)
 
     def content(self, owner: Owner, file_id: str) -> Path:
         """Return the path of its bytes. Raises like `get`."""
         self.get(owner, file_id)
-        return self._path(owner, file_id)
+        return self._get_path(owner, file_id)
 
     def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. What was read of it stays with its runs. Raises like `get`."""
@@ -197,12 +197,12 @@ class Uploads:
         self._ledger.run("DELETE FROM files WHERE owner = ? AND id = ?", (owner.name, file_id))
         path.unlink(missing_ok=True)
 
-    def _files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
+    def _select_files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
         columns = "id, bytes, created_at, filename, purpose"
         rows = self._ledger.run(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
 
-    def _path(self, owner: Owner, file_id: str) -> Path:
+    def _get_path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
             raise _missing_file_error(file_id)
         return self._folder / owner.name / f"{file_id}.bin"
@@ -210,10 +210,10 @@ class Uploads:
 
 def _quota_error(owner: Owner | None) -> ApiError:
     if owner is not None:
-        words = "the files and texts of this key would exceed their limit; delete some files, or send less text"
-        return ApiError(413, words, code="files_too_large")
-    words = "the files and texts of all keys would exceed their limit; try again later"
-    return ApiError(507, words, code="insufficient_storage", headers={"Retry-After": "60"})
+        message = "the files and texts of this key would exceed their limit; delete some files, or send less text"
+        return ApiError(413, message, code="files_too_large")
+    message = "the files and texts of all keys would exceed their limit; try again later"
+    return ApiError(507, message, code="insufficient_storage", headers={"Retry-After": "60"})
 
 
 def display_name(name: str | None) -> str:

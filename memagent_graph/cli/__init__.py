@@ -1,4 +1,4 @@
-"""The command line: `memagent read | resume | doctor | demo | ...`, each command in a module of its own.
+"""The command line: `memagent read | resume | doctor | demo | ...`. A command has its own module.
 
 Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
 6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 9 a policy that
@@ -47,16 +47,18 @@ def memagent(
 
 def main() -> None:
     """Run the `memagent` command."""
-    # Threads that spin while they wait make a local policy many times slower if anything else is running.
+    # Threads that spin while they wait make a local policy many times slower if another program runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    gc.set_threshold(50_000)  # nearly all that is made while modules are imported stays: looking for garbage is in vain
+    gc.set_threshold(50_000)  # objects from imports stay, so collecting garbage is useless here
     _make_writable()
     try:
         app()
     except OSError as error:
         if error.errno not in _NOT_WRITABLE or error.filename is not None:  # another file than standard output
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the remaining output would fail again at the exit
         sys.stderr.write(
             f"error: standard output cannot be written: {error.strerror}\n"
             "what to do: Make room, or write elsewhere. A read that has finished is in the log: memagent show latest.\n"
@@ -65,10 +67,10 @@ def main() -> None:
 
 
 def _make_writable() -> None:
-    """Let every text be printed: characters that the terminal does not have become question marks."""
+    """Print question marks for characters that the terminal does not have."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed by whoever started the command
+        if stream is None:  # the parent process has closed it
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,7 +1,7 @@
-"""The commands, and how one is made from the frozen dataclass of its options.
+"""The commands. A command is a frozen dataclass of its arguments and options.
 
-A command's module is imported when the command, or the list of all, is needed. Another package adds one with an entry
-point in the group "memagent.commands", which names a function `register(app)`.
+The module of a command is imported when the command or the list of commands is needed. Other packages add commands with
+entry points in the group "memagent.commands", which are functions `register(app)`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _BUILT_IN: Final = {
     "import": "exchange_commands:Import",
     "policy": "policy_commands:COMMANDS",
 }
-"""Module and class of each command of this package; a mapping from names to classes instead of a class is a group."""
+"""Module and class of the commands of this package. A mapping of classes by name is a group of commands."""
 
 
 class Command(Protocol):
     """A command: a frozen dataclass whose docstring is the command's help.
 
-    Its fields are the arguments and options, annotated for typer; one with the name of a setting of `ReadSettings`
-    needs no annotation. Those of the class itself come first in the help, then those of the classes it inherits from;
-    if there are many, in groups with the common ones first. `examples` are command lines for the end of the help.
+    Its fields are the arguments and options, annotated for typer. A field with the name of a setting of `ReadSettings`
+    needs no annotation. The help shows fields of the class first, then inherited fields. Many options are in groups,
+    the common ones first. `examples` are command lines for the end of the help.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def run(self) -> None:
-        """Run the command; raise `typer.Exit` if the exit code is not 0."""
+        """Run the command. Raise `typer.Exit` for an exit code other than 0."""
         ...
 
 
@@ -108,7 +108,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
 
 def _annotations(command: type[Command]) -> dict[str, Any]:
-    """Return the annotations for typer, by field; what only Python can set is left out."""
+    """Return the annotations for typer by field, without fields that only Python can set."""
     options, settings = setting_options(), {field.name for field in fields(ReadSettings)}
     annotations = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
@@ -120,7 +120,7 @@ def _annotations(command: type[Command]) -> dict[str, Any]:
 
 
 _MAX_UNGROUPED: Final = 14
-"""A command with so few arguments and options shows them in one list."""
+"""Maximum number of arguments and options in a help without groups."""
 _GROUP_OF: Final = {name: group for group, names in OPTION_GROUPS.items() for name in names}
 _HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_OF)}
 
@@ -136,14 +136,14 @@ def _in_group(annotation: Any, group: str) -> Any:
 
 
 class CommandGroup(typer.core.TyperGroup):
-    """The commands of this package and those that others add, each loaded when it is needed."""
+    """The commands of this package and of others, loaded when they are needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands: Any = _Commands()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands. Those of other packages are named without importing them."""
+        """List the commands, without importing commands of other packages."""
         commands = self.commands
         self.commands = commands.summaries()
         try:
@@ -153,7 +153,7 @@ class CommandGroup(typer.core.TyperGroup):
 
 
 def summary(entry: EntryPoint) -> str:
-    """Return what a command does in a line: the first of its module's docstring, which is read without importing it."""
+    """Return the first line of the docstring of a command's module, without importing the module."""
     package, *parts = entry.module.split(".")
     spec = PathFinder.find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or ()
@@ -169,7 +169,7 @@ def summary(entry: EntryPoint) -> str:
 
 
 class _Commands(Mapping[str, Any]):
-    """Commands by name. Those of other packages are searched only if this package has none with the name."""
+    """Commands by name. Other packages are searched only for names that this package does not have."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -200,7 +200,7 @@ class _Commands(Mapping[str, Any]):
         return self._loaded[name]
 
     def summaries(self) -> dict[str, Any]:
-        """Return the commands as the list of all shows them: those of other packages with nothing but their help."""
+        """Return the commands for the list of commands. Commands of other packages have only their help."""
         added = {name: typer.core.TyperCommand(name, help=summary(entry)) for name, entry in self._added.items()}
         return {name: self[name] for name in _BUILT_IN} | added
 
@@ -218,8 +218,8 @@ def _click_command(register: Callable[[typer.Typer], Any]) -> Any:
 
 
 def _added_command(entry: EntryPoint) -> Any:
-    """Return a command of another package; if it cannot be loaded, a command that says what is wrong."""
-    from memagent_graph.entry_points import failure_of
+    """Return a command of another package, or a command that reports why it cannot be loaded."""
+    from memagent_graph.entry_points import entry_point_error
     from memagent_graph.errors import MemAgentError
 
     def fail(error: Exception) -> NoReturn:
@@ -227,7 +227,7 @@ def _added_command(entry: EntryPoint) -> Any:
         from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
-            Console().report_error(failure_of(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
+            Console().report_error(entry_point_error(entry, "the command", error, MemAgentError), ExitCode.SETTINGS)
         ) from error
 
     try:

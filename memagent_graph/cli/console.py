@@ -23,12 +23,12 @@ _T = TypeVar("_T")
 
 
 def escape(text: str) -> str:
-    """Return a text from outside, made safe for the terminal and for markup."""
+    """Return a text without control characters and with escaped markup."""
     return rich.markup.escape(plain(text))
 
 
 class Console:
-    """One command's output. With `as_json`, standard output is one JSON object and nothing else."""
+    """The output of a command. With `as_json`, standard output is a single JSON object."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
@@ -36,13 +36,13 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._says_policy = not (as_json or quiet)
         self._quiet = quiet or not self.err.is_terminal
-        if quiet and logging.lastResort:  # it prints what has no other handler
+        if quiet and logging.lastResort:  # the handler of last resort prints warnings
             logging.lastResort.setLevel(logging.ERROR)
         self.resume_command: str | None = None
         """The command that resumes the run; None until the run has begun."""
 
     def print_policy(self, reason: str) -> None:
-        """Print a line about the policy that reads, and why it was chosen, on standard error."""
+        """Print the policy and the reason for its choice on standard error."""
         if self._says_policy:
             self.err.print(f"[dim]{escape(reason)}[/]")
 
@@ -51,13 +51,13 @@ class Console:
         return nullcontext() if self._quiet else self.err.status(f"[dim]{activity}[/]")
 
     async def follow_questions(self, read: Callable[[Callable[[str, MemoryUpdate], None]], Awaitable[_T]]) -> _T:
-        """Show the progress of one pass for many questions; `read` gets the function to call with each update."""
+        """Show the progress of a pass for many questions. `read` gets a function to call with every update."""
         return await self.follow_documents(1, lambda show: read(partial(show, "")))
 
     async def follow_documents(
         self, documents: int, read: Callable[[Callable[[str, str, MemoryUpdate], None]], Awaitable[_T]]
     ) -> _T:
-        """Show the progress of reads of several documents; `read` gets the function to call with each update."""
+        """Show the progress of reads of several documents. `read` gets a function to call with every update."""
         with ProgressDisplay("reading", quiet=self._quiet, console=self.err, as_percentage=True) as display:
             progress = dict[str, dict[str, float]]()
 
@@ -72,7 +72,7 @@ class Console:
             return await read(show)
 
     def print_results(self, outcomes: Sequence[ReadResult | Exception], *, updates: bool = False) -> None:
-        """Print the outcome of one question, or of each of several; in JSON, several are a list, including failures.
+        """Print the outcome of a question, or of several questions. In JSON, several are a list with failures.
 
         Raises:
             Exception: an outcome is an unexpected error.
@@ -98,7 +98,7 @@ class Console:
     def print_result(self, result: ReadResult) -> None:
         """Print question, answer and evidence on standard output, and facts about the read on standard error.
 
-        Each begins a line with its label and a colon. Further lines of a text are indented by two spaces, so that an
+        The parts have a label and a colon at the beginning of a line. Further lines are indented by two spaces, so an
         empty line is always between two questions.
         """
         self._field("question", result.question)
@@ -143,7 +143,7 @@ class Console:
             self.out.print(f"  {line}", markup=False)
 
     def report_error(self, error: MemAgentError, code: int) -> int:
-        """Print what went wrong and what to do, and return `code`."""
+        """Print an error with its remedy, and return `code`."""
         if self.as_json:
             print_json(_error_values(error))
         self.err.print(f"[red]error:[/] {escape(error.message)}")
@@ -164,7 +164,7 @@ class Console:
 
 
 _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyError)
-"""Errors after which the same command would fail again."""
+"""Errors that would occur again with the same command."""
 
 
 def _error_values(error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks a policy and its server: a list of findings, each with a remedy."""
+"""Checks a policy and its server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Health(StrEnum):
 
     GOOD = "ok"
     NOTE = "note"
-    """It works, but something useful is missing."""
+    """It works, but a useful feature is missing."""
     BAD = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its subject, its outcome, and what to do if it is not good."""
+    """A check: its subject, its outcome, and the remedy for a problem."""
 
     subject: str
     health: Health
@@ -43,7 +43,7 @@ class Check:
 async def examine(reader: MemAgent) -> AsyncIterator[Check]:
     """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
 
-    Stops at the first failure that makes the following checks meaningless.
+    It stops at a failure that makes the following checks meaningless.
     """
     policy, subject = reader.policy, "server"
     try:
@@ -52,7 +52,7 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
             yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
             if policy.unlisted:
                 detail = policy.unlisted.message
-                yield Check("models", Health.NOTE, detail, "If its name is right, nothing need be done.")
+                yield Check("models", Health.NOTE, detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield Check("model", Health.GOOD, f"{policy.name}{computed}")
@@ -104,7 +104,7 @@ def _tokens(completion: Completion) -> Check:
 
 
 async def _agreement(context: ReaderContext, completion: Completion) -> Check:
-    """Compare our count with the server's: the difference between two prompts has no chat template in it."""
+    """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
     shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
         return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
@@ -117,12 +117,12 @@ async def _agreement(context: ReaderContext, completion: Completion) -> Check:
         "tokenizer",
         Health.NOTE,
         f"{name} counts {ours} tokens and the policy {theirs}: it can read, but chunks are longer or shorter than set",
-        "Name the served model's own tokenizer with --tokenizer.",
+        "Pass the served model's own tokenizer with --tokenizer.",
     )
 
 
 async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check:
-    """Send a prompt as long as a read's longest, and see whether the server takes all of it."""
+    """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
     filler = "\n".join([_SAMPLE] * (tokens // count(f"{_SAMPLE}\n")))
@@ -140,9 +140,7 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
     if missing := await counts.missing_tokens(prompt, [whole], server_count, count_at_server):
         tokens = server_count + missing
         detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
-        remedy = (
-            f"Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
-        )
+        remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
         return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
     reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():

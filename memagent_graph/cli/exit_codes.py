@@ -61,7 +61,7 @@ def exit_code(error: MemAgentError) -> ExitCode:
 
 @contextmanager
 def report_failures(console: Console | None = None, *, as_json: bool = False) -> Iterator[None]:
-    """Print an error that is raised within, and exit with its code."""
+    """Print an error that is raised in the block, and exit with its code."""
     try:
         yield
     except MemAgentError as error:

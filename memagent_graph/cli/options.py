@@ -1,7 +1,7 @@
-"""Options that several commands share, each declared once: its name, type, help and default.
+"""Options that several commands share: name, type, help and default.
 
-Those of a policy and a reader are the fields of `memagent_graph.settings`; these say where a call stops, and where it
-writes. An option of only one command is in that command's module. Questions may be in files, named with @ in front.
+Options of a policy and a reader come from the fields of `memagent_graph.settings`. The options here set where a call
+stops and where it writes. An option of a single command is in the command's module.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "The estimate": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (
-        "run_id", "report_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
+        "run_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
     ),
     "Output": ("out", "formats", "force", "as_json", "updates", "quiet"),
 }  # fmt: skip
-"""The groups in which a long help shows its options, by fields' names; options in none come first."""
+"""The groups of options in a long help, by field names. Options without a group come first."""
 
 # An evaluation's tasks
 
 Haystack = Annotated[
     Path | None,
     typer.Option(
-        help="Text in which to hide facts: a file, or a folder with .txt and .md files.", show_default="Python's docs"
+        help="Text to hide facts in: a file, or a folder with .txt and .md files.", show_default="Python's docs"
     ),
 ]
-Small = Annotated[bool, typer.Option("--small", help="Variants of the tasks for policies with a small context.")]
+Small = Annotated[bool, typer.Option("--small", help="Use variants of the tasks for policies with a small context.")]
 
 # Settings
 
 
 def setting_options() -> dict[str, Any]:
-    """Return the annotation, with type and option, of each setting that can be given as text, by its name."""
+    """Return the annotations (type and option) of all settings that have a text form, by name."""
     options: dict[str, Any] = {}
     for name, (field, kind) in text_fields(ReadSettings).items():
         notes = field.metadata
@@ -80,8 +80,10 @@ def setting_options() -> dict[str, Any]:
 
 # Where a call stops
 
-MaxTokensTotal = Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens; can be resumed.")]
-MaxSeconds = Annotated[float | None, typer.Option(min=0.001, help="Stop after this time; can be resumed.")]
+MaxTokensTotal = Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens. The run can be resumed.")]
+MaxSeconds = Annotated[
+    float | None, typer.Option(min=0.001, help="Stop after this many seconds. The run can be resumed.")
+]
 
 # What it writes, and where
 
@@ -89,27 +91,27 @@ CHECKPOINTS_HELP: Final = (
     "SQLite file for checkpoints, or a PostgreSQL server that several machines share: postgresql://USER@HOST/DATABASE."
 )
 Checkpoints = Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="user's data folder")]
-STORE_HELP: Final = "The folder for the documents' texts. Machines that mount one folder can continue a run."
+STORE_HELP: Final = "Folder for the documents' texts. Machines that mount the same folder can continue a run."
 Store = Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="user's data folder")]
 Log = Annotated[
     Path | None, typer.Option("--log", help="SQLite file for the run log.", show_default="user's data folder")
 ]
-PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price of a million prompt tokens, for the report.")]
-PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price of a million completion tokens.")]
+PriceIn = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens, for the report.")]
+PriceOut = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
 
 
 def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_logged: bool = True) -> MemAgent:
-    """Return a reader with a command's checkpoints, log and store, or those of the data folder.
+    """Return a reader with the checkpoints, log and store of a command, or with the defaults in the data folder.
 
-    A run that is not logged cannot be resumed, so its state is only saved where `--checkpoints` says.
+    A run without a log cannot be resumed, so it has checkpoints only if `--checkpoints` is given.
 
     Args:
         options: the command, with `checkpoints`, `log` and `store`.
         settings: the settings of the reader.
-        store: an open one, in place of that of `--store`.
-        is_logged: whether there is a log.
+        store: an open store, which replaces `--store`.
+        is_logged: whether the runs are logged.
     """
     from memagent_graph.documents import open_store
     from memagent_graph.reader import MemAgent
@@ -125,12 +127,12 @@ def open_reader(options: Any, settings: ReadSettings, *, store: Any = None, is_l
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
-    """A reader: its policy, and how it reads. `SamplingSettings` are added where the command does the sampling."""
+    """The options of a reader. A command that samples also has `SamplingSettings`."""
 
     def settings(self) -> ReadSettings:
         """Return the reader's settings, with the policy chosen.
 
-        Options of a command that have a setting's name are settings.
+        An option with the name of a setting is that setting.
         """
         names = {field.name for field in fields(self)} & {field.name for field in fields(ReadSettings)}
         return ReadSettings(**{name: getattr(self, name) for name in names}).resolve()
@@ -139,7 +141,7 @@ class ReaderOptions(PolicySettings, WordingSettings, RuleSettings):
 _MAX_QUESTIONS = 10_000
 
 
-def questions_of(texts: Iterable[str]) -> list[str]:
+def expand_questions(texts: Iterable[str]) -> list[str]:
     """Return the questions, with each @FILE replaced by the questions in that file.
 
     Raises:
@@ -160,9 +162,9 @@ def questions_of(texts: Iterable[str]) -> list[str]:
         except (OSError, ValueError) as error:
             raise MemAgentError(
                 f"the questions in {text[1:]} cannot be read: {error}",
-                hint="After @, name a text file in UTF-8 with one question on each line.",
+                hint="Write the path of a UTF-8 text file after @, with one question per line.",
             ) from error
         if not lines:
-            raise MemAgentError(f"{text[1:]} contains no questions", hint="Write one on each line.")
+            raise MemAgentError(f"{text[1:]} contains no questions", hint="Write one question per line.")
         questions += lines
     return questions

@@ -1,4 +1,4 @@
-"""The progress of a command: a bar in a terminal, a line now and then elsewhere. Both go to standard error."""
+"""The progress of a command on standard error: a bar on a terminal, or else a line from time to time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SECONDS_BETWEEN_LINES: Final = 10.0
 
 
 class ProgressDisplay:
-    """Shows the progress of a command. Use it as a context manager; other threads may call `update`.
+    """Shows the progress of a command. Use it as a context manager. Other threads may call `update`.
 
     Args:
         description: the activity, such as "reading".
-        quiet: show nothing.
-        console: where to print; standard error if left out.
-        as_percentage: show a percentage and the time left, instead of a count.
+        quiet: whether to show nothing.
+        console: the console, by default on standard error.
+        as_percentage: whether to show a percentage and the remaining time, instead of a count.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ProgressDisplay:
         Args:
             completed: the number of units.
             status: further figures, such as tokens per second.
-            total: the total number of units, if it is known now, or has changed.
+            total: the total number of units, if it is known or has changed.
         """
         self._bar.update(self._task, completed=completed, status=status, total=total)
         now = time.monotonic()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.options import ReaderOptions, open_reader, questions_of
+from memagent_graph.cli.options import ReaderOptions, expand_questions, open_reader
 from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.settings import SamplingSettings
 
@@ -39,7 +39,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
         typer.Option(
             "--question",
             "-q",
-            help="The question. Repeat it for several questions; @FILE is a file with one on each line, no comments.",
+            help="The question. Repeat the option for several questions. @FILE is a file with one question per line.",
         ),
     ]
     schema: Annotated[
@@ -52,7 +52,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
     ] = None
     pages: Annotated[
         str | None,
-        typer.Option(help="The pages to read of a PDF file: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
+        typer.Option(help="The pages of a PDF file to read: 5, 5-10, 12- (to the end) or 1-3,7.", show_default="all"),
     ] = None
     run_id: Annotated[str | None, typer.Option(help="Your own id for the run. A run with the same id is replaced.")] = (
         None
@@ -66,11 +66,11 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.documents import Document, open_store
-            from memagent_graph.reading.outcome import result_of
+            from memagent_graph.reading.outcome import await_result
             from memagent_graph.reading.state import new_run_id
             from memagent_graph.response_format import ResponseFormat
 
-            questions = questions_of(self.question)
+            questions = expand_questions(self.question)
             form = None if self.schema is None else ResponseFormat.load(self.schema)
             source = (
                 Document.from_file(sys.stdin.buffer, encoding=self.encoding)
@@ -98,7 +98,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
                         )
                     )  # fmt: skip
                 stream = reader.astream(reference, questions[0], response_format=form, run_id=name, limits=self.limits)
-                return [await console.follow_questions(lambda show: result_of(stream, partial(show, questions[0])))]
+                return [await console.follow_questions(lambda show: await_result(stream, partial(show, questions[0])))]
 
         is_temporary = self.no_log and self.store is None
         with tempfile.TemporaryDirectory() if is_temporary else nullcontext(self.store) as store_url:

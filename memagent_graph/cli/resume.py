@@ -34,15 +34,19 @@ class Resume(RunOptions):
         "memagent resume 20261121-083011 --base-url http://localhost:8001/v1",
     )
     run_id: RunArgument
-    document: Annotated[Path | None, typer.Option(help="The document again, if its stored text is missing.")] = None
+    document: Annotated[Path | None, typer.Option(help="The document, needed only if its stored text is missing.")] = (
+        None
+    )
     schema: Annotated[
         str | None,
-        typer.Option(help="The form of the answer, as for `read`: it must be the run's.", show_default="the run's"),
+        typer.Option(help="The form of the answer, as for `read`. It must equal the run's.", show_default="the run's"),
     ] = None
-    policy: Annotated[str | None, typer.Option(help="Another policy, by its name.", show_default="the run's")] = None
-    model: Annotated[str | None, typer.Option(help="Another policy.", show_default="the run's")] = None
-    base_url: Annotated[str | None, typer.Option(help="Where its server is now.", show_default="the run's")] = None
-    strategy: Annotated[str | None, typer.Option(help="Another way of reading.", show_default="the run's")] = None
+    policy: Annotated[str | None, typer.Option(help="Name of another policy.", show_default="the run's")] = None
+    model: Annotated[str | None, typer.Option(help="Another model, as for `read`.", show_default="the run's")] = None
+    base_url: Annotated[str | None, typer.Option(help="The present URL of the server.", show_default="the run's")] = (
+        None
+    )
+    strategy: Annotated[str | None, typer.Option(help="Another strategy.", show_default="the run's")] = None
     header: Any = None
     ca_file: str | None = None
     proxy: str | None = None
@@ -54,7 +58,7 @@ class Resume(RunOptions):
             from memagent_graph.concurrency.pace import MAX_SHARED_READS, in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
-            from memagent_graph.reading.outcome import raise_first, result_of
+            from memagent_graph.reading.outcome import await_result, raise_first
             from memagent_graph.response_format import ResponseFormat
             from memagent_graph.run_log import RunFilter, RunLog
             from memagent_graph.settings import ReadSettings
@@ -95,7 +99,9 @@ class Resume(RunOptions):
                 options: Any = {"document": source, "response_format": form, "limits": self.limits}
 
                 async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
-                    return await result_of(reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id))
+                    return await await_result(
+                        reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id)
+                    )
 
                 try:
                     await self.prepare(reader, console)

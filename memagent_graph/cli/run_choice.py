@@ -23,7 +23,7 @@ _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def point_in_time(text: str) -> float:
-    """Return seconds since 1970 for an ISO date or time (local, unless it names a zone), or an age: 90m, 12h, 7d, 2w.
+    """Return seconds since 1970 for an ISO date or time (local if it has no zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
         typer.BadParameter: the text is neither.
@@ -41,7 +41,7 @@ def point_in_time(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Options that choose runs; a run must match all of them."""
+    """Options that choose runs. A run must match all of them."""
 
     question: Annotated[str | None, typer.Option(help="Only runs whose question contains this text.")] = None
     document: Annotated[str | None, typer.Option(help="Only runs whose document name contains this text.")] = None
@@ -72,8 +72,8 @@ class RunChoice:
         """Return the filter for the log.
 
         Args:
-            run_ids: only these runs, if there are any.
-            newest: the maximum number of runs, if the user gives none.
+            run_ids: the ids of the runs; empty for any run.
+            newest: the maximum number of runs, if the user sets none.
         """
         from memagent_graph.run_log import RunFilter
 
@@ -102,7 +102,7 @@ RunArgument: TypeAlias = Annotated[
 
 
 def find_run(log: RunLog, name: str) -> str:
-    """Return the id of the run that a user names by its id, by the beginning of its id, or as "latest".
+    """Return the id of a run from its id, the beginning of its id, or "latest".
 
     Imported runs are ignored for "latest", because their timestamps cannot be trusted.
 
@@ -119,7 +119,7 @@ def find_run(log: RunLog, name: str) -> str:
         raise RunNotFoundError(
             f"{log.path} holds no runs yet", hint="Read a document first: memagent read FILE -q QUESTION"
         )
-    if not run_ids or len(run_ids) == _MAX_NAMES:  # the run with exactly this id may not be among them
+    if not run_ids or len(run_ids) == _MAX_NAMES:  # the list may lack the run with exactly this id
         return log.get(name).run_id
     raise RunNotFoundError(
         f"several runs begin with {name!r}", hint=f"Use a longer part of the id: {', '.join(run_ids)}."
@@ -127,9 +127,9 @@ def find_run(log: RunLog, name: str) -> str:
 
 
 def runs_to_resume(log: RunLog, name: str) -> list[str]:
-    """Return the run named as for `find_run`, or all unfinished runs of a read of several questions.
+    """Return the run with a name as for `find_run`, or all unfinished runs of a read of several questions.
 
-    A read of several questions is named by the id that its runs share, or as "latest".
+    The name of a read of several questions is the common prefix of its run ids, or "latest".
     """
     try:
         run_id = find_run(log, name)
@@ -141,13 +141,13 @@ def runs_to_resume(log: RunLog, name: str) -> list[str]:
 
 
 def read_id(run_id: str) -> str:
-    """Return the id that the runs of a read of several questions share; empty if a run is not from such a read."""
+    """Return the common prefix of the run ids of a read of several questions; empty for other runs."""
     read, _, number = run_id.rpartition("-")
     return read if _QUESTION.fullmatch(number) else ""
 
 
 def open_questions(log: RunLog, read: str) -> list[str]:
-    """Return the unfinished runs that share this id, in the order of their questions."""
+    """Return the unfinished runs with this prefix, in the order of their questions."""
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 
@@ -158,13 +158,13 @@ def open_questions(log: RunLog, read: str) -> list[str]:
 
 
 _QUESTION: Final = re.compile(r"\d{1,7}")
-"""The question number at the end of a run id; the suffix of a generated id is longer."""
+"""The index of the question at the end of a run id. The suffix of a generated id is longer."""
 _MAX_NAMES: Final = 8
-"""The maximum number of runs with the same beginning that an error lists."""
+"""Maximum number of runs with the same prefix in an error."""
 
 
 def open_log(path: Path | None) -> RunLog:
-    """Return the log; it is not created if there is none."""
+    """Return the log, which must exist."""
     from memagent_graph.run_log import RunLog
     from memagent_graph.storage.paths import default_run_log
 

@@ -1,4 +1,4 @@
-"""Common to `memagent read` and `memagent resume`: where a run is kept, where it stops, and how it ends."""
+"""The common parts of `memagent read` and `memagent resume`: files, limits, and the end of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _FEW_TOKENS: Final = 64
-"""Fewer in a chunk are most likely a mistake: the template of the prompt around them is as long."""
+"""Fewer tokens per chunk are probably a mistake, because the prompt template is as long."""
 
 
 def require_file(path: Path) -> Path:
@@ -45,7 +45,7 @@ def require_file(path: Path) -> Path:
         hint = "Check the path; `-` reads standard input."
         raise DocumentError(f"the file {path} does not exist", hint=hint) from None
     except (OSError, ValueError):
-        return path  # the error of opening it says more
+        return path  # opening it raises a better error
     return path
 
 
@@ -56,7 +56,9 @@ class RunOptions:
     base_url: str | None = None
     api_key: str | None = None
     encoding: Annotated[str | None, typer.Option(help="The document's charset.", show_default="detected")] = None
-    max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop after this many chunks; can be resumed.")] = None
+    max_chunks: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many chunks. The run can be resumed.")
+    ] = None
     max_tokens_total: MaxTokensTotal = None
     max_seconds: MaxSeconds = None
     checkpoints: Checkpoints = None
@@ -68,13 +70,13 @@ class RunOptions:
 
     @property
     def limits(self) -> Limits:
-        """Where the call stops."""
+        """The limits of the call."""
         from memagent_graph.reading.state import Limits
 
         return Limits(max_chunks=self.max_chunks, max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds)
 
     async def prepare(self, reader: MemAgent, console: Console) -> None:
-        """Ask the policy for what is open, and say how it reads."""
+        """Ask the policy for missing settings, and print how it reads."""
         with console.show_status("asking the policy"):
             context = await reader.aprepare()
         part = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
@@ -83,7 +85,7 @@ class RunOptions:
         console.print_policy(f"strategy {reader.strategy.name}{part}; {tokens:,} tokens in a chunk{few}")
 
     def resume_command(self, run_id: str) -> str:
-        """Return the command that continues a run, or those that share an id, in these files or the data folder's."""
+        """Return the command that continues a run (or the runs with a common prefix) with the same files."""
         from memagent_graph.policies.server_url import without_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
@@ -95,7 +97,7 @@ class RunOptions:
         return shlex.join(arguments)
 
     def finish(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
-        """Run to the end, print the outcomes, and exit with the code of the first that failed or stopped."""
+        """Run to the end, print the outcomes, and exit with the code of the first failure or stop."""
         import asyncio
         import signal
 
@@ -103,7 +105,7 @@ class RunOptions:
         from memagent_graph.events import StopReason
 
         async def until_ended(console: Console) -> list[ReadResult | Exception]:
-            """Run; SIGTERM ends it as Ctrl-C does."""
+            """Run. SIGTERM has the effect of Ctrl-C."""
             task = asyncio.current_task()
             if task is not None and os.name == "posix":
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

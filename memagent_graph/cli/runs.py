@@ -27,7 +27,7 @@ _MAX_CELL: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
 _WIDTH_WITH_TOKENS: Final = 150
 _WIDTH_WITH_DETAILS: Final = 80
-"""A narrower terminal shows no columns that only training needs, because whole cells say more than cut cells."""
+"""Minimum terminal width for the columns for training. Without them, other cells need not be cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Runs(RunChoice):
         int | None,
         typer.Option(
             min=1,
-            help="Only this many of the newest runs.",
+            help="Maximum number of runs, newest first.",
             show_default=f"{_DEFAULT_ROWS}; all for --json and --delete",
         ),
     ] = None
@@ -73,7 +73,7 @@ class Runs(RunChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class GiveReward:
-    """Give a run, or one of its conversations, a reward."""
+    """Add a reward for a run, or for one of its conversations."""
 
     examples: ClassVar = (
         "memagent reward latest 1.0 --name correct",
@@ -157,7 +157,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
 
 
 def _table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], width: int) -> Table:
-    """Return the table with as many columns as there is room for."""
+    """Return a table with the columns that fit the terminal."""
     from rich.table import Table
     from rich.text import Text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Show how a run's memory was built, chunk by chunk, and what supports its answer."""
+    """Show how a run's memory was built, chunk by chunk, and the quotes that support its answer."""
 
     examples: ClassVar = (
         "memagent show",
@@ -52,7 +52,7 @@ class Show:
         with report_failures(as_json=self.as_json):
             log = open_log(self.log)
             with Console().show_status("loading the run"):
-                view = view_of(log, find_run(log, self.run_id), self.store)
+                view = load_view(log, find_run(log, self.run_id), self.store)
             if self.as_json:
                 _print_view_as_json(view)
             elif self.html is not None:
@@ -61,13 +61,13 @@ class Show:
                 _print_timeline(view, self.chunk)
 
 
-def view_of(log: RunLog, run_id: str, store: str | None = None) -> RunView:
-    """Return a run with its document, if the document is still in the store: the given store, or else the run's."""
-    from memagent_graph.documents import open_store, store_of
-    from memagent_graph.timeline.view import view_of_run
+def load_view(log: RunLog, run_id: str, store: str | None = None) -> RunView:
+    """Return a run with its document, if the document is still in the store (by default the store of the run)."""
+    from memagent_graph.documents import find_store, open_store
+    from memagent_graph.timeline.view import load_run_view
 
-    documents = open_store(store) if store else store_of(log.get(run_id).document, log.path)
-    return view_of_run(log, run_id, documents)
+    documents = open_store(store) if store else find_store(log.get(run_id).document, log.path)
+    return load_run_view(log, run_id, documents)
 
 
 def _write_page(view: RunView, path: Path, *, force: bool) -> None:

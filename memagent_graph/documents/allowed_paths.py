@@ -1,7 +1,7 @@
-"""The guard of paths that a language model, a table or a client names: what they lead to must be below a root.
+"""Checks paths from a language model, a table or a client: the target must be below a root.
 
-Such a name may come from a text that somebody else wrote. A path is accepted only if it leads to a regular file, with
-links followed at every level, below a folder that the user has named.
+The path may come from a text that somebody else wrote. It is accepted only if it leads to a regular file below a folder
+that the user has named. Links are followed at every level.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from memagent_graph.errors import DocumentError, RefusedSourceError
 from memagent_graph.plain_text import in_one_line
 
 _MAX_LISTED_NAMES = 20
-"""How many names of a folder's contents an error lists."""
+"""Maximum number of file names in an error."""
 _MAX_NAME_CHARACTERS = 100
 shortened_name = partial(in_one_line, longest=200)
-"""Returns a name that is short enough for an error; it may be a whole text that was given as a path."""
+"""Shortens a name for an error. It may be a whole text that was passed as a path."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 def file_below(root: Path, path: str, *, hint: str) -> Path:
     """Return the regular file that a path leads to, with links followed at every level.
 
-    Arguments and errors are those of `path_below`; a folder, a pipe or a device is refused, too.
+    Arguments and errors as for `path_below`. A folder, a pipe or a device is refused, too.
     """
     target = path_below(root, path, hint=hint)
     if not target.is_file():
@@ -39,17 +39,17 @@ def file_below(root: Path, path: str, *, hint: str) -> Path:
 def path_below(root: Path, path: str, *, hint: str) -> Path:
     """Return the file or folder that a path leads to, with links followed at every level.
 
-    The user's own tables and folders need this function; for a language model, which must not learn which files exist
-    outside, use `AllowedRoots`.
+    Use this for tables and folders of the user. For a language model use `AllowedRoots`, whose errors do not tell which
+    files exist outside.
 
     Args:
         root: the folder that the target must be below, or the target itself.
-        path: the path; a relative one begins at the root.
-        hint: what to do about a refusal.
+        path: the path. A relative path begins at the root.
+        hint: the remedy after a refusal.
 
     Raises:
-        DocumentError: nothing is there.
-        RefusedSourceError: it is not a path, or leads out of the root.
+        DocumentError: the path does not exist.
+        RefusedSourceError: the text is not a path, or the path leads out of the root.
     """
     if not _is_path(path):
         raise RefusedSourceError(f"{shortened_name(path)!r} is not a path", hint=hint)
@@ -82,7 +82,7 @@ class AllowedRoots:
         self.max_bytes = max_bytes
 
     def within(self, paths: Iterable[Path]) -> AllowedRoots:
-        """Return the roots that are both below these and below `paths`, which must be resolved."""
+        """Return the roots that are below these roots and below `paths`, which must be resolved."""
         pairs = [(path, root) for root in self.roots for path in paths]
         inner = [path for path, root in pairs if path.is_relative_to(root)]
         outer = [root for path, root in pairs if root.is_relative_to(path)]
@@ -91,12 +91,12 @@ class AllowedRoots:
     def document(self, path: str) -> Document:
         """Return the regular file that a path leads to. A relative path is looked up below each root in turn.
 
-        It must be below the same root when it is opened, whatever was put in its place.
+        The file is checked again when it is opened, because it may have been replaced.
 
         Raises:
             RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
-                too large. The message is written for a model: it says what would work, and nothing about files or
-                folders outside.
+                too large. The message is for a model: it says what would work, and nothing about files or folders
+                outside.
         """
         name = shortened_name(path)
         if _SCHEME.match(path):
@@ -112,12 +112,12 @@ class AllowedRoots:
 
     def require_text(self, text: str, name: str) -> None:
         """Raise `RefusedSourceError` if a text has more bytes in UTF-8 than may be read."""
-        # Characters first, so that a text that is far too long is not encoded.
+        # Count characters first, so that an overlong text is not encoded.
         self.require_size(len(text), name)
         self.require_size(len(text.encode("utf-8", "surrogatepass")), name)
 
     def require_size(self, size: int, name: str) -> None:
-        """Raise `RefusedSourceError` if there are more bytes than may be read, from any source."""
+        """Raise `RefusedSourceError` if a source has more bytes than may be read."""
         if size > self.max_bytes:
             raise RefusedSourceError(
                 f"{name} has {size:,} bytes, more than the {self.max_bytes:,} that are allowed",
@@ -132,7 +132,7 @@ class AllowedRoots:
         self.require_size(path.stat().st_size, repr(name))
 
     def _contents(self, folder: Path) -> str:
-        """Return what to name instead of a folder: the files and folders in it that may be read, except hidden ones."""
+        """Return a hint for a folder: the names of readable files and folders in it, except hidden ones."""
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = sorted(
@@ -146,7 +146,7 @@ class AllowedRoots:
         return f"Read its files one by one; it contains {', '.join(names[:_MAX_LISTED_NAMES])}{more}."
 
     def _is_readable(self, entry: Path) -> bool:
-        """Whether a name in a folder leads to a file or a folder below a root."""
+        """Return whether a name in a folder leads to a file or a folder below a root."""
         targets = (_target_below(root, str(entry)) for root in self.roots)
         return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
 
@@ -162,9 +162,9 @@ def _is_path(path: str) -> bool:
 
 
 def _target_below(root: Path, path: str) -> Path | None:
-    """Return what a path leads to, if that exists and is below the root, which is resolved.
+    """Return the target of a path, if it exists and is below the resolved root.
 
-    The path may begin with the root's own name, since errors show no other part of the root.
+    The path may begin with the root's own name, because errors show only this part of the root.
     """
     for folder in (root, root.parent):
         with contextlib.suppress(OSError, RuntimeError, ValueError):

@@ -1,8 +1,8 @@
-"""Charsets: their labels as the web understands them, and the charset that the letters of a text belong to.
+"""Charsets: looks up labels as browsers do, and detects the charset of a text from its letters.
 
-On the web `iso-8859-1` means cp1252, and `shift_jis` has the letters that Windows added. The labels are those of the
-WHATWG's Encoding Standard, from the package webencodings, which also says which of Python's codecs is meant. Where that
-codec has fewer characters than the standard's, another one is named here.
+On the web `iso-8859-1` means cp1252, and `shift_jis` includes the letters that Windows added. The labels come from the
+WHATWG's Encoding Standard in the package webencodings, which also gives a Python codec. If that codec lacks characters
+of the standard, another codec is used here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIDER: Final = {
     "shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso-2022-jp": "iso2022_jp_2",
     "euc-jp": "euc_jis_2004",
 }  # fmt: skip
-"""Python's codec with all characters that the web's encoding of this name has."""
+"""By name of a web encoding: a Python codec with all its characters."""
 _OTHER_LABELS: Final = {
     "x-gb2312": "gb18030", "hz-gb-2312": "hz", "iso-2022-kr": "iso2022_kr", "x-iso-2022-jp": "iso2022_jp_2",
     "cp1252": "cp1252",
@@ -32,11 +32,11 @@ _BYTE_ORDER_MARKS: Final = (
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
 AS_C1: Final = "memagent.c1"
-"""The name of the handler for bytes that cp1252 does not define."""
+"""The name of the error handler for bytes that cp1252 does not define."""
 
 
 def _as_c1(error: UnicodeError) -> tuple[str, int]:
-    """Read the five bytes that cp1252 leaves open as the web does: as control characters."""
+    """Decode the five bytes that cp1252 does not define as browsers do: as control characters."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "".join(map(chr, error.object[error.start : error.end])), error.end
@@ -46,12 +46,12 @@ codecs.register_error(AS_C1, _as_c1)
 
 
 def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
-    """Return the charset of a byte order mark, and the mark's length in bytes."""
+    """Return the charset of a byte order mark, and the length of the mark in bytes."""
     return next(((charset, len(mark)) for mark, charset in _BYTE_ORDER_MARKS if sample.startswith(mark)), None)
 
 
 def web_codec(label: str) -> str | None:
-    """Return the codec that the web means by a label; None for a label that it does not know."""
+    """Return the codec for a label, as browsers read it; None for an unknown label."""
     label = label.strip().lower()
     if codec := _OTHER_LABELS.get(label):
         return codec
@@ -62,7 +62,7 @@ def web_codec(label: str) -> str | None:
 
 
 def seven_bit_codec(sample: bytes) -> str | None:
-    """Return the codec of East Asian text that consists of ASCII's bytes: ISO-2022-JP, ISO-2022-KR, HZ."""
+    """Return the codec of East Asian text in 7-bit bytes: ISO-2022-JP, ISO-2022-KR or HZ."""
     for mark, names in _SEVEN_BIT_MARKS:
         if mark.search(sample):
             for name in names:
@@ -76,7 +76,7 @@ def seven_bit_codec(sample: bytes) -> str | None:
 
 
 def web_text(data: bytes, label: str | None) -> str:
-    """Return bytes as text as a browser or mail reader would: by their mark, their label, UTF-8, or else as cp1252."""
+    """Decode bytes as a browser or mail reader does: by byte order mark, label, as UTF-8, or else as cp1252."""
     if (mark := byte_order_mark(data)) is not None:
         return data[mark[1] :].decode(mark[0], "replace")
     names = [web_codec(label) if label else None, seven_bit_codec(data), "utf-8"]
@@ -120,36 +120,36 @@ _ALPHABETS: Final = {
     "cp1254": ("çğıöşüâîû",),  # Turkish
 }
 _SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£¥§©«®°±·»½¼¾×".encode("cp1252"))
-"""Signs of cp1252. A text whose only bytes beyond ASCII are these has no letters of another charset."""
+"""Signs of cp1252. If a text has no other bytes beyond ASCII, it has no letters of another charset."""
 _HIGH_WORD: Final = re.compile(rb"(?<![A-Za-z\x80-\xff])[\x80-\xff]{2,}(?![A-Za-z\x80-\xff])")
 _FINAL: Final = frozenset("ךםןףץ".encode("cp1255"))
 _MIN_LETTERS: Final = 6
 _NEARLY_ALL: Final = 0.95
 _MAX_ACCENTED_SHARE: Final = 0.35
-"""In no language of these charsets do more of the letters have accents."""
+"""No language of these charsets has accents on more of its letters."""
 
 
 def latin_charset(sample: bytes) -> str | None:
     """Return the charset in which nearly all accented letters belong to one language; None if there is no such charset.
 
-    In cp1252 and cp1250 the same byte is è or č, ñ or ń, and each reading is well formed. But a language has few
-    accented letters, and one language has nearly all of those in a text: French has è, é and à, while no language has
-    the č, é and ŕ that cp1250 shows in their places. If it is true of several, the more common one.
+    The same byte is è in cp1252 and č in cp1250, and both are valid text. But a language has few accented letters, and
+    nearly all of the accented letters in a text belong to one language. French has è, é and à, while no language has
+    the č, é and ŕ that cp1250 shows for the same bytes. If several charsets fit, the most common one is returned.
 
     Args:
         sample: bytes that are not UTF-8.
     """
     if all(byte < 0x80 or byte in _SIGNS for byte in sample):
         return "cp1252"
-    shares = {charset: _share(sample, charset, alphabets) for charset, alphabets in _ALPHABETS.items()}
-    best = max(shares, key=lambda charset: shares[charset])  # the first of equal ones
-    return best if shares[best] >= _NEARLY_ALL else None
+    fractions = {charset: _language_fraction(sample, charset, texts) for charset, texts in _ALPHABETS.items()}
+    best = max(fractions, key=lambda charset: fractions[charset])  # the first of equal ones
+    return best if fractions[best] >= _NEARLY_ALL else None
 
 
 def is_hebrew(sample: bytes) -> bool:
-    """Whether all letters beyond ASCII are Hebrew's in cp1255, with the five final forms only at the ends of words.
+    """Return whether all non-ASCII letters are Hebrew in cp1255, with the five final forms only at the ends of words.
 
-    In Cyrillic and Greek charsets these bytes are letters that stand anywhere.
+    In Cyrillic and Greek charsets, letters with the same bytes occur anywhere in a word.
     """
     words = _HIGH_WORD.findall(sample)
     return (
@@ -160,13 +160,13 @@ def is_hebrew(sample: bytes) -> bool:
     )
 
 
-def _share(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
-    """Return the largest share of the accented letters that one language has."""
+def _language_fraction(sample: bytes, charset: str, alphabets: tuple[str, ...]) -> float:
+    """Return the largest fraction of the accented letters that belong to one language."""
     try:
         text = sample.decode(charset)
     except UnicodeDecodeError:
         return 0.0
-    # ¹ and ³ are what other charsets' letters look like in this one.
+    # Letters of other charsets look like ¹ and ³ in this charset.
     accented = [letter for letter in text.lower() if letter > "\x7f" and (letter.isalpha() or letter in "¹³")]
     letters = sum(letter.isalpha() for letter in text)
     if not accented or len(accented) > _MAX_ACCENTED_SHARE * letters:

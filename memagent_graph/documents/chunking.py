@@ -1,9 +1,9 @@
-"""Cuts a stored document into chunks of an exact number of tokens; it can continue from a cursor.
+"""Cuts a stored document into chunks of an exact number of tokens, from the beginning or from a cursor.
 
-The text is tokenised in pieces (`pieces.py`); together they have the ids of the whole text. A chunk is the next
-`chunk_tokens` ids, across pieces; if the last one ends inside a character, as a reader sees it (a grapheme cluster),
-the character is left to the next chunk. A `Cursor` names the piece and how many of its tokens were used, so that the
-chunks after a stop are the same as without it.
+The text is tokenised in pieces (`pieces.py`), which together have the ids of the whole text. A chunk is the next
+`chunk_tokens` ids, across pieces. If it would end inside a character as a reader sees it (a grapheme cluster), the
+character moves to the next chunk. A `Cursor` has the piece and the number of its used tokens, so a resumed read has the
+same chunks.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, safe_
 from memagent_graph.words import is_character_end, is_unspaced, paragraph_ends, sentence_ends, word_ends
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
-"""Where chunks may end: after any token, or, if there is one nearby, at the end of a sentence or paragraph, or before a
-heading."""
+"""The ends of chunks: after any token, or near the size at the end of a sentence or paragraph, or before a heading."""
 
 _TAIL_PERCENT = 15
 _HEADING_TAIL_PERCENT = 50
 _CANDIDATES = 4
 _CHARACTER_TOKENS = 64
-"""The most tokens of a character that is not cut."""
+"""Maximum tokens of a character that is not cut."""
 _MAX_EXCESS_TOKENS = 3
-"""By how many tokens a chunk may exceed its size, for a code point that has several."""
+"""Maximum excess tokens of a chunk, for a code point that has several tokens."""
 _CACHED_BYTES = 8 * 1024 * 1024
 _BYTES_PER_TOKEN = 40
 _BYTES_PER_PIECE = 600
-"""The memory that a piece takes besides its text and tokens, which counts in a corpus of tiny documents."""
+"""The memory of a piece besides its text and tokens. It matters in a corpus of tiny documents."""
 _TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
     "sentence": (("sentence", _TAIL_PERCENT),),
     "paragraph": (("paragraph", _TAIL_PERCENT),),
     "heading": (("heading", _HEADING_TAIL_PERCENT), ("paragraph", _TAIL_PERCENT)),
 }
-"""The boundaries that are tried, each with the part of the chunk's end, in percent, in which it may lie."""
+"""By boundary: the boundaries to try in order, with the last part of the chunk (percent) to search."""
 
 
 class Cursor(TypedDict):
-    """Where the next chunk begins, as graph state holds it.
+    """The start of the next chunk, in the form that graph state contains.
 
-    `index` is its number, `char` and `byte` its position. `piece_char` and `piece_byte` are where the piece that it
-    begins in begins, and `piece_tokens` is how many of that piece's tokens are already read.
+    `index` is the chunk's index; `char` and `byte` are its position. `piece_char` and `piece_byte` are the position of
+    the piece that contains the start, and `piece_tokens` is the number of tokens of the piece before the start.
     """
 
     index: int
@@ -72,16 +71,16 @@ class Chunk:
     """A slice of a document.
 
     Attributes:
-        index: its number, from 0.
-        start_char: its first character's position in the document.
+        index: the chunk's index, from 0.
+        start_char: the position of its first character in the document.
         end_char: the position after its last character.
         start_byte: like `start_char`, in UTF-8 bytes.
         end_byte: like `end_char`, in UTF-8 bytes.
-        tokens: how many tokens it has.
+        tokens: the number of its tokens.
         text: the characters from `start_char` to `end_char`.
-        next: the next chunk's cursor.
+        next: the cursor of the next chunk.
         last: whether it is the document's last chunk.
-        splits: whether it ends inside a character, as a reader sees it, that is too long or that no token ends.
+        splits: whether it ends inside a character, which is too long or has no token at its end.
     """
 
     index: int
@@ -98,7 +97,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tokenised part of a document, from `start_byte` to `end_byte`; `at_end` if nothing follows it."""
+    """A tokenised part of a document, from `start_byte` to `end_byte`. `at_end` is True for the last piece."""
 
     start_byte: int
     end_byte: int
@@ -142,19 +141,18 @@ _PIECES = _PieceCache(_CACHED_BYTES)
 
 
 class Chunker:
-    """Cuts one document. It keeps the piece it is in; beyond that, all chunkers share a small cache of pieces.
+    """Cuts one document. It keeps its current piece; all chunkers share a small cache of pieces.
 
     Args:
-        store: where the document is.
+        store: the store of the document.
         ref: the document.
-        tokenizer: the policy's own.
-        chunk_tokens: tokens per chunk. The last chunk may have fewer, and one that would end inside a character up to
-            64 fewer; a longer character is split. A chunk has more only if a single code point has more: up to 3 with
-            tokenizers that know all bytes.
+        tokenizer: the policy's tokenizer.
+        chunk_tokens: tokens per chunk. The last chunk may have fewer. A chunk that would end inside a character has up
+            to 64 fewer; a longer character is split. A chunk has up to 3 more if a code point has several tokens.
         boundary: `sentence` and `paragraph` end a chunk at the last such end within its last 15 %, if there is one.
             `heading` ends it before the last heading or numbered clause within its second half, or else as `paragraph`.
             In scripts without spaces, a chunk without such an end ends with a word.
-        tail_percent: another part than 15 %, for short chunks, in which few sentences end.
+        tail_percent: replaces the 15 %, for short chunks with few sentences.
     """
 
     def __init__(
@@ -248,7 +246,7 @@ class Chunker:
         )
 
     def _cut(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int, int] | None:
-        """Return how many of a piece's tokens and characters belong to a chunk that ends near `wanted` tokens.
+        """Return the numbers of tokens and characters of a piece for a chunk that ends near `wanted` tokens.
 
         None if no character ends within the last tokens.
         """
@@ -265,9 +263,9 @@ class Chunker:
         return taken, cut
 
     def _within_character(self, piece: _Piece, first: int, at_char: int, wanted: int) -> tuple[int | None, int]:
-        """Return where a chunk ends in a character that is longer than the chunk may be, or that no token ends.
+        """Return the end of a chunk inside a character that is too long or has no token at its end.
 
-        The number of tokens is None if no token ends there; the rest of the piece is then tokenised again.
+        The number of tokens is None if no token ends there. The rest of the piece is then tokenised again.
         """
         fewest = max(first, wanted - _CHARACTER_TOKENS)
         for taken in (*range(wanted, fewest, -1), *range(wanted + 1, wanted + _MAX_EXCESS_TOKENS + 1)):
@@ -285,9 +283,9 @@ class Chunker:
         return None, low
 
     def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """Return the largest number of tokens up to `taken` that ends at a character's end, and where that is.
+        """Return the largest number of tokens up to `taken` that ends with a character, and the end.
 
-        At most `_CHARACTER_TOKENS` fewer are tried.
+        At most `_CHARACTER_TOKENS` fewer tokens are tried.
         """
         fewest = max(first, taken - _CHARACTER_TOKENS - 1)
         while taken > fewest:
@@ -298,7 +296,7 @@ class Chunker:
         return first, -1
 
     def _whole_code_points(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """Return the largest number of tokens up to `taken` that ends at a code point's end, and where that is."""
+        """Return the largest number of tokens up to `taken` that ends with a code point, and the end."""
         for number in range(taken, first, -1):
             cut = self._prefix(piece, number)
             if cut is not None:
@@ -306,10 +304,10 @@ class Chunker:
         return first, -1
 
     def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
-        """Return how many tokens end exactly at the character `end`; None if a token crosses it.
+        """Return the number of tokens that end exactly at the character `end`; None if a token crosses it.
 
-        `low` and `high` are numbers of tokens and the characters before and after `end` where they stop. Tokens have
-        similar lengths, so a proportional guess is nearly right; every third guess is the middle, in case it is not.
+        `low` and `high` are pairs (number of tokens, character) before and after `end`. Tokens have similar lengths, so
+        a proportional guess is nearly right. Every third guess is the middle, for texts in which it is not.
         """
         (low_tokens, low_char), (high_tokens, high_char) = low, high
         for turn in itertools.count():
@@ -354,13 +352,13 @@ class Chunker:
         return self._current
 
     def _ends(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
-        """Return where a chunk may end between two characters, the best place first."""
+        """Return positions between two characters where a chunk may end, best first."""
         if boundary == "heading":
             markdown = is_markdown(self._ref["media_type"])
             return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
         ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         places: list[int] = []
-        near = max(start, end - 400)  # there is mostly one there
+        near = max(start, end - 400)  # there is nearly always one
         for place in (sentence_ends(text, near, end) or sentence_ends(text, start, near))[: -_CANDIDATES - 1 : -1]:
             # Some tokenizers keep a full stop and the newline after it in one token.
             places += place, start + len(text[start:place].rstrip())

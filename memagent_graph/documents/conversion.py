@@ -1,6 +1,6 @@
 """Converts files to text in a separate process, which has limits and can be stopped at any moment.
 
-Converters are found by entry point, by the kind of file; see `memagent_graph.converters`. None is part of the core.
+Converters are entry points by kind of file; see `memagent_graph.converters`. None is part of the core.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 _MB: Final = 1_000_000
 _MAX_HEADER_BYTES: Final = 1 << 16
 _MAX_CHARACTERS: Final = {"what": 100, "place": 200, "remedy": 300}
-"""Maximum characters of each text of an omission."""
+"""Maximum characters of a text in an omission."""
 _VARIABLES: Final = {
     "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120"),
     "memory_mb": ("MEMAGENT_CONVERSION_MEMORY_MB", "2000"),
     "text_mb": ("MEMAGENT_CONVERSION_TEXT_MB", "500"),
 }
-"""For each bound of a conversion, the environment variable that sets it, and its default."""
+"""By bound of a conversion: its environment variable and its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ConversionBounds:
     """Limits for the conversion of one file. Plain text is not converted.
 
     Attributes:
-        seconds: from its start to its end.
+        seconds: the time of the conversion.
         memory_mb: the address space of the conversion process, in megabytes; the operating system enforces it, on
             Linux.
         text_mb: the resulting text, in megabytes of UTF-8.
@@ -60,7 +60,7 @@ class ConversionBounds:
         """Return the defaults, changed by `MEMAGENT_CONVERSION_SECONDS`, `_MEMORY_MB` and `_TEXT_MB`.
 
         Raises:
-            DocumentError: one of them is not a number above 0.
+            DocumentError: a variable is not a number above 0.
         """
         values: dict[str, float] = {}
         for name, (variable, default) in _VARIABLES.items():
@@ -69,7 +69,7 @@ class ConversionBounds:
                 values[name] = float(text)
             if not values.get(name, 0) > 0:
                 raise DocumentError(
-                    f"{variable} is {text!r}, which is not a number above 0",
+                    f"{variable} must be a number above 0, got {text!r}",
                     hint=f"Set it to a number such as {default}, or leave it unset.",
                 )
         return cls(**values)
@@ -92,7 +92,7 @@ class ConversionCancellation:
 
     @contextlib.contextmanager
     def watch(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Kill this process when the conversion is cancelled, and in any case at the end."""
+        """Kill the process when the conversion is cancelled, and at the end."""
         with self._lock:
             self._process = process
             if self.cancelled:
@@ -119,12 +119,12 @@ _threads: Final = PerLoop(
     lambda: ThreadPoolExecutor(thread_name_prefix="memagent-conversion"),
     lambda threads: asyncio.to_thread(threads.shutdown, cancel_futures=True),
 )
-"""A separate pool: a conversion may take minutes, and short work must not wait for it."""
+"""A separate thread pool, because a conversion may take minutes and short work must not wait for it."""
 
 
 @cache
 def converter_kinds() -> Mapping[str, tuple[str, str]]:
-    """Return for each kind of file its converter ("module:function") and the extra that it needs, or ""."""
+    """Return, by kind of file, the converter ("module:function") and the extra that it needs ("" for none)."""
     return {
         kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
         for kind, entry in list_entry_points(CONVERTERS).items()
@@ -158,7 +158,7 @@ def convert_parts(
     if kind not in converter_kinds() and converter is None:
         raise UnsupportedDocumentError(
             f"no converter for {kind} files is installed, so {name} cannot be read",
-            hint="Install one (memagent_graph.converters says how packages add them), name your own with --converter, "
+            hint="Install one (memagent_graph.converters says how packages add them), pass your own with --converter, "
             "or convert the file to text.",
         )
     bounds = ConversionBounds.from_environment()
@@ -171,7 +171,7 @@ def convert_parts(
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _location_of(converter),
+        "converter": _converter_location(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
         **limits,
     }
@@ -183,8 +183,8 @@ def convert_parts(
         yield from _parts(task, result, bounds, code)
 
 
-def _location_of(converter: str | None) -> str | None:
-    """Return the location of a user's converter, independent of the current folder."""
+def _converter_location(converter: str | None) -> str | None:
+    """Return the absolute location of a user's converter."""
     if converter is None or converter in converter_kinds():
         return converter and converter_kinds()[converter][0]
     module, colon, function = converter.rpartition(":")
@@ -215,10 +215,10 @@ def _run(
     cancellation: ConversionCancellation,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
-    # A user's own module may be in the current folder; otherwise nothing is imported from there.
+    # Only a user's own module may be imported from the current folder.
     folders = [*filter(None, sys.path), *([str(Path.cwd())] if task["converter"] else [])]
     process = subprocess.Popen(
-        # -P: the program's folder is not searched for modules, as some there have the names of others.
+        # -P: do not search the program's folder for modules, because some there have common names.
         [sys.executable, "-P", conversion_program.__file__, json.dumps(task)],
         stdin=source,
         stdout=result,

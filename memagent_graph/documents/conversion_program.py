@@ -1,6 +1,6 @@
 """The conversion program: a file on standard input, its text on standard output, within limits.
 
-`conversion.py` starts it as a new interpreter, so that any damage by a hostile file ends with this process.
+`conversion.py` starts it as a new interpreter, so damage by a hostile file is limited to this process.
 
 Standard output has parts: a line of JSON with label, headings and size, `["page 3", ["Title"], 120]`, and that many
 bytes of UTF-8; or a line with an omission, `{"what": ...}`. The last line is `{}`, or an object with the error's
@@ -15,20 +15,20 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, parts_of
+from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, as_parts
 
 PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
-"""Of those that a block stands under."""
+"""Maximum number of headings above a block."""
 MAX_HEADING_CHARACTERS: Final = 120
-"""In characters."""
+"""Maximum characters of a label or heading."""
 _SLACK_BYTES: Final = 1 << 20
 
 
 def main(task: dict[str, Any]) -> None:
     """Convert standard input. `task` has the fields of `SourceFile` and the limits, and may name a user's converter."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a converter's own output is not text of the document
+    os.dup2(2, 1)  # output that a converter prints is not text of the document
     end: dict[str, Any] = {}
     try:
         _bound(task["seconds"], task["memory_bytes"], task["text_bytes"])
@@ -45,7 +45,7 @@ def main(task: dict[str, Any]) -> None:
 
 
 def convert_file(source: SourceFile, own: str | None) -> Parts:
-    """Convert a file with a user's converter, if one is named and takes it, or with the standard one.
+    """Convert a file with the user's converter, or with the standard one if there is none or it returns None.
 
     Raises:
         ConversionError: it cannot be converted.
@@ -57,7 +57,7 @@ def convert_file(source: SourceFile, own: str | None) -> Parts:
         try:
             parts = load_own(own, what="a converter", error=DocumentError)(source)
             if parts is not None:
-                yield from parts_of(parts)
+                yield from as_parts(parts)
                 return
         except DocumentError as error:
             raise ConversionError(error.message, error.hint) from error
@@ -77,7 +77,7 @@ def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
     except ImportError:
         return
     bounds = {
-        resource.RLIMIT_CPU: int(seconds) + 2,  # in case the parent process no longer exists
+        resource.RLIMIT_CPU: int(seconds) + 2,  # if the parent process has died
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_FSIZE: text_bytes + text_bytes // 8 + _SLACK_BYTES,
         resource.RLIMIT_CORE: 0,
@@ -88,7 +88,7 @@ def _bound(seconds: float, memory_bytes: int, text_bytes: int) -> None:
         try:
             resource.setrlimit(resource_kind, (allowed, allowed))
         except (OSError, ValueError):
-            continue  # macOS has some of them by name only
+            continue  # macOS does not enforce some of them
 
 
 def _write(parts: Parts, out: IO[bytes], text_bytes: int) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def binary_kind(sample: bytes) -> str | None:
-    """Return what kind of binary file this is, by its first bytes; None if it may be text."""
+    """Return the kind of a binary file, from its first bytes; None if it may be text."""
     for kind, marks in _BINARY_KINDS.items():
         if sample.startswith(marks) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
@@ -61,7 +61,7 @@ def _is_utf8(sample: bytes) -> bool:
 
 
 def find_charset(name: str) -> str:
-    """Return Python's name of a charset, as the web means it. Raises EncodingError for one that neither knows."""
+    """Return the Python codec for the name of a charset, as browsers do. Raises EncodingError if unknown."""
     if (codec := web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
     try:
@@ -75,10 +75,10 @@ def find_charset(name: str) -> str:
 
 
 def detect_charset(sample: bytes) -> str | None:
-    """Return the most likely charset of bytes that are not UTF-8; None if it would only be a guess.
+    """Return the most likely charset of bytes that are not UTF-8; None if the bytes do not suffice.
 
-    A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8: read as anything else, all
-    the rest would be wrong.
+    A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
+    charset most of it would be wrong.
     """
     if is_hebrew(sample):
         return "cp1255"
@@ -99,7 +99,7 @@ def _looks_like_damaged_utf8(sample: bytes) -> bool:
 
 
 def undecodable(name: str, charset: str, offset: int) -> EncodingError:
-    """Return the error for bytes that are not text in `charset`, with what to do about it."""
+    """Return the error, with a remedy, for bytes that are not text in `charset`."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
         hint="Pass its charset with --encoding (for example cp1252), or use --replace-undecodable.",
@@ -107,10 +107,10 @@ def undecodable(name: str, charset: str, offset: int) -> EncodingError:
 
 
 def _utf16_without_mark(sample: bytes) -> str | None:
-    """Return the kind of UTF-16 of a sample with many zero bytes, if it is readable text in it."""
+    """Return the kind of UTF-16 in which a sample with many zero bytes is readable text; None if there is none."""
     if sample.count(b"\x00") * 5 < len(sample):
         return None
-    # In text with ASCII, the zeros are the first bytes of characters in one of them, and the second in the other.
+    # ASCII characters have a zero as their first byte in one kind, and as their second byte in the other.
     charset = "utf-16-be" if sample[::2].count(b"\x00") > sample[1::2].count(b"\x00") else "utf-16-le"
     text = sample[: len(sample) // 2 * 2].decode(charset, "replace")
     return charset if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else None
@@ -125,18 +125,18 @@ def decode_pieces(
 ) -> Iterator[str]:
     """Decode a source that can be read again, with one piece at a time in memory.
 
-    The charset is that of the byte order mark, else the declared one, else UTF-8, else the one detected around the
-    first byte that is not UTF-8; in that case a warning is logged and reading starts again.
+    The charset comes from the byte order mark, else from `encoding`, else it is UTF-8. At a byte that is not UTF-8, the
+    charset is detected from the text around it, a warning is logged, and reading starts again.
 
     Args:
         name: the document's name, for messages.
-        reopen: returns the bytes from the start, each time it is called.
+        reopen: returns the bytes from the start at every call.
         encoding: the declared charset.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
 
     Raises:
-        EncodingError: bytes cannot be decoded; with their offset and the charset that was tried.
-        UnsupportedDocumentError: not text at all.
+        EncodingError: bytes cannot be decoded. The message has the offset and the charset.
+        UnsupportedDocumentError: it is not text.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
     decoder = StreamDecoder(name, encoding=charset, errors=errors)
@@ -203,7 +203,7 @@ class StreamDecoder:
 
     Args:
         name: the document's name, for messages.
-        encoding: the declared charset; the byte order mark's, or UTF-8, if left out.
+        encoding: the declared charset. The default is the charset of the byte order mark, or UTF-8.
         errors: `replace` puts U+FFFD where bytes cannot be decoded.
     """
 

@@ -1,10 +1,10 @@
-"""Finds headings and numbered clauses in a text: where they begin, and their labels.
+"""Finds headings and numbered clauses in a text, with their positions and labels.
 
 These are Markdown headings (most converters write Markdown) and, in any text, lines that begin with the number of a
 clause, such as `4.2 Termination`, `Article IV` or `§ 12 Notices`. Quantities and lists begin with numbers, too. So a
-number must follow from the one before it (4.2 after 4.1 or 4), and a line with a single number must be short and not
-part of a list or a sentence; if it ends with a full stop, it must be in title case. Such rules are wrong now and then;
-evidence then names the previous section.
+number must follow the previous number (4.2 after 4.1 or 4), and a line with a single number must be short and not part
+of a list or a sentence. If it ends with a full stop, it must be in title case. Where these rules fail, evidence names
+the previous section.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_LABEL_CHARACTERS: Final = 120
 _MAX_TITLE: Final = 80
 _MAX_WORDS: Final = 12
 _SMALL_WORDS: Final = re.compile(r"an?|and|as|at|by|for|from|in|not|of|on|or|the|this|to|under|with")
-"""Words that a title has in lower case though the others begin with capitals."""
+"""Words in lower case in a title in title case."""
 _MAX_STEP: Final = 4
-"""By how much a clause's number may exceed the one before it."""
+"""Maximum difference between the numbers of consecutive clauses."""
 _MIN_WRAPPED_LINE: Final = 50
 """The minimum length of a line in a wrapped paragraph."""
 _BLOCK: Final = 1 << 20
@@ -51,7 +51,7 @@ _NEXT_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\
 
 
 def is_markdown(media_type: str) -> bool:
-    """Whether texts of this type are stored as Markdown."""
+    """Return whether texts of this type are stored as Markdown."""
     return media_type in _MARKDOWN_TYPES
 
 
@@ -60,8 +60,8 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
 
     Args:
         pieces: the text, in order.
-        media_type: the type of the document. In texts that are not Markdown, a line that begins with # counts only with
-            blank lines around it, because it may be a comment.
+        media_type: the type of the document. If it is not Markdown, a line that begins with # needs blank lines around
+            it, because it may be a comment.
     """
     marks: list[SourceMark] = []
     reader = _Reader(strict=not is_markdown(media_type))
@@ -74,7 +74,7 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
 
 
 def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
-    """Where headings begin between two characters of a text, in order, for chunks to end before them."""
+    """Return the starts of headings between two characters of a text, in order. Chunks can end there."""
     begin = text.rfind("\n", 0, start) + 1
     window = text[begin : end + _MAX_TITLE * 4]
     reader = _Reader(strict=not markdown, before="\n" if begin else "\n\n")
@@ -83,7 +83,7 @@ def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[i
 
 
 class _Reader:
-    """Finds headings in blocks of whole lines, one after the other."""
+    """Finds headings in a sequence of blocks of whole lines."""
 
     def __init__(self, *, strict: bool, before: str = "\n\n") -> None:
         self._strict = strict
@@ -91,7 +91,7 @@ class _Reader:
         self._is_code = False
         self._number: tuple[int, ...] | None = None
         self._item: tuple[int, int] | None = None
-        """The number of the last line that was an item of a list, and where it ends in its block."""
+        """The number of the last list item, and its end in the block."""
 
     def marks(self, block: str, start: int) -> Iterator[SourceMark]:
         """Yield the headings of the next block, which begins at a character of the document."""
@@ -103,7 +103,7 @@ class _Reader:
         self._before, self._item = (self._before + block)[-4:], None
 
     def _label(self, line: re.Match[str], block: str) -> str | None:
-        """Return the label of a line that is a heading; None if it is not one."""
+        """Return the label of a line that is a heading, or None."""
         if line["heading"] is None:
             return self._clause(line, block)
         if self._strict and not self._stands_alone(line, block):
@@ -114,7 +114,7 @@ class _Reader:
         return _cut(label) or None
 
     def _clause(self, line: re.Match[str], block: str) -> str | None:
-        """Return the label of a line that begins with a clause's number; None if it does not begin a clause."""
+        """Return the label of a line that begins with the number of a clause, or None."""
         title, name = _plain(line["title"] or ""), _plain(line["named"] or line["number"])
         if _OF_CONTENTS.search((line["title"] or "")[-40:]) or (title and title[0].islower()):
             return None
@@ -133,7 +133,7 @@ class _Reader:
         return _cut(f"{name}{stop} {short or ''}".strip())
 
     def _is_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, whole: bool) -> bool:
-        """Whether a line with a single number is an item of a list, or a sentence, and not a heading."""
+        """Return whether a line with a single number is a list item or a sentence, and not a heading."""
         following = _NEXT_LINE.match(block, line.end())
         after = _parts(following["number"]) if following else None
         is_continued = after is not None and len(after) == 1 and after[0] == number[0] + 1
@@ -148,21 +148,21 @@ class _Reader:
         return not whole and line["stop"] is None
 
     def _stands_alone(self, line: re.Match[str], block: str) -> bool:
-        """Whether blank lines, or the text's ends, are around a line."""
+        """Return whether a line is between blank lines (or the ends of the text)."""
         before = (self._before + block[max(0, line.start() - 4) : line.start()]).replace("\r", "")
         after = block[line.end() : line.end() + 4].replace("\r", "")
         return before.endswith("\n\n") and after[:2] in {"\n\n", "\n", ""}
 
 
 def _is_in_sentence(line: re.Match[str], block: str) -> bool:
-    """Whether a line continues a sentence of the previous line, as the second of "under section" and "7. It does"."""
+    """Return whether a line continues a sentence of the previous line, as "7. It does" after "under section"."""
     end = line.start() - 1
     before = block[block.rfind("\n", 0, max(end, 0)) + 1 : max(end, 0)].strip()
     return len(before) >= _MIN_WRAPPED_LINE and (before[-1].islower() or before[-1] == ",") and not before[0].isdigit()
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the text in blocks of about a megabyte that end with a line, each with the place of its first character."""
+    """Yield blocks of whole lines, about a megabyte long, with the position of their first character."""
     start, rest = 0, ""
     for piece in pieces:
         rest += piece
@@ -179,7 +179,7 @@ def _parts(number: str) -> tuple[int, ...]:
 
 
 def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
-    """Whether a clause's number may follow another one: the next at some level, the first below it, or a restart."""
+    """Return whether a clause number may follow another: the next at a level, the first below it, or a restart."""
     if 0 in number:
         return False
     if before is None or set(number) == {1}:
@@ -191,7 +191,7 @@ def _follows(before: tuple[int, ...] | None, number: tuple[int, ...]) -> bool:
 
 
 def _short_title(title: str) -> str | None:
-    """Return a clause's title: the line, or its words up to a full stop; None if the line begins with a sentence."""
+    """Return the title of a clause: the line, or its part before a full stop. None if a sentence begins it."""
     end = _TITLE_END.search(title[: _MAX_TITLE + 4])
     if end is not None:
         short = title[: end.start()]
@@ -202,7 +202,7 @@ def _short_title(title: str) -> str | None:
 
 
 def _is_in_title_case(title: str) -> bool:
-    """Whether a few words all begin with capital letters or digits, except for articles and prepositions."""
+    """Return whether a text is a few words in title case."""
     words = title.split()
     return len(words) <= _MAX_WORDS and all(not word[0].islower() or _SMALL_WORDS.fullmatch(word) for word in words)
 

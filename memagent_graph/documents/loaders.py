@@ -1,4 +1,4 @@
-"""Reads a source's text, block by block: decodes it, and has files of other kinds than text converted."""
+"""Reads a source's text block by block: decodes text, and converts files of other kinds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memagent_graph.documents.decoding import (
     decode_pieces,
     find_charset,
 )
-from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_of_type
+from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_from_media_type
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular
 
@@ -33,19 +33,19 @@ _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
 _ARCHIVES = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
-"""The member of a zip archive by which its kind is known."""
+"""By member of a zip archive: the kind of file that has it."""
 _MARKED = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
-"""Kinds of files that are known by their first bytes, whatever they are called."""
+"""Kinds of files by their first bytes. They count more than the name."""
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?(?>\s|<\?xml[^>]*>|<!--.*?-->)*+<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _TEMPLATE = re.compile(rb"<\?(?:php|=)|<%|\{%", re.IGNORECASE)
-"""Of a program that writes a page: its text is more than the page's."""
+"""Marks of a template for a program, which is not a page itself."""
 _BOX_LINE = re.compile(rb"From \S+ [^\n]*\d{4}\s*?\n")
 _HEADERS = re.compile(rb"(?:[!-9;-~]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
 _MACHINE_HEADER = re.compile(rb"(?im)^(?:message-id|mime-version|received|return-path|content-[a-z-]+):")
-"""One of them is in every e-mail, and in no letter that a person wrote."""
+"""Every e-mail has one of these headers, and no letter has one."""
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ def open_document(
     cancellation: ConversionCancellation | None = None,
     converter: str | None = None,
 ) -> Iterator[tuple[str, Parts]]:
-    """Open a document: its real media type, and its text in order, a little at a time.
+    """Open a document: return its real media type and an iterator over its text.
 
     Args:
-        document: the source. Most kinds of files are recognised by their first bytes, whatever their names are; pages
-            and e-mail by how they begin, if the name has no known suffix.
-        replace: put U+FFFD for bytes that cannot be decoded.
+        document: the source. Most kinds of files are recognised by their first bytes, regardless of the name. Pages and
+            e-mail are recognised by their beginning if the name has no known suffix.
+        replace: whether to put U+FFFD for bytes that cannot be decoded.
         cancellation: ends a conversion early.
-        converter: the user's own, as in `conversion.convert_parts`.
+        converter: the user's converter, as in `conversion.convert_parts`.
 
     Raises:
         DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
@@ -74,7 +74,7 @@ def open_document(
     errors: Errors = "replace" if replace else "strict"
     content = document.content
     if document.encoding is not None:
-        find_charset(document.encoding)  # also where it is not needed, as for PDF
+        find_charset(document.encoding)  # check it even if it is not needed, as for PDF
     convert = partial(
         convert_parts,
         cancellation=cancellation or ConversionCancellation(),
@@ -105,7 +105,7 @@ def open_document(
                     raise no_pages(document, "text")
                 yield TEXT, (Block(piece) for piece in _rest(document.name, first, file))
             else:
-                # It cannot be read twice, but detecting its charset may need that.
+                # A pipe cannot be read twice, but the detection of its charset may need that.
                 copy = stack.enter_context(tempfile.TemporaryFile())
                 copy.writelines(_rest(document.name, first, file))
                 copy.seek(0)
@@ -113,17 +113,17 @@ def open_document(
 
 
 def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
-    """Return the error for pages that were chosen of a document that has none; `kind` says what it is."""
+    """Return the error for a choice of pages from a document without pages of this kind."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
-        hint="Leave out the pages, or give the PDF file of the document.",
+        hint="Leave out the pages, or pass the PDF file of the document.",
     )
 
 
 def _open(document: Document) -> IO[bytes]:
     path: Path = document.content
     hint = None
-    name = path if document.root is None else document.name  # a client of the root learns nothing of its place
+    name = path if document.root is None else document.name  # clients must not learn the location of the root
     try:
         return path.open("rb") if document.root is None else open_regular(path, document.root)
     except FileNotFoundError:
@@ -178,8 +178,8 @@ def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
 
 
 def _kind(document: Document, file: IO[bytes]) -> str | None:
-    """Return the kind of a file, by its first bytes, its type or else how it begins; None for plain text."""
-    declared = kind_of_type(document.media_type)
+    """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
+    declared = kind_from_media_type(document.media_type)
     start = file.tell()
     sample = _sample(file)
     marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
@@ -199,9 +199,9 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
 
 
 def _kind_by_content(document: Document, sample: bytes) -> str | None:
-    """Return the kind of a file without a mark: a page, an e-mail, a box of them; None for plain text.
+    """Return the kind of a file without magic bytes: a page, an e-mail or a mailbox; None for plain text.
 
-    What is called text, or is one, is read as it is; that it begins like another kind is a warning.
+    A source that is declared as text is read as it is. If it begins like another kind, a warning is logged.
     """
     box_line = _BOX_LINE.match(sample)
     headers = _HEADERS.match(sample, box_line.end() if box_line else 0)
@@ -222,7 +222,7 @@ def _kind_by_content(document: Document, sample: bytes) -> str | None:
 
 
 def _sample(file: IO[bytes], size: int = 1024) -> bytes:
-    """Return what a file begins with; its position stays."""
+    """Return the first bytes of a file without moving its position."""
     start = file.tell()
     sample = file.read(size)
     file.seek(start)
@@ -230,7 +230,7 @@ def _sample(file: IO[bytes], size: int = 1024) -> bytes:
 
 
 def _archive_kind(file: IO[bytes]) -> str | None:
-    # Whatever error a damaged archive ends in, the caller says that it is damaged.
+    # A damaged archive can raise any error. The caller reports the damage.
     with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
         if kind := next((kind for member, kind in _ARCHIVES.items() if member in names), None):
@@ -262,13 +262,13 @@ def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
 
 
 def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
-    """Yield an HTML file's text. It is decoded here, with the charset that it declares, and converted as UTF-8."""
+    """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
     head = file.read(SAMPLE_BYTES)
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding
     if declared is None and byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
         label = meta.group(1).decode("ascii")
-        # As browsers do: a charset that only Python knows does not count, nor UTF-16, as the declaration is ASCII.
+        # As in browsers, charsets that only Python knows do not count, nor UTF-16, because the declaration is ASCII.
         declared = None if (web_codec(label) or "utf-16").startswith("utf-16") else label
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:

@@ -23,7 +23,7 @@ _PAGE: Final = re.compile(r"page (\d+)")
 
 
 class StoredOmission(TypedDict):
-    """All omissions of one sort, in the form that graph state contains. Its fields mean the same as in `Omission`."""
+    """All omissions of one sort, in the form that graph state contains. The fields are those of `Omission`."""
 
     what: str
     count: int
@@ -31,7 +31,7 @@ class StoredOmission(TypedDict):
     remedy: str
 
 
-def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
+def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     """Return omissions grouped by sort, as a bounded list of bounded texts."""
     sorts: dict[tuple[str, str], list[Omission]] = {}
     for omission in omissions:
@@ -44,7 +44,7 @@ def summary_of(omissions: Iterable[Omission]) -> list[StoredOmission]:
     ]
 
 
-def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
+def stored_omissions(document: Mapping[str, Any]) -> list[Omission]:
     """Return the omissions of a stored document, to be passed on with its text into another document."""
     return [
         Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
@@ -55,7 +55,7 @@ def omissions_of(document: Mapping[str, Any]) -> list[Omission]:
 def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
     """Return the events for the omissions in a document's reference."""
     return tuple(
-        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, sentence_of(omission))
+        ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, describe_omission(omission))
         for omission in document.get("omissions", ())
     )
 
@@ -68,22 +68,22 @@ def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
     """
     omissions: Sequence[StoredOmission] = document.get("omissions", ())
     if on_incomplete == "stop" and omissions:
-        sentences = "; ".join(map(sentence_of, omissions))
+        sentences = "; ".join(map(describe_omission, omissions))
         raise IncompleteDocumentError(
             f"{document['name']} contains content that could not be converted to text: {sentences}",
             hint="To read the document anyway, use --on-incomplete report.",
         )
 
 
-def sentence_of(omission: StoredOmission) -> str:
-    """Return an omission as a sentence: what is missing, how often, where, and what to do."""
+def describe_omission(omission: StoredOmission) -> str:
+    """Return an omission as a sentence: what is missing, how often, where, and the remedy."""
     places = f": {omission['places']}" if omission["places"] else ""
     remedy = f". {omission['remedy'].rstrip('.')}" if omission["remedy"] else ""
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
 def _places(omissions: Sequence[Omission]) -> str:
-    """Return the places of omissions: pages as ranges, other places as they are; if there are many, only the first."""
+    """Return the places of omissions, pages as ranges. If there are many, only the first are listed."""
     names = dict.fromkeys(
         omission.place for omission in omissions if omission.place and not _PAGE.fullmatch(omission.place)
     )

@@ -1,4 +1,4 @@
-"""`Document`: anything that can be read, with its kind and the source of its text, before it is stored."""
+"""`Document`: a source of text with its name and type, before it is stored."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_PARTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class PageRanges:
-    """Some pages, counted from 1.
+    """A choice of pages, counted from 1.
 
     Attributes:
-        parts: first and last page of each range; None for a range up to the document's end.
+        parts: the first and last page of the ranges; None as the last page means the document's end.
     """
 
     parts: tuple[tuple[int, int | None], ...]
@@ -65,7 +65,7 @@ class PageRanges:
 
 TEXT = "text/plain"
 UNKNOWN = "application/octet-stream"
-"""The type of a document with an unknown suffix; its content decides how it is read."""
+"""The type of a document with an unknown suffix. Its kind is detected from the content."""
 MARKDOWN = "text/markdown"
 PDF = "application/pdf"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -86,7 +86,7 @@ MEDIA_TYPES: Final = {
     "eml": "message/rfc822",
     "mbox": "application/mbox",
 }
-"""MIME types by kind of file. For kinds of other packages' converters they are `application/x-` and the kind."""
+"""MIME types by kind of file. A kind from another package has `application/x-` and the kind."""
 KINDS: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
 _OTHER_SUFFIXES: Final = {
     "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
@@ -99,10 +99,9 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 class DocumentRef(TypedDict):
     """A stored document, in the form that graph state contains: JSON values only.
 
-    `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` names the list of pages or sources,
-    and `headings` that of the headings its converter gave, where the document has them. `pages` are those that were
-    chosen, if not all were, and `path` is where a PDF file lay, for links to its pages. `omissions` are what the
-    document holds beside this text.
+    `key` is `sha256:<hex>` of the UTF-8 text; `size` is in UTF-8 bytes. `sections` and `headings` name the stored lists
+    of pages (or sources) and of headings from the converter, if there are any. `pages` is the choice of pages, if not
+    all. `path` is the path of a PDF file, for links to its pages. `omissions` are contents that are not in the text.
     """
 
     key: str
@@ -118,11 +117,11 @@ class DocumentRef(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class SourceMark:
-    """Where a page or source begins.
+    """The start of a page, source or heading.
 
     Attributes:
-        start_char: its first character, counted from 0.
-        label: its name: `page 3`, or a file's name.
+        start_char: the position of its first character, from 0.
+        label: its name, such as `page 3` or the name of a file.
     """
 
     start_char: int
@@ -131,17 +130,17 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A source of text that is not stored yet. Make one with a `from_*` method, or with `Document.of`.
+    """A source of text that is not stored yet. Create it with a `from_*` method, or with `Document.of`.
 
     Attributes:
-        name: its name in messages and results.
-        media_type: its MIME type; for bytes and files it selects the converter. Of `application/octet-stream`, which a
-            name without a known suffix has, the content does.
+        name: the name in messages and results.
+        media_type: the MIME type. For bytes and files it selects the converter. With `application/octet-stream` (a name
+            without a known suffix) the content selects it.
         content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
             pieces.
-        encoding: the declared charset, if bytes have to be decoded.
+        encoding: the declared charset of bytes.
         pages: the pages to read of a PDF file; None for all.
-        root: the resolved folder, or file, that a path must lead to when it is opened; None for anywhere.
+        root: the resolved folder or file that must contain the path when it is opened; None for no restriction.
     """
 
     name: str
@@ -161,45 +160,45 @@ class Document:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
-        """Return a file: text, Markdown, or of a kind that has a converter. It is opened when it is added."""
+        """Return a file: text, Markdown, or a kind with a converter. It is opened when it is added to a store."""
         path = Path(path)
-        return cls(_readable(path.name or str(path)), media_type_of(path), path, encoding)
+        return cls(_readable(path.name or str(path)), guess_media_type(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
-        """Return a text that is in memory."""
+        """Return a text in memory."""
         return cls(name, TEXT, text)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "bytes", encoding: str | None = None) -> Document:
-        """Return a file's content in memory; its kind follows from `name` and how it begins."""
-        return cls(name, media_type_of(name), bytes(data), encoding)
+        """Return the content of a file in memory. Its kind follows from `name` and its first bytes."""
+        return cls(name, guess_media_type(name), bytes(data), encoding)
 
     @classmethod
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return an open file, binary or text, read from its current position to its end. It is not closed."""
         path = getattr(file, "name", None)
         name = name or (_readable(Path(path).name) if isinstance(path, str) else "file")
-        return cls(name, media_type_of(name), file, encoding)
+        return cls(name, guess_media_type(name), file, encoding)
 
     @classmethod
     def from_stream(cls, pieces: Iterable[str | bytes], name: str = "stream", encoding: str | None = None) -> Document:
-        """Return text or bytes that arrive piece by piece. All of it is stored before reading begins."""
+        """Return text or bytes that arrive in pieces. All of it is stored before reading begins."""
         return cls(name, TEXT, iter(pieces), encoding)
 
     @classmethod
     def from_pieces(cls, pieces: Callable[[], Parts], name: str = "text") -> Document:
-        """Return a text that is generated piece by piece.
+        """Return a text that is generated in pieces.
 
         Args:
-            pieces: yields the text from its beginning at each call.
+            pieces: yields the text from its beginning at every call.
             name: its name in messages and results.
         """
         return cls(name, TEXT, pieces)
 
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
-        """Return LangChain `Document`s as one text with blank lines between; their sources become sections."""
+        """Return LangChain `Document`s as one text with blank lines between them. Their sources become sections."""
         if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
         blocks = (Block(document.page_content, _label(document, index)) for index, document in enumerate(documents))
@@ -211,7 +210,7 @@ class Document:
 
     @classmethod
     def of(cls, source: Any) -> Document:  # noqa: PLR0911 - one return per kind of source
-        """Make a document from any supported source.
+        """Return a document for any supported source.
 
         Args:
             source: a Document; a str, which is the text itself; a Path; bytes; an open file; LangChain Documents; an
@@ -251,32 +250,32 @@ class Document:
         )
 
 
-def media_type_of(name: str | os.PathLike[str]) -> str:
-    """Return the MIME type that a file's suffix stands for; `UNKNOWN` for a suffix that no converter has."""
-    kind = _kind_of(name)
+def guess_media_type(name: str | os.PathLike[str]) -> str:
+    """Return the MIME type for the suffix of a file name; `UNKNOWN` for a suffix without a converter."""
+    kind = _kind_from_name(name)
     return UNKNOWN if kind is None else MEDIA_TYPES.get(kind, f"application/x-{kind}")
 
 
-def kind_of_type(media_type: str) -> str | None:
+def kind_from_media_type(media_type: str) -> str | None:
     """Return the kind of file with a MIME type, if it is not plain text."""
     kind = KINDS.get(media_type) or media_type.removeprefix("application/x-")
     return kind if media_type not in {TEXT, MARKDOWN} and kind in {*MEDIA_TYPES, *converter_kinds()} else None
 
 
-def _kind_of(name: str | os.PathLike[str]) -> str | None:
-    """Return the kind of file that a suffix stands for, if any."""
+def _kind_from_name(name: str | os.PathLike[str]) -> str | None:
+    """Return the kind of file for a suffix, or None."""
     suffix = Path(name).suffix.lower().removeprefix(".")
     kind = _OTHER_SUFFIXES.get(suffix, suffix)
     return kind if kind in MEDIA_TYPES or (kind and kind in converter_kinds()) else None
 
 
 def _readable(file_name: str) -> str:
-    """Return a file's name with U+FFFD for bytes that are not text, which Python stores as half surrogate pairs."""
+    """Return the name of a file with U+FFFD for bytes that are not text (lone surrogates in Python)."""
     return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
 
 def _refuse_file_name(text: str) -> None:
-    """Refuse a short line that is a file's name or an address: most likely its content is meant."""
+    """Refuse a short line that is a file name or an address, because the caller probably means its content."""
     if not text.strip() or len(text) > _MAX_FILE_NAME or "\n" in text or "\x00" in text:
         return
     try:
@@ -287,7 +286,7 @@ def _refuse_file_name(text: str) -> None:
         what, hint = f"the text {text!r} is an address", "Download it and pass the content"
     elif exists:
         what, hint = f"the text {text!r} is the name of a file", "To read that file pass pathlib.Path(...)"
-    elif not re.search(r"\s", text) and _kind_of(text) is not None:
+    elif not re.search(r"\s", text) and _kind_from_name(text) is not None:
         what, hint = f"there is no file {text!r}", "Check the path, and pass pathlib.Path(...)"
     else:
         return

@@ -1,7 +1,7 @@
-"""Stores documents' text: a folder of UTF-8 files named by their content's sha256.
+"""Stores the texts of documents as UTF-8 files in a folder, named by the sha256 of their content.
 
     texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   where pages, sources or headings begin; with -text or -markdown, headings found in a text
+    sections/<sha256>.json   starts of pages, sources or headings; with -text or -markdown, headings found in a text
 
 State and run logs contain a `DocumentRef`; the text is read from here. Several processes may share a folder: files
 appear only when they are complete, and their names depend only on their content.
@@ -27,7 +27,7 @@ from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import ConversionCancellation, run_in_thread
 from memagent_graph.documents.headings import MAX_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
-from memagent_graph.documents.omissions import sentence_of, summary_of
+from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -42,14 +42,14 @@ from memagent_graph.storage.private_files import private_folder, write_whole
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _ABANDONED_SECONDS: Final = 86_400
-"""The age at which an unfinished file is deleted: whoever wrote it was killed."""
+"""The age at which an unfinished file is deleted, because its writer must have been killed."""
 
 
 class DocumentStore:
     """A folder of document texts.
 
     Args:
-        root: the folder; it is made when the first document is added.
+        root: the folder. It is created when the first document is added.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -59,7 +59,7 @@ class DocumentStore:
         self._sections = self.root / "sections"
 
     def with_converter(self, converter: str | None) -> Self:
-        """Return the same store with a user's converter of every file that is not plain text.
+        """Return the same store with a user's converter for files that are not plain text.
 
         Args:
             converter: path/to/file.py:function or module:function, see `memagent_graph.converters`; None for none.
@@ -73,15 +73,15 @@ class DocumentStore:
     def add(
         self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
     ) -> DocumentRef:
-        """Store a document's text, once.
+        """Store the text of a document, if it is not stored yet, and return its reference.
 
         Args:
             document: a `Document`, or anything that `Document.of` accepts. It is read here, a megabyte at a time.
-            replace_undecodable: put U+FFFD for bytes or code points that are not text.
+            replace_undecodable: whether to put U+FFFD for bytes or code points that are not text.
             cancellation: ends a conversion from another thread.
 
         Raises:
-            DocumentError: it cannot be read (see the subclasses for why), or it cannot be stored; with the remedy.
+            DocumentError: it cannot be read or stored. The subclass tells the reason.
             MissingExtraError: its converter needs an extra that is not installed.
         """
         document = Document.of(document)
@@ -103,7 +103,7 @@ class DocumentStore:
             if titles:
                 ref["headings"] = self._add_marks(titles)
             if omissions:
-                ref["omissions"] = summary_of(omissions)
+                ref["omissions"] = summarize_omissions(omissions)
             if document.pages is not None:
                 ref["pages"] = str(document.pages)
             if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
@@ -111,7 +111,7 @@ class DocumentStore:
             return ref
 
     async def add_async(self, document: Document, *, replace_undecodable: bool = False) -> DocumentRef:
-        """Like `add`, in a thread; if it is cancelled, the conversion ends too."""
+        """Run `add` in a thread. If the call is cancelled, the conversion ends, too."""
         return await run_in_thread(
             lambda cancellation: self.add(document, replace_undecodable=replace_undecodable, cancellation=cancellation)
         )
@@ -120,7 +120,7 @@ class DocumentStore:
         """Store the text of a reference again, if it was removed.
 
         Raises:
-            DocumentMismatchError: the text is not that of the reference.
+            DocumentMismatchError: the document has another text than the reference.
         """
         if "pages" in ref and document.pages is None:
             document = document.only(ref["pages"])
@@ -131,7 +131,7 @@ class DocumentStore:
             )
 
     def read_bytes(self, ref: DocumentRef, start_byte: int, end_byte: int) -> bytes:
-        """Return the stored bytes from `start_byte` up to `end_byte` or the text's end."""
+        """Return the stored bytes from `start_byte` to `end_byte`, or to the end of the text."""
         path = self._text_path(ref)
         if not path.exists():
             raise DocumentError(
@@ -143,7 +143,7 @@ class DocumentStore:
             return file.read(max(0, end_byte - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
-        """Return the text between two bytes. Raises DocumentError if they are not at the beginning of characters."""
+        """Return the text between two byte positions. Raises DocumentError if they split a character."""
         try:
             return self.read_bytes(ref, start_byte, end_byte).decode()
         except UnicodeDecodeError as error:
@@ -153,14 +153,14 @@ class DocumentStore:
             ) from error
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
-        """Return where the document's pages or sources begin, in order; empty if it has none."""
+        """Return the starts of the document's pages or sources, in order; empty if it has none."""
         return self._marks(ref.get("sections"))
 
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
-        """Return where the document's headings begin, in order; a label includes the headings above.
+        """Return the starts of the document's headings, in order. A label includes the headings above.
 
-        They come from its converter. If that found none, or only a title, headings and numbered clauses are also
-        searched for in the text, once, and kept beside the sections.
+        They come from the converter. If it found none, or only a title, headings and numbered clauses are found in the
+        text once, and stored in the folder of sections.
 
         Raises:
             DocumentError: the text is no longer here.
@@ -173,7 +173,7 @@ class DocumentStore:
             marks = [SourceMark(*values) for values in json_file(stored)]
         except (FileNotFoundError, ValueError):
             marks = headings(self._decode(ref), ref["media_type"])
-            # Where the store cannot be written, they are looked for again the next time.
+            # If the store is read-only, they are found again the next time.
             with contextlib.suppress(OSError):
                 write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
         by_place = {mark.start_char: mark for mark in [*marks, *declared]}
@@ -192,7 +192,7 @@ class DocumentStore:
             return []
 
     def _headings_path(self, ref: DocumentRef, kind: str) -> Path:
-        return self._sections / f"{_digest_of(ref)}-{kind}.json"
+        return self._sections / f"{_text_digest(ref)}-{kind}.json"
 
     def _decode(self, ref: DocumentRef) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
@@ -234,7 +234,7 @@ class DocumentStore:
 
     @contextlib.contextmanager
     def _new_file(self) -> Iterator[tuple[IO[bytes], Path]]:
-        """Yield a temporary file in this folder; it is removed afterwards unless it was renamed."""
+        """Yield a temporary file in this folder. Unless it was renamed, it is removed at the end."""
         descriptor, path = tempfile.mkstemp(prefix=".incoming-", dir=self.root)
         with contextlib.ExitStack() as stack:
             stack.callback(Path(path).unlink, missing_ok=True)
@@ -249,10 +249,10 @@ class DocumentStore:
         return name
 
     def _text_path(self, ref: DocumentRef) -> Path:
-        return self._texts / f"{_digest_of(ref)}.txt"
+        return self._texts / f"{_text_digest(ref)}.txt"
 
 
-def _digest_of(ref: DocumentRef) -> str:
+def _text_digest(ref: DocumentRef) -> str:
     """Return the sha256 in a reference's key. Raises DocumentError if it is not a key."""
     match = _KEY.fullmatch(ref["key"])
     if match is None:
@@ -261,7 +261,7 @@ def _digest_of(ref: DocumentRef) -> str:
 
 
 def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
-    """Encode text, whose first character is the document's `position`th, for storage.
+    """Return text as UTF-8. `position` is the position of its first character in the document.
 
     Raises:
         EncodingError: a lone surrogate, unless `replace` puts U+FFFD there.
@@ -273,21 +273,21 @@ def _utf8(text: str, name: str, position: int, *, replace: bool) -> bytes:
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
         raise EncodingError(
             f"{name} has half of a surrogate pair at character {position + error.start}, which no text file can hold",
-            hint="Ask for replacement of undecodable bytes to put U+FFFD there.",
+            hint="Use --replace-undecodable to put U+FFFD there.",
         ) from None
 
 
 def _write(
     parts: Parts, file: IO[bytes], name: str, omissions: list[Omission], *, replace: bool
 ) -> tuple[str, int, list[SourceMark], list[SourceMark]]:
-    """Write a document's blocks to a file; return its sha256, its size in bytes, and where sections and headings begin.
+    """Write blocks to a file; return sha256, size in bytes, and the starts of sections and headings.
 
     Args:
-        parts: the document.
-        file: where its text goes.
-        name: its name, for messages.
-        omissions: where those of the document are added.
-        replace: whether U+FFFD stands for what is not text.
+        parts: the blocks and omissions of the document.
+        file: the file to write.
+        name: the document's name, for messages.
+        omissions: a list to which omissions are added.
+        replace: whether to put U+FFFD for code points that are not text.
     """
     digest = hashlib.sha256()
     sections: list[SourceMark] = []
@@ -309,10 +309,10 @@ def _write(
         characters += len(part.text)
         blank = blank and (not part.text or part.text.isspace())
     if blank:
-        omitted = "; ".join(map(sentence_of, summary_of(omissions)))
+        omitted = "; ".join(map(describe_omission, summarize_omissions(omissions)))
         raise EmptyDocumentError(
             f"{name} holds no text" + (" but white space" if size else "") + (f"; {omitted}" if omitted else ""),
-            hint="Name a converter of your own that reads it (--converter), such as one for scanned pages."
+            hint="Pass a converter of your own that reads it (--converter), such as one for scanned pages."
             if omitted
             else "Check that it is the document you meant.",
         )
@@ -320,21 +320,21 @@ def _write(
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:
-    """Return the store in a folder; the user's own if no folder is named.
+    """Return the store in a folder, by default in the data folder.
 
     Raises:
-        DocumentStoreError: an address is named.
+        DocumentStoreError: it is an address, not a folder.
     """
     if isinstance(folder, str) and "://" in folder:
         raise DocumentStoreError(
-            f"the document store {folder.split('://')[0]}://... is an address",
-            hint="Name a folder with --store. Machines share a store in a folder that all of them mount.",
+            f"--store must be a folder, got the address {folder.split('://')[0]}://...",
+            hint="Use a folder. Machines can share one that all of them mount.",
         )
     return DocumentStore(folder or default_store())
 
 
-def store_of(document: DocumentRef, log: Path) -> DocumentStore:
-    """Return the store with a logged run's document: one next to the log (of an evaluation), otherwise the user's."""
+def find_store(document: DocumentRef, log: Path) -> DocumentStore:
+    """Return the store for a log: next to the log (as in evaluations), or else in the data folder."""
     beside = DocumentStore(log.with_name(default_store().name))
     try:
         beside.read_bytes(document, 0, 1)

@@ -1,1 +1,1 @@
-"""The policies that come with the package, and what they are made of."""
+"""The policies of this package, and their parts."""

@@ -1,7 +1,7 @@
-"""Policies that were added to this machine (`memagent policy add`): where they are, and which of them reads by default.
+"""Policies that were added to this machine (`memagent policy add`): their folders and records, and the default policy.
 
-Each has a folder below the data folder, with weights, tokenizer, profile, and a record of what it was made from.
-`adding` makes them.
+The folder of a policy is below the data folder. It has weights, tokenizer, profile, and a record of its sources. The
+module `adding` creates it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.paths import data_folder
 
 KNOWN: Final = ("english", "english-untrained")
-"""The names that can be added. The first reads, once it was added, where no policy is named; the other is its base,
-untrained."""
+"""The names of policies that can be added. The first is the default policy once it was added. The second is its
+untrained base."""
 ENGLISH_FOLDER: Final = Path(__file__).parents[1] / "english"
-"""The adapter of the policy `english`, with its profile and its card; they come with the package."""
+"""The folder in this package with adapter, profile and card of the policy `english`."""
 _RECORD: Final = "added.json"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOrigin:
-    """What an added policy was made from."""
+    """The sources of an added policy."""
 
     base: str
     """The name of the base model's file."""
@@ -47,17 +47,17 @@ def added_folder(name: Path | str) -> Path | None:
 
 
 def added_policies() -> dict[str, PolicyOrigin | None]:
-    """Return the policies that were added, by name; None for one whose record cannot be parsed."""
+    """Return the added policies by name, with None for a record that cannot be parsed."""
     return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
 
 
 def default_policy() -> str | None:
-    """Return the name of the policy to use if neither a policy nor a server is named; None if it was not added."""
+    """Return the default policy (if neither a policy nor a server is named); None if it was not added."""
     return KNOWN[0] if added_folder(KNOWN[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:
-    """Return the record in a folder; None if there is none, or it cannot be parsed."""
+    """Return the record in a folder; None if it is missing or cannot be parsed."""
     try:
         return PolicyOrigin(**json_file(folder / _RECORD))
     except (OSError, ValueError, TypeError):

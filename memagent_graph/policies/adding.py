@@ -1,11 +1,10 @@
-"""Adds a policy to this machine: dequantises base weights, merges an adapter into them, and writes a model folder.
+"""Adds a policy to this machine: dequantises base weights, merges an adapter, and writes a model folder.
 
-The folder is written under a temporary name and renamed when it is complete, so a folder that exists is complete. The
-next call removes what a killed call left. The weights are computed in float32 and stored in float16: half the size, and
+The folder is written under a temporary name and renamed when it is complete. The next call removes the temporary
+folder of a killed call. The weights are computed in float32 and stored in float16: half the size, and
 with greedy decoding 20 of 20 completions of the base stayed the same (16 in bfloat16).
 
-An adapter is plain LoRA as PEFT saves it, added to the base's weights: W + scale * B A. That takes a few lines, so peft
-is not needed.
+An adapter is plain LoRA in the format of PEFT. Merging it, W + scale * B A, takes a few lines, so peft is not needed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from memagent_graph.policies.added import (
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, sha256_of
+from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, file_sha256
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.storage.file_locks import locked
 
@@ -70,16 +69,16 @@ def add_policy(
     base: Base = ENGLISH,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the folder of a policy, unless it exists and was made from the same parts; return it.
+    """Write the folder of a policy, unless it exists with the same sources, and return it.
 
     Args:
         name: one of `KNOWN`.
-        file: the base's file, if it should not be downloaded.
-        adapter: a PEFT folder instead of the one that ships. Its `memagent.json` lists under "bases" the SHA-256 of the
-            files that it was trained on.
-        gguf: write a GGUF file in float16, too, for llama.cpp.
+        file: a local copy of the base's file, instead of a download.
+        adapter: a PEFT folder, instead of the adapter in this package. "bases" in its `memagent.json` lists the
+            SHA-256 of the base files that it was trained on.
+        gguf: whether to also write a GGUF file in float16, for llama.cpp.
         base: the base model.
-        report: called with a line of text at each step.
+        report: called with a line of text at every step.
 
     Raises:
         MissingExtraError: the extra "language" is not installed.
@@ -87,7 +86,7 @@ def add_policy(
             running.
     """
     if name not in KNOWN:
-        raise PolicyError(f"there is no policy {name!r} to add", hint=f"There are: {', '.join(KNOWN)}.")
+        raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(KNOWN)}.")
     if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
@@ -127,10 +126,10 @@ def add_policy(
 
 
 def remove_policy(name: str) -> Path:
-    """Remove an added policy's folder, and with the last one the base's file; return the removed folder's path.
+    """Remove the folder of an added policy, and the base's file with the last policy. Return the removed folder.
 
     Raises:
-        PolicyError: it was not added.
+        PolicyError: there is no added policy with this name.
     """
     folder = policies_folder()
     with _hold(folder):
@@ -147,7 +146,7 @@ def remove_policy(name: str) -> Path:
 
 
 def _set_aside(policy: Path) -> None:
-    """Move a policy's folder to where `_remove_unfinished` deletes it; it is never seen with only some of its files."""
+    """Rename a policy's folder, so that `_remove_unfinished` deletes it. It never exists with a part of its files."""
     policy.rename(Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=policy.parent)) / policy.name)
 
 
@@ -157,10 +156,10 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _folder_digest(folder: Path) -> str:
-    """Return a short hash of a folder's contents: every file's path and bytes."""
+    """Return a short hash of the paths and contents of all files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        digest.update(f"{file.relative_to(folder).as_posix()}\0{sha256_of(file)}\0".encode())
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{file_sha256(file)}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -175,7 +174,7 @@ def _check_base(adapter: Path, base: Base) -> None:
     if base.sha256 not in bases:
         raise PolicyError(
             f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
-            hint=f"Its bases are {', '.join(map(str, bases))}.",
+            hint=f"Use a base with one of these SHA-256: {', '.join(map(str, bases))}.",
         )
 
 
@@ -183,19 +182,21 @@ def _check_room(base: Base, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < base.disk_bytes:
         raise PolicyError(
-            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB on disk in {folder}; {free / 1e6:,.0f} are free",
-            hint="Make room there, or set MEMAGENT_HOME to a folder that has it.",
+            f"adding this policy needs {base.disk_bytes / 1e6:,.0f} MB of disk space in {folder}, "
+            f"and {free / 1e6:,.0f} MB are free",
+            hint="Free disk space there, or set MEMAGENT_HOME to a folder on another disk.",
         )
     available = _available_memory()
     if available is not None and available < base.memory_bytes:
         raise PolicyError(
-            f"adding this policy needs {base.memory_bytes / 1e6:,.0f} MB of memory; {available / 1e6:,.0f} are free",
-            hint="End other programs, or add it on a larger machine and copy the folder.",
+            f"adding this policy needs {base.memory_bytes / 1e6:,.0f} MB of memory, "
+            f"and {available / 1e6:,.0f} MB are free",
+            hint="Close other programs, or add it on a larger machine and copy the folder.",
         )
 
 
 def _available_memory() -> int | None:
-    """Bytes that are available without swapping; None if the system does not report it, as only Linux does."""
+    """Return the bytes of memory that are available without swapping, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -205,14 +206,14 @@ def _available_memory() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter: by the name of each weight that it changes, the factors A (rank, in) and B (out, rank)."""
+    """A LoRA adapter: the factors A (rank, in) and B (out, rank) by the name of the weight."""
 
     folder: Path
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
     scale: float
 
     def merge_into(self, weights: dict[str, torch.Tensor]) -> None:
-        """Add `scale * B A` to each weight that the adapter changes, in place and in float32.
+        """Add `scale * B A` to the weights of the adapter, in place and in float32.
 
         Raises:
             PolicyError: a weight is missing, or has another shape.
@@ -222,7 +223,7 @@ class Adapter:
             if name not in weights or weights[name].shape != delta.shape:
                 raise PolicyError(
                     f"the adapter in {self.folder} changes {name}, which its base does not have in that shape",
-                    hint="Name an adapter that was trained on this base.",
+                    hint="Use an adapter that was trained on this base.",
                 )
             weights[name] += delta
 
@@ -243,7 +244,7 @@ def load_adapter(folder: Path) -> Adapter:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyError(
             f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
-            hint=f"Name a folder that PEFT saved: {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
+            hint=f"Use a folder that PEFT saved, with {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
         ) from error
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
     unsupported += ["bias"] if config.get("bias", "none") != "none" else []
@@ -256,7 +257,7 @@ def load_adapter(folder: Path) -> Adapter:
         reason = ", ".join([*unsupported, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
         raise PolicyError(
             f"the adapter in {folder} is not plain LoRA: {reason}",
-            hint="Merge it with peft (merge_and_unload), and name the merged folder with --model.",
+            hint="Merge it with peft (merge_and_unload), and pass the merged folder with --model.",
         )
     return Adapter(folder, factors, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
@@ -271,24 +272,24 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-        except Exception as error:  # whatever transformers raises for files that it cannot use
+        except Exception as error:  # transformers can raise anything for a damaged file
             raise PolicyError(
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"Is transformers within the range of the extra? {install_command('language')}.",
+                hint=f"Install the versions that the extra needs: {install_command('language')}.",
             ) from error
         if base.normalizes_nfc:
             tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-        model.hf_quantizer = None  # it is dequantised now, and would not be saved otherwise
+        model.hf_quantizer = None  # otherwise transformers would not save the dequantised weights
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         if lora is not None:
             lora.merge_into({name: weight.data for name, weight in model.named_parameters()})
-        for weight in model.parameters():  # not model.half(), which refuses what was quantized
+        for weight in model.parameters():  # model.half() would refuse a model that was quantized
             weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     config = json_file(target / "config.json")
-    config["dtype"] = "float32"  # the format to compute in; the weights are stored in float16
+    config["dtype"] = "float32"  # the default format for computing; the weights are stored in float16
     config.pop("_name_or_path", None)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -296,9 +297,9 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
 def _write_gguf(base: Path, model: Path, target: Path) -> None:
     """Write a Qwen2 as a GGUF file in float16, for llama.cpp: the base's metadata with the weights of a model folder.
 
-    It is not quantised again: llama.cpp multiplies quantised weights with activations that it rounds to 8 bits, which
-    turned a near tie of the base (0.08 nats, "The" before "L'" as the answer's first token) into another answer. In
-    float16 its greedy answers are those of transformers.
+    It is not quantised again, because llama.cpp multiplies quantised weights with activations in 8 bits. That turned a
+    near tie (0.08 nats between "The" and "L'" as the first token) into another answer. In float16 its greedy answers
+    equal those of transformers.
     """
     import gguf  # noqa: PLC0415  an optional dependency
     import numpy  # noqa: PLC0415  an optional dependency
@@ -331,7 +332,7 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _no_progress_bars(logging: Any) -> Iterator[None]:
-    """Turn off the progress bars of transformers and of its converter, whose steps mean nothing to the user."""
+    """Turn off the progress bars of transformers and of its converter."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -344,7 +345,7 @@ def _no_progress_bars(logging: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold(folder: Path) -> Iterator[None]:
-    """Keep other processes from adding or removing policies during the block; errors of the disk are `PolicyError`s."""
+    """Hold the lock for adding and removing policies during the block. Errors of the disk become `PolicyError`s."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / ".lock").open("wb") as lock:

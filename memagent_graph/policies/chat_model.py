@@ -34,24 +34,23 @@ log = logging.getLogger(__name__)
 _OUTPUT_BOUNDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
 _PAUSE = 0.5
-"""Seconds before a model that failed while it wrote is asked again; doubled each time."""
+"""Seconds before the first retry of a model that failed while it wrote. They double at every retry."""
 
 
 class ChatModelPolicy:
     """Completions from a LangChain `BaseChatModel`.
 
-    The model keeps its own client, keys and retries. Temperature, maximum output and the rest are passed with each call
-    as keyword arguments; the maximum output has the name of the model's own field (`max_output_tokens` for Gemini).
-    ChatOllama takes no such arguments: it is copied, and the copy's fields are changed. `unsupported` names what a
-    model refuses.
+    The model keeps its own client, keys and retries. Temperature, maximum output and other options are keyword
+    arguments of every call. The maximum output has the name of the model's field (`max_output_tokens` for Gemini).
+    ChatOllama takes no such arguments, so a copy with changed fields is called.
 
     Args:
         model: the chat model.
-        name: the name in results and logs; by default the model's own.
-        max_concurrency: calls in flight at once.
-        max_retries: how often a model is asked again whose server failed while it wrote.
-        unsupported: names among temperature, top_p, seed, stop and max_tokens that are not to be passed. Those that an
-            error of the model names are found out; completions say so in their notes.
+        name: the name in results and logs, by default the model's own name.
+        max_concurrency: the maximum number of calls in flight.
+        max_retries: the maximum number of retries after the server failed while it wrote.
+        unsupported: options not to pass: temperature, top_p, seed, stop or max_tokens. An option that an error of the
+            model names is left out from then on, and completions have a note about it.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class ChatModelPolicy:
 
         Raises:
             PolicyRequestError: the prompt is token ids, which chat models do not accept.
-            PolicyError: the model raised an error; its message is included.
+            PolicyError: the model raised an error. Its message is included.
         """
         if prompt and isinstance(prompt[0], int):
             raise PolicyRequestError(
@@ -104,7 +103,7 @@ class ChatModelPolicy:
             retries += 1
 
     async def _reply(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
-        """Call the model, again without an option that its error names."""
+        """Call the model. If its error names an option, call it again without the option."""
         refused: set[str] = set()
         while True:
             try:
@@ -122,7 +121,7 @@ class ChatModelPolicy:
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redacted(trace) == trace else None
-                )  # tracers write down what causes say
+                )  # tracers record the messages of causes
 
     def _with(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
@@ -166,5 +165,5 @@ class ChatModelPolicy:
 
 
 def _secrets(model: BaseChatModel) -> Iterator[SecretStr]:
-    """Yield the secrets in the model's fields: its keys."""
+    """Yield the keys in the model's fields."""
     return (value for value in vars(model).values() if isinstance(value, SecretStr))

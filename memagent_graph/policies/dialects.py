@@ -1,4 +1,4 @@
-"""What replies and refusals mean in the dialects of the API: finish reasons, contents, counts, fields not taken."""
+"""Interprets replies and refusals in the dialects of the API: finish reasons, contents, counts, unsupported fields."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
 from memagent_graph.words import without_surrogates
 
 _MAX_COUNT: Final = 2**40
-"""A larger number is not a count of tokens, and databases could not add it up."""
+"""The maximum plausible count of tokens. Databases could not add up larger numbers."""
 _COUNTS: Final = {
     "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
     "cached_tokens": 2, "cache_read": 2, "prompt_cache_hit_tokens": 2, "cache_read_input_tokens": 2,
 }  # fmt: skip
-"""What servers call them, and which field of `TokenUsage` each is."""
+"""The names of counts in replies, and their fields in `TokenUsage`."""
 _WORDS: Final = {
     FinishReason.STOP: (
         "stop end end_turn stop_sequence stop_token eos eos_token im_end eot_id end_of_text end_of_turn complete "
@@ -50,7 +50,7 @@ _PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
 
 def finish_reason(word: object) -> FinishReason:
-    """Return the reason that a server's word for it means, in any spelling; STOP if it gives none, OTHER if unknown."""
+    """Return the finish reason for a server's word in any spelling; STOP without a word, OTHER for an unknown word."""
     if isinstance(word, str) and word in _REASONS:
         return _REASONS[word]
     if isinstance(word, Mapping):
@@ -62,7 +62,7 @@ def finish_reason(word: object) -> FinishReason:
 
 
 def content_text(content: object) -> str | None:
-    """Return the text in a content: a text, an object, or a list of parts, of which reasoning is left out.
+    """Return the text of a content: a text, an object, or a list of parts. Reasoning is left out.
 
     Raises:
         ValueError: it is something else.
@@ -84,14 +84,14 @@ def content_text(content: object) -> str | None:
 
 
 def has_refusal(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that the model refused."""
+    """Return whether a message says that the model refused."""
     parts = message["content"] if isinstance(message.get("content"), list) else ()
     kinds = (part.get("type") for part in parts if isinstance(part, Mapping))
     return bool(message.get("refusal")) or "refusal" in kinds
 
 
 def token_usage(usage: object) -> TokenUsage | None:
-    """Return the counts of tokens in a reply; None if there are none, or they are impossible."""
+    """Return the token counts of a reply; None if they are missing or impossible."""
     if not isinstance(usage, dict):
         return None
     counts = [0, 0, 0]
@@ -105,7 +105,7 @@ def token_usage(usage: object) -> TokenUsage | None:
 
 
 def _count(value: Any) -> int:
-    """Return a number that may be written as a text; 0 if it is none."""
+    """Return a number, which may be written as a text; 0 for anything else."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -113,14 +113,14 @@ def _count(value: Any) -> int:
 
 
 def finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:
-    """Return what a user should know about a server's reason to stop, if it is unknown and there is a text."""
+    """Return a note about an unknown finish reason of a reply with text."""
     if reason is not FinishReason.OTHER or not text:
         return ()
     return ((EventKind.UNUSUAL_FINISH, f"the server's reason to stop was {str(word)[:60]!r}"),)
 
 
 def sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tuple[Note, ...]:
-    """Return what was asked for in fields that a server does not take."""
+    """Return notes about requested options that the server does not accept."""
     if not unsupported:
         return ()
     requested = {
@@ -145,7 +145,7 @@ OPTIONAL_FIELDS: Final = (
     "max_tokens", "max_completion_tokens", "return_token_ids", "logprobs", "response_format", "seed", "stop", "top_p",
     "temperature",
 )  # fmt: skip
-"""The fields of a request that can be left out, in the order in which they are looked for in a refusal."""
+"""The request fields that can be left out, in the order in which a refusal is searched for them."""
 _BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _LENGTH: Final = re.compile(
     r"context[ _-]?(?:length|window|size|limit)|maximum (?:\w+ )?length|too (?:long|many tokens|large)|n_ctx"
@@ -179,31 +179,31 @@ def server_message(content: bytes) -> str:
 
 
 def speaks_of_length(words: str) -> bool:
-    """Whether a server says that the prompt, or what should be written, is too long."""
+    """Return whether a server's message says that the prompt or the reply would be too long."""
     for field in OPTIONAL_FIELDS:
         words = words.replace(field, "")
     return bool(_LENGTH.search(words))
 
 
 def refused_field(words: str, sent: Collection[str]) -> str | None:
-    """Return the field that a server does not take, by its words; None if they name none that can be left out.
+    """Return the field that a server does not accept, from its message; None if no field can be left out.
 
     Args:
-        words: what the server said.
+        words: the server's message.
         sent: the names of the fields in the request.
     """
     if speaks_of_length(words):
         return None
     is_unsupported = bool(_UNSUPPORTED.search(words))
     for field in OPTIONAL_FIELDS:
-        needs_reason = field in _BOUNDS or field == "response_format"  # words on their values are no refusal
+        needs_reason = field in _BOUNDS or field == "response_format"  # a complaint about their values is no refusal
         if field in sent and _names(words, field) and (is_unsupported or not needs_reason):
             return field
     return None
 
 
 def is_final(words: str) -> bool:
-    """Whether the same request is bound to fail again, although the status says that it need not."""
+    """Return whether the same request would fail again, although its status allows a retry."""
     return speaks_of_length(words) or bool(_UNSUPPORTED.search(words) and refused_field(words, OPTIONAL_FIELDS))
 
 

@@ -1,4 +1,4 @@
-"""Models by their hub ids: an id or a path, and where its files are (in the local cache, or downloaded)."""
+"""Models on the hub: recognizes hub ids, and finds or downloads the files of a model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is not a folder's has the form of a repository on the hub."""
+    """Return whether a name has the form of a repository on the hub."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def model_folder(repository: str, *, with_weights: bool) -> Path:
-    """Return the local folder of a model on the hub; it is downloaded if it is not in the cache.
+    """Return the local folder of a model on the hub, downloaded if it is not in the cache.
 
     Args:
-        repository: its hub id.
+        repository: the hub id.
         with_weights: whether to download the weights too, or only configuration, tokenizer and templates.
 
     Raises:

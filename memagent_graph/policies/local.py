@@ -1,8 +1,8 @@
 """A policy in this process: any causal model that transformers loads. The embedded policy runs on it.
 
-One thread owns the model. Of the requests that are waiting when it becomes free, those whose prompts begin alike (the
-same section, for several questions) are answered together, as one batch: their common prefix is computed once. It is
-kept for the next batch, which may have late requests, or other questions, about the same section.
+One thread owns the model. When it becomes free, it answers all waiting requests whose prompts have a common prefix
+(several questions about one section) as one batch, and computes that prefix once. The prefix stays in memory for the
+next batch, which may have late requests or other questions about the same section.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""The number formats that a policy in this process can compute in."""
+"""The number formats of policies in this process."""
 _LINGER = 0.002
 """Seconds to wait for more requests before a batch starts."""
 _MAX_BATCH = 64
-"""How many requests are computed together."""
+"""Maximum number of requests in a batch."""
 _MIN_REUSED_TOKENS = 320
-"""A shorter prefix is not reused: it costs little to compute."""
-_KEPT_BYTES = 256 * 2**20
-"""A prefix whose keys and values are larger is not kept."""
+"""Shorter prefixes are not reused, because they cost little to compute."""
+_MAX_PREFIX_BYTES = 256 * 2**20
+"""Maximum size of the keys and values of a prefix in memory."""
 
 
 class LocalPolicy:
@@ -49,11 +49,11 @@ class LocalPolicy:
         model: a folder with weights, `config.json`, tokenizer and chat template; a hub id; or the name of a policy that
             was added to this machine.
         device: a torch device; by default a CUDA GPU if torch has one, and else the CPU.
-        dtype: "float32", "bfloat16" or "float16". By default it is the one in the policy's profile, if this machine
-            computes fast in it, and float32 otherwise.
-        version: the name of its weights in the log; by default a hash of them.
-        processed_logprobs: whether log-probs are those after temperature, as vLLM's `--logprobs-mode
-            processed_logprobs`; otherwise they are the model's own.
+        dtype: "float32", "bfloat16" or "float16". The default is the format in the profile, if this machine computes
+            fast in it, and float32 otherwise.
+        version: the name of the weights in the log, by default their hash.
+        processed_logprobs: whether to return log-probs after temperature, as vLLM does with `--logprobs-mode
+            processed_logprobs`. By default they are computed before temperature.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.
@@ -71,12 +71,12 @@ class LocalPolicy:
         processed_logprobs: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._folder = _folder_of(model)
+        self._folder = _find_model_folder(model)
         self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
         profile = load_profile(self._folder)
         self._device = device = device or _default_device()
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
-        """The number format that it computes in."""
+        """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
         own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._version = version or own_version
@@ -85,7 +85,7 @@ class LocalPolicy:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """Forget the computing thread, which is the parent's; the next request starts one in this process."""
+        """Forget the computing thread of the parent process. The next request starts one in this process."""
         self._waiting: _Waiting = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -93,16 +93,16 @@ class LocalPolicy:
 
     @classmethod
     def embedded(cls, **options: Any) -> LocalPolicy:
-        """Return the small policy that comes with the package; its card, `embedded/CARD.md`, says what it can do."""
+        """Return the small policy of this package. Its card, `embedded/CARD.md`, describes its abilities."""
         return cls(EMBEDDED_FOLDER, **options)
 
     @property
     def name(self) -> str:
-        """The model's folder or hub id; "embedded" for the one that comes with the package."""
+        """The model's folder or hub id, or "embedded"."""
         return self._name
 
     async def describe(self) -> ModelInfo:
-        """Window, tokenizer, size and, if the folder has one, the profile that the model was trained with."""
+        """Window, tokenizer, size, and the profile in the model's folder."""
         return await asyncio.to_thread(self._describe)
 
     def _describe(self) -> ModelInfo:
@@ -122,7 +122,7 @@ class LocalPolicy:
 
         Raises:
             PolicyRequestError: prompt and output do not fit the model's window.
-            PolicyError: the model failed (out of memory, say).
+            PolicyError: the model failed, for example for lack of memory.
         """
         ids = self._engine.prompt_ids(prompt, self._template)
         window = self._engine.context_window
@@ -136,9 +136,9 @@ class LocalPolicy:
         return await asyncio.wrap_future(request.future)
 
     async def aclose(self) -> None:
-        """End the computing thread after its current requests; the next call starts another.
+        """End the computing thread after its current requests. The next call starts another.
 
-        Until then the thread holds the weights, even if nothing else refers to the policy.
+        A running thread holds the weights, even if nothing else refers to the policy.
         """
         with self._starting:
             worker, self._worker = self._worker, None
@@ -171,7 +171,7 @@ class LocalPolicy:
                     self._serve(requests)
 
     def _batches(self, requests: Sequence[_Request]) -> list[list[_Request]]:
-        """Group requests whose prompts begin alike; a GPU computes all of them together in less time."""
+        """Group requests whose prompts have a common prefix. A GPU computes all requests as one batch."""
         if self._device != "cpu":
             return [list(requests)]
         batches: dict[tuple[int, ...], list[_Request]] = {}
@@ -220,7 +220,7 @@ class _Request:
 
 
 _Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""None ends the thread that takes them."""
+"""The queue of requests. None ends the computing thread."""
 
 
 class _Draft:
@@ -232,7 +232,7 @@ class _Draft:
         self.stopped = False
         self.finished = False
         self.shared = shared
-        """Prompt tokens that were computed for another row or in the previous batch."""
+        """Number of prompt tokens that were computed for another row or in the previous batch."""
 
 
 def _suitable(dtype: str, device: str) -> str:
@@ -242,7 +242,7 @@ def _suitable(dtype: str, device: str) -> str:
     import torch  # noqa: PLC0415  an optional dependency
 
     on_processor = device == "cpu"
-    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # of recent releases
+    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # only in recent releases
     return "bfloat16" if not on_processor or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
@@ -254,8 +254,8 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _folder_of(model: Path | str) -> Path:
-    """Where the model's files are; those of a hub model are downloaded if necessary."""
+def _find_model_folder(model: Path | str) -> Path:
+    """Return the folder of a model, downloaded from the hub if necessary."""
     folder = policy_folder(model)
     if folder.is_dir():
         return folder
@@ -265,7 +265,8 @@ def _folder_of(model: Path | str) -> Path:
         return model_folder(model, with_weights=True)
     raise PolicyError(
         f"there is no folder {model}",
-        hint="Name a folder with config.json, weights and tokenizer, or a hub id; if it is on a server, name that.",
+        hint="Pass a folder with config.json, weights and tokenizer, or a hub id. "
+        "For a model on a server, pass --base-url.",
     )
 
 
@@ -288,9 +289,9 @@ class _Engine:
         logging = transformers.utils.logging
         logging.disable_progress_bar()
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # its report on the weights has the names in them, as they are
+        logging.set_verbosity_error()  # its report prints names from the weights file unescaped
         try:
-            # First, as its bounds are not those of transformers.
+            # Load it first, because its own bounds apply to files of others.
             self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             models: Any = transformers.AutoModelForCausalLM
@@ -306,7 +307,7 @@ class _Engine:
         except Exception as error:
             raise PolicyError(
                 f"the model {model} cannot be loaded: {error}",
-                hint="Name a folder with config.json, weights and tokenizer of one model, or a hub id that is in the "
+                hint="Pass a folder with config.json, weights and tokenizer of one model, or a hub id that is in the "
                 "local cache.",
             ) from error
         finally:
@@ -317,10 +318,10 @@ class _Engine:
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
         self._padding = self._tokenizer.pad_token_id or 0
-        self._kept = _Beginning()
+        self._prefix = _PrefixCache()
 
     def prompt_ids(self, prompt: Messages | TokenIds, template: Mapping[str, Any]) -> list[int]:
-        """Return the prompt's token ids; messages are formatted with the chat template and its arguments."""
+        """Return the token ids of a prompt. Messages are formatted with the chat template and its arguments."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
         options = {"tokenize": False, "add_generation_prompt": True, **template}
@@ -339,10 +340,10 @@ class _Engine:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
-        """Write one draft per prompt, one token of all rows at a time."""
+        """Return one draft per prompt. One token of all rows is computed at a time."""
         with self._torch.inference_mode():
             shared = _common_prefix(prompts)
-            reused = self._kept.common_with(prompts[0][:shared])
+            reused = self._prefix.common_with(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
             drafts = [_Draft(shared if row else reused) for row in range(len(prompts))]
@@ -371,15 +372,15 @@ class _Engine:
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        Of the first `shared` tokens, the previous batch computed the first `known`.
+        The previous batch computed the first `reused` of the `shared` tokens.
         """
         torch, rows = self._torch, len(prompts)
-        cache: Any = self._kept.cache(reused) if reused else None
+        cache: Any = self._prefix.cache(reused) if reused else None
         if shared > reused:
             head = torch.tensor([prompts[0][reused:shared]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared:
-            self._kept = _Beginning.of(prompts[0][:shared], cache)
+            self._prefix = _PrefixCache.of(prompts[0][:shared], cache)
             cache.batch_repeat_interleave(rows)
         tails = [prompt[shared:] for prompt in prompts]
         width = max(map(len, tails))
@@ -400,7 +401,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._kept = _Beginning.of(prompts[0], output.past_key_values)
+            self._prefix = _PrefixCache.of(prompts[0], output.past_key_values)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _choose(
@@ -448,18 +449,18 @@ class _Engine:
             draft.logprobs.pop()
 
 
-class _Beginning:
-    """The prefix that a batch shared, with its keys and values in each layer; at first empty."""
+class _PrefixCache:
+    """The common prefix of the last batch, with its keys and values by layer; empty at first."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         self._ids = ids or []
         self._layers = layers
 
     @classmethod
-    def of(cls, ids: list[int], cache: Any) -> _Beginning:
-        """Return the contents of a cache of one row, without a copy: layers grow by concatenation, never in place.
+    def of(cls, ids: list[int], cache: Any) -> _PrefixCache:
+        """Return the contents of a cache of one row. No copy is needed, because layers grow by concatenation.
 
-        Empty if the cache is large, or if a layer has only the end of the text (with a sliding window, for example).
+        Empty if the cache is too large, or if a layer has only the end of the text (with a sliding window).
         """
         from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
 
@@ -467,10 +468,12 @@ class _Beginning:
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
             return cls()
         pairs = [(layer.keys, layer.values) for layer in layers]
-        return cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _KEPT_BYTES else cls()
+        return (
+            cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES else cls()
+        )
 
     def common_with(self, ids: list[int]) -> int:
-        """How many tokens at the beginning are the same as here; 0 if too few to be useful."""
+        """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
         length = _common_length(self._ids, ids)
         return length if self._layers and length >= _MIN_REUSED_TOKENS else 0
 
@@ -482,7 +485,7 @@ class _Beginning:
 
 
 def _common_prefix(prompts: Sequence[list[int]]) -> int:
-    """How many leading tokens all prompts share, at most all but one of the shortest."""
+    """Return the number of leading tokens that all prompts share, at most all but one of the shortest prompt."""
     first, last = min(prompts), max(prompts)
     bound = min(map(len, prompts)) - 1
     return min(_common_length(first, last), bound)

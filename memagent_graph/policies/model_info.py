@@ -1,4 +1,4 @@
-"""What a policy can report about its model, so that the user does not have to state it."""
+"""Information that a policy reports about its model, so that the user need not set it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The size of a dense decoder. `parameters` leaves out the input embedding, which is a look-up.
+    """The size of a dense decoder. `parameters` does not count the input embedding, which is a look-up.
 
     A forward pass costs two floating-point operations per weight and token, plus `4 * layers * width` per token and
     attended position (scores and weighted sum), halved for causality. Sparse attention, mixture-of-experts routing and
@@ -44,31 +44,31 @@ class ModelShape:
         return cls(parameters=layers * (attention + mlp) + head_weights, layers=layers, width=heads * head)
 
     def forward_flops(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Floating-point operations of one call without a cached prefix."""
+        """Return the floating-point operations of one call without a cached prefix."""
         tokens = prompt_tokens + completion_tokens
         return 2.0 * self.parameters * tokens + 2.0 * self.layers * self.width * tokens * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known about the model behind a policy; None if it is unknown."""
+    """Information about the model of a policy. None means unknown."""
 
     context_window: int | None = None
     """Prompt and completion together, in tokens."""
     tokenizer: Tokenizer | None = None
     missing: MissingExtraError | None = None
-    """What has to be installed before its tokenizer can be loaded."""
+    """The error for an extra that is needed to load the tokenizer."""
     shape: ModelShape | None = None
     profile: Profile | None = None
     """The budget and prompts that the model was trained with."""
     control_tokens: frozenset[str] = frozenset()
-    """Strings with a meaning in its tokenizer or chat template, such as <|im_end|>, as far as they are known."""
+    """Known strings with a meaning in the tokenizer or chat template, such as <|im_end|>."""
     knows_control_tokens: bool = False
-    """Whether `control_tokens` are all of them."""
+    """Whether `control_tokens` is complete."""
     gives_token_ids: bool = False
-    """Whether its completions can carry token ids and log-probs."""
+    """Whether completions can have token ids and log-probs."""
     number_format: str = ""
-    """What it computes in, such as "float32"; empty if that is unknown, as with a server."""
+    """The number format, such as "float32"; empty if it is unknown, as for a server."""
 
 
 _SAMPLE_BYTES: Final = 1 << 20
@@ -77,8 +77,8 @@ _SAMPLE_BYTES: Final = 1 << 20
 def weights_version(folder: Path) -> str:
     """Return a short hash of the weights in a folder; empty if there are none (for a hub id, for example).
 
-    Files of several gigabytes are not read as a whole: the hash has each file's name, its size, and the megabytes at
-    its beginning, middle and end; any training step changes some of these.
+    Large files are not read as a whole. The hash depends on the name and size of every file, and on a megabyte at its
+    beginning, middle and end. A training step changes some of these bytes.
     """
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -97,5 +97,5 @@ class SelfDescribing(Protocol):
     """A policy that can describe its model."""
 
     async def describe(self) -> ModelInfo:
-        """Return what is known about the model. Raises `PolicyError` if its server cannot be reached."""
+        """Return information about the model. Raises `PolicyError` if its server cannot be reached."""
         ...

@@ -1,7 +1,7 @@
-"""A policy behind an OpenAI-compatible server: vLLM, and whatever else speaks that API. The fast default.
+"""A policy on an OpenAI-compatible server, such as vLLM.
 
-This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` makes the errors
-(`redaction` keeps keys and passwords out of them), and `served_models` chooses the model.
+This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` creates the
+errors, `redaction` removes keys and passwords from them, and `served_models` chooses the model.
 """
 
 from __future__ import annotations
@@ -62,51 +62,52 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _MAX_LIST_BYTES: Final = 16 * 2**20
-"""In bytes: for what the server says of its models and of a tokenizer, and for the token ids of a prompt."""
+"""Maximum bytes of a reply about models or a tokenizer, and of a reply with the token ids of a prompt."""
 _REPLY_BYTES: Final = 2**20
 _BYTES_PER_TOKEN: Final = 4096
-"""A token's text, bytes and log-prob take about 200; with the 20 most likely alternatives about 2,500."""
+"""Bytes of a reply per token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
-"""Each byte of a prompt may be a token, whose id the reply repeats."""
+"""Bytes of a reply per byte of the prompt. Every byte may be a token, whose id the reply repeats."""
 _MAX_REFUSED_SCHEMAS: Final = 256
-"""Schemas that the server has refused and that are remembered, so that they are not sent with every request."""
+"""Maximum number of refused schemas to remember. They are not sent again."""
 
 
 class OpenAICompatiblePolicy:
     """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
 
     Requests that can succeed later (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too long)
-    are retried `max_retries` times with growing pauses, or after the time in a `Retry-After` header, for which all
-    requests wait; all others fail at once. A redirect to another server is an error that names it.
+    are retried up to `max_retries` times with growing pauses. After a `Retry-After` header, all requests wait for that
+    time. Other errors are not retried. A redirect to another server is an error that names the server.
 
     Args:
-        model: the model's name on the server; None means the only one that the server serves.
-        base_url: the API's root, as in http://localhost:8000/v1; by default OPENAI_BASE_URL, or OpenAI's own. A user
-            name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, in place of a key.
-        api_key: by default OPENAI_API_KEY. A server without keys accepts any.
-        max_concurrency: requests in flight at once, over all reads that share this policy.
-        connect_timeout: seconds for the connection; also for the answer to "what do you serve?".
-        read_timeout: seconds that one completion may take, and the longest that a `Retry-After` is waited for.
-        max_retries: how often a failed request is sent again.
+        model: the model's name on the server. None means the only model of the server.
+        base_url: the root of the API, such as http://localhost:8000/v1. The default is OPENAI_BASE_URL, or OpenAI. A
+            user name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, not as a key.
+        api_key: the key, by default OPENAI_API_KEY. A server without keys accepts any.
+        max_concurrency: the maximum number of requests in flight, over all reads that share this policy.
+        connect_timeout: seconds for a connection, and for the list of models.
+        read_timeout: seconds for one completion, and the maximum for a `Retry-After`.
+        max_retries: the maximum number of retries of a request.
         extra_body: additional fields of every request, such as a server's own sampling options.
-        policy_version: which weights the server runs, for the run log; servers do not report it. It may be changed
-            while the policy is in use, for example when weights are swapped.
-        max_reply_bytes: the longest reply that is accepted. By default 1 MiB, 4 KiB for each token that may be written,
-            and 10 times the request, several times what any server needs.
-        session_header: the header in which `SamplingParams.session` is sent, for a router in front of several replicas
-            that keeps requests of one session on one of them, such as "X-Session-Id"; without it, it is not sent.
-        default_headers: headers of every request, such as Azure's "api-key"; they replace the policy's own.
-        default_query: what follows the question mark in every request, such as Azure's "api-version"; it may also be
-            written at the end of `base_url`.
-        ca_file: certificates (PEM) that the server's must be signed by, in place of the usual ones; or a context.
-        proxy: the address of the proxy; by default what the environment names (HTTPS_PROXY, NO_PROXY).
-        unsupported: fields that the server does not take, among max_tokens (max_completion_tokens is sent then),
-            temperature, top_p, seed, stop, logprobs, return_token_ids and response_format. They are left out. Those
-            that a refusal names are found out, and left out from then on; completions say so in their notes.
+        policy_version: a name for the server's weights in the run log, because servers do not report it. It may be
+            changed while the policy is in use, for example when weights are swapped.
+        max_reply_bytes: the maximum size of a reply. The default is 1 MiB, plus 4 KiB per token of the maximum output,
+            plus 10 times the request, which is several times what servers need.
+        session_header: the header for `SamplingParams.session`, such as "X-Session-Id". A router in front of several
+            replicas can use it to send all requests of a session to the same replica. By default it is not sent.
+        default_headers: headers of every request, such as Azure's "api-key". They replace the policy's own headers.
+        default_query: query parameters of every request, such as Azure's "api-version". They can also be part of
+            `base_url`.
+        ca_file: a file with the CA certificates (PEM) to check the server's certificate with, or an SSL context.
+        proxy: the URL of the proxy. The default comes from HTTPS_PROXY and NO_PROXY.
+        unsupported: request fields to leave out, because the server does not accept them: max_tokens
+            (max_completion_tokens is sent then), temperature, top_p, seed, stop, logprobs, return_token_ids or
+            response_format. Fields that the server names in a refusal are left out from then on, and the completions
+            have a note about it.
 
     Raises:
         PolicyRequestError: `base_url` or `proxy` is not an address, a key or header cannot be sent, `session_header`
-            is one that the policy itself sends, the file of certificates cannot be read, or a field is unknown.
+            is a header of the policy itself, the certificates cannot be read, or a field is unknown.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class OpenAICompatiblePolicy:
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self.unlisted: PolicyError | None = None
-        """The error about the server's list of models, if the list cannot be read or lacks this model."""
+        """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
@@ -177,12 +178,12 @@ class OpenAICompatiblePolicy:
         return self._model or "the served model"
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write one completion, guided by `sampling.json_schema` if there is one and the server takes it.
+        """Return one completion, guided by `sampling.json_schema` if the server accepts it.
 
         Raises:
-            PolicyUnreachableError: no connection, or none in time.
+            PolicyUnreachableError: no connection in time.
             PolicyAuthenticationError: 401 or 403.
-            PolicyRequestError: any other 4xx; the server's words are in the message.
+            PolicyRequestError: another 4xx. The server's message is included.
             PolicyOverloadedError: 408, 409, 429 or 5xx after all retries.
             PolicyResponseError: a reply that is not a completion, or is too long, after all retries; or a redirect to
                 another server.
@@ -200,7 +201,7 @@ class OpenAICompatiblePolicy:
     async def _complete_with_accepted_fields(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> tuple[Completion, int]:
-        """Return a completion and its retries. Fields that the server refuses are left out from then on."""
+        """Return a completion and the number of retries. Fields that the server refuses are left out from then on."""
         learned: set[str] = set()
         refused_schema = None
         while True:
@@ -215,7 +216,7 @@ class OpenAICompatiblePolicy:
                     learned.add(field)
                     self._unsupported.add(field)
                 elif schema is not None and not learned & {"response_format"}:
-                    # It may be the schema that the server does not take. If it is something else, this fails as well.
+                    # The server may refuse the schema. If it is something else, the next request fails, too.
                     refused_schema, schema = schema, None
                     log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
                 else:
@@ -231,7 +232,7 @@ class OpenAICompatiblePolicy:
         return schema not in self._refused_schemas and "response_format" not in self._unsupported
 
     def _notes(self, sampling: SamplingParams, as_messages: bool) -> tuple[Note, ...]:
-        """Return a note for each requested option that the server does not take."""
+        """Return a note for every requested option that the server does not accept."""
         notes = sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
         if as_messages and sampling.json_schema is not None and not self._takes_schema(sampling.json_schema):
             detail = "the server did not accept the JSON schema; decoding was not guided"
@@ -243,7 +244,7 @@ class OpenAICompatiblePolicy:
     ) -> tuple[Completion, int]:
         """Return a completion, and the number of retries."""
         as_messages = bool(prompt) and not isinstance(prompt[0], int)
-        # Nothing is awaited from here to the request, so name and version belong together; see `serve`.
+        # Nothing is awaited until the request is sent, so name and version belong together; see `serve`.
         name, version = self.name, self.policy_version
         body = {**self._body(sampling, gives_ids, schema), ("messages" if as_messages else "prompt"): list(prompt)}
         if sampling.logprobs and "logprobs" not in self._unsupported:
@@ -259,30 +260,32 @@ class OpenAICompatiblePolicy:
         )
 
     def serve(self, model: str, policy_version: str) -> None:
-        """From the next request on, use another model of the server, which has other weights, such as a new adapter.
+        """Use another model of the server from the next request on, such as a new adapter.
 
-        Requests that were sent keep the name and version that they were sent with.
+        Pending requests keep their model and version.
         """
         self._model, self.policy_version, self._served = model, policy_version, None
 
     async def describe(self) -> ModelInfo:
-        """Return what the server's model list says: the window, and for a folder or a hub id tokenizer and size."""
+        """Return information from the server's list of models: window, and for an origin tokenizer and size."""
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
         info = await asyncio.to_thread(info_from_origin, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and is_vllm(served):
-            with suppress(PolicyError):  # most servers do not report it; then all known families' tokens are escaped
+            with suppress(
+                PolicyError
+            ):  # most servers do not report it; the tokens of all known families are escaped then
                 markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | markers)
         return replace(info, gives_token_ids=is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
-        """Return the server's own entry for the model (asked once).
+        """Return the entry of the model in the server's list, cached.
 
         Raises:
-            PolicyRequestError: no model is named, and the server has none or several; the message names them.
-            PolicyError: as for `complete`; with a named model, only if the server cannot be reached.
+            PolicyRequestError: no model is named, and the server has none or several.
+            PolicyError: as for `complete`. With a named model, only if the server cannot be reached.
         """
         if self._served is None:
             try:
@@ -295,7 +298,7 @@ class OpenAICompatiblePolicy:
             except PolicyError as error:
                 if self._model is None:
                     raise
-                # The server may take the model's name all the same: it is the judge.
+                # The server may still accept the name.
                 self.unlisted = error
                 log.warning("%s; %s is asked for all the same", error.message, self._model)
                 served = {"id": self._model}
@@ -309,7 +312,7 @@ class OpenAICompatiblePolicy:
         return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
 
     async def tokenize(self, messages: Sequence[Message]) -> list[int] | None:
-        """Return the server's own token ids of a chat prompt; None if it has no `/tokenize` (only vLLM has).
+        """Return the server's token ids of a chat prompt; None without `/tokenize` (only vLLM has it).
 
         Raises:
             PolicyError: as for `complete`.
@@ -319,7 +322,7 @@ class OpenAICompatiblePolicy:
         return tokens if isinstance(tokens, list) else None
 
     async def _reply_outside_api(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what vLLM returns at an address outside the API; empty if a server has no such address."""
+        """Return the reply of vLLM at an address outside the API; empty if the server has no such address."""
         url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             sent = None if body is None else msgspec.json.encode(body)
@@ -333,17 +336,17 @@ class OpenAICompatiblePolicy:
     async def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send another client's request to the server once, unchanged; the reply can be read from the returned object.
+        """Send the request of another client once, unchanged, and return the reply as a stream.
 
         Args:
             method: the request's method.
             path: below `base_url`, without a slash at its beginning.
-            body: sent byte by byte.
-            headers: replace this policy's own headers of these names; the key is always the policy's.
+            body: the body, which is sent unchanged.
+            headers: headers that replace this policy's headers, except for the key.
 
         Raises:
-            PolicyUnreachableError: no connection, or none in time; also while the reply is read.
-            PolicyResponseError: whoever reads the reply found it malformed.
+            PolicyUnreachableError: no connection in time, or it broke while the reply was read.
+            PolicyResponseError: the reader of the reply found it malformed.
         """
         url = self._url(path)
         try:
@@ -354,7 +357,7 @@ class OpenAICompatiblePolicy:
             raise once.to_policy_error(error, url, silence, model=self._model, unlisted=self.unlisted) from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
-        """Return the same policy, on the same connections, with further fields in every completion request."""
+        """Return a copy of this policy with further fields in every completion request. It shares the connections."""
         other = copy(self)
         other._extra_body = {**self._extra_body, **fields}
         return other
@@ -364,7 +367,7 @@ class OpenAICompatiblePolicy:
         await self._connections.aclose()
 
     def _body(self, sampling: SamplingParams, gives_ids: bool, schema: str | None) -> dict[str, Any]:
-        """Return the fields of a request but its prompt, without those that the server does not take."""
+        """Return the fields of a request except its prompt and unsupported fields."""
         body: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -394,7 +397,7 @@ class OpenAICompatiblePolicy:
         seconds: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """Return the decoded reply, and the number of retries; errors are those of `complete`."""
+        """Return the decoded reply and the number of retries. Errors as for `complete`."""
         try:
             return await self._connections.get().send(
                 url, body, decode, max_bytes=max_bytes, seconds=seconds, headers=headers

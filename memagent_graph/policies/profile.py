@@ -1,11 +1,10 @@
-"""What a policy was trained with, read from a `memagent.json` next to its weights.
+"""Profiles: the budget and prompts that a policy was trained with, stored next to its weights.
 
-A small or fine-tuned policy works only with the budgets and the wording that it was trained on. They are kept with the
-weights: `memagent.json` has the budgets, the folder `templates` the prompts (`update.txt`, `answer.txt`, and a file for
-each other role that the policy was trained for).
+A small or fine-tuned policy works only with the budget and prompts of its training. `memagent.json` has the budget. The
+folder `templates` has the prompts (`update.txt`, `answer.txt`, and a file for every other role of the training).
 
-`PUBLISHED` lists profiles of models that others published. Their prompts belong to their authors and are not part of
-this package: the user saves them in the data folder, under `profiles`.
+`PUBLISHED` lists profiles of published models. Their prompts belong to their authors and are not part of this package.
+The user saves them in the data folder, under `profiles`.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
         "answer_tokens": 1024, "temperature": 0.7, "top_p": 0.95,
     },
 }  # fmt: skip
-"""`memagent.json` of published models, by name: RL-MemoryAgent-7B and -14B as in their authors' evaluation."""
+"""By name of a published model: its `memagent.json`. RL-MemoryAgent-7B and -14B follow their authors' evaluation."""
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
-"""The embedded policy: weights, tokenizer, templates and card."""
+"""The folder of the embedded policy: weights, tokenizer, templates and card."""
 
 
 def policy_folder(name: Path | str) -> Path:
-    """Return the folder of a policy: "embedded", one that was added to this machine, or a path."""
+    """Return the folder of a policy by its name ("embedded" or an added policy) or path."""
     return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
 
 
 def profile_folder(name: Path | str) -> Path:
-    """Return the folder of a profile: as `policy_folder`, or that of a published profile.
+    """Return the folder of a profile: the policy's folder, or the folder of a published profile.
 
-    The profile of `english` comes with the package, so it is there even if the policy was not added to this machine.
+    The profile of `english` is a part of this package, so it exists even if the policy was not added.
     """
     if name in PUBLISHED:
         return data_folder() / "profiles" / str(name)
@@ -59,17 +58,17 @@ class Profile:
     prompts: Prompts
     boundary: Boundary = "token"
     on_invented: UpdateRule = UpdateRule.ACCEPT
-    """See `UpdateRules.invented`."""
+    """The policy's rule for invented words; see `UpdateRules.invented`."""
     strategy: str = ""
-    """The strategy that suits the policy best, with its options; "" for the reader's default."""
+    """The best strategy for the policy, with its options; "" for the reader's default."""
     dtype: str = ""
-    """The number format for a policy in this process, on machines that are fast in it; "" for float32."""
+    """The number format on machines that compute fast in it; "" for float32."""
     temperature: float = 0.0
     top_p: float = 1.0
 
     @property
     def values(self) -> dict[str, int | float | str]:
-        """Everything but the templates, as in `memagent.json`."""
+        """The contents of `memagent.json`."""
         prompts = self.prompts
         wording = {"empty_memory": prompts.empty_memory, "answer_format": prompts.answer_format.value}
         rules = {"on_invented": self.on_invented.value}
@@ -80,7 +79,7 @@ class Profile:
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """Return the profile in `folder` (see `profile_folder` for names), or None if it has no `memagent.json`.
+    """Return the profile in `folder` (see `profile_folder` for names); None without a `memagent.json`.
 
     Raises:
         ProfileError: a `memagent.json` that cannot be parsed.
@@ -129,7 +128,7 @@ def _published_empty_memory(folder: Path) -> str:
     """Return the text of the empty memory in the folder of a published profile.
 
     Raises:
-        PromptError: the user has not saved the authors' prompts there yet.
+        PromptError: the prompts of the authors are not in the folder.
     """
     files = [folder / f"{text}.txt" for text in ("update", "answer", "empty_memory")]
     missing = [file.name for file in files if not file.is_file()]
@@ -147,7 +146,7 @@ def require_profile(folder: Path | str) -> Profile:
     """Return the profile in a folder, which must have one.
 
     Raises:
-        ProfileError: it has none, or it cannot be parsed.
+        ProfileError: it is missing or cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
     profile = load_profile(folder)
@@ -159,7 +158,7 @@ def require_profile(folder: Path | str) -> Profile:
 
 
 def save_profile(profile: Profile, folder: Path) -> None:
-    """Write `memagent.json` and `templates`; `load_profile` then returns the same profile."""
+    """Write `memagent.json` and `templates`. `load_profile` returns an equal profile."""
     templates = folder / "templates"
     templates.mkdir(parents=True, exist_ok=True)
     for role, template in profile.prompts.templates.items():

@@ -1,4 +1,4 @@
-"""Removes secrets from texts that others wrote and that could be shown in an error, a log or a file."""
+"""Removes secrets from texts of servers before they appear in errors, logs or files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SecretRedaction:
     messages unreadable.
 
     Args:
-        secrets: keys and passwords; empty ones are ignored.
+        secrets: keys and passwords. Empty ones are ignored.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class SecretRedaction:
                 html.escape(secret),
             )
         }
-        # The longest first: one may be the beginning of another.
+        # Longest first, because one may be the beginning of another.
         patterns = [
             re.escape(spelling) if len(spelling) >= _LONG else rf"(?<!\w){re.escape(spelling)}(?!\w)"
             for spelling in sorted(spellings, key=len, reverse=True)

@@ -1,8 +1,8 @@
 """Decodes an OpenAI-compatible server's reply into a `Completion`.
 
-Only the fields that are used are decoded: a reply has hundreds of log-prob entries, each with token, bytes and
-alternatives, of which one number is kept. The client's own typed models take more processor time than everything else
-in a step, and drop what vLLM adds (token ids). A reply in another dialect of the API is decoded once more, liberally.
+Only the needed fields are decoded. A reply has hundreds of log-prob entries with token, bytes and alternatives, and one
+number of an entry is used. The typed models of the `openai` client would take more processor time than the rest of a
+step, and drop the token ids of vLLM. A reply in another dialect of the API is decoded again, with looser rules.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     """Return the completion in a reply's body.
 
     A reply without text is accepted only with a reason: the model refused, was cut off, called a tool, or wrote only
-    its reasoning. It is then an empty completion, for which the reader has a rule. Token ids and log-probs that cannot
-    be used are left out, with a note if they were asked for.
+    reasoning. It becomes an empty completion, for which the reader has a rule. Invalid token ids and log-probs are left
+    out, with a note if they were requested.
 
     Args:
         content: the body.
-        model: the model's name, if the server gives none.
-        sampling: what was asked for.
-        policy_version: which weights the server runs.
+        model: the model's name, for a reply without one.
+        sampling: the requested sampling.
+        policy_version: the name of the server's weights.
 
     Raises:
-        BrokenOffError: the server says that it failed while it wrote.
-        MalformedReplyError: the body is not a completion; the reason says why.
+        BrokenOffError: the server reports that it failed while it wrote.
+        MalformedReplyError: the body is not a completion.
     """
     reply, is_damaged = _decode(content)
     if not reply.choices:
@@ -153,7 +153,7 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
         if not reply.choices or not reply.choices[0].delta:
             return reply, False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # another dialect, perhaps
+        pass  # it may be another dialect
     try:
         return _usual_form(content)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -161,7 +161,7 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
 
 
 def _usual_form(content: bytes) -> tuple[_Reply, bool]:
-    """Return a reply in another dialect in the usual form, and whether its token ids or log-probs are invalid."""
+    """Convert a reply in another dialect; also return whether its token ids or log-probs are invalid."""
     reply = _json(content.decode("utf-8-sig"))
     choices, is_damaged = [], False
     for choice in filter(None, reply.get("choices") or ()):
@@ -182,7 +182,7 @@ def _usual_form(content: bytes) -> tuple[_Reply, bool]:
 
 
 def _json(text: str) -> Any:
-    """Return a body as JSON; of a stream's events, the reply that they make together."""
+    """Return the JSON in a body. The events of a stream are joined to one reply."""
     try:
         return _loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A policy that follows a script: a test double for users' own tests, and for ours."""
+"""A policy with scripted replies, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reply = str | Completion | Exception
 
 @dataclass
 class ScriptedPolicy:
-    """Replies from a function of the prompt's text, or from a list, in order.
+    """A policy whose replies come from a function of the prompt's text, or from a list in order.
 
     >>> policy = ScriptedPolicy(lambda prompt: "\\\\boxed{42}" if "<section>" not in prompt else "the answer is 42")
     >>> policy = ScriptedPolicy(["first memory", "second memory", "\\\\boxed{answer}"])
@@ -25,17 +25,17 @@ class ScriptedPolicy:
     script: Callable[[str], Reply] | Iterable[Reply]
     name: str = "scripted"
     delay: float = 0.0
-    """Seconds that each completion takes."""
+    """The duration of a completion in seconds."""
     scripted: ClassVar[bool] = True
-    """Its calls have real costs, but its answers prove nothing: evaluations show no accuracy for it."""
+    """Marks scripted policies. Evaluations show their costs, but no accuracy."""
     prompts: list[str] = field(default_factory=list)
-    """Every prompt it was given, as text, in order."""
+    """The texts of all prompts, in order."""
 
     def __post_init__(self) -> None:
         self._replies: Iterator[Reply] | None = None if callable(self.script) else iter(self.script)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Return the script's next reply.
+        """Return the next reply of the script.
 
         Raises:
             PolicyError: the script has no more replies.
@@ -53,7 +53,7 @@ class ScriptedPolicy:
                 reply = next(self._replies)
             except StopIteration:
                 raise PolicyError(
-                    f"the script ended after {len(self.prompts) - 1} completions", hint="Give it more replies."
+                    f"the script ended after {len(self.prompts) - 1} completions", hint="Add replies to the script."
                 ) from None
         if isinstance(reply, Exception):
             raise reply
@@ -61,7 +61,7 @@ class ScriptedPolicy:
 
 
 def is_scripted(policy: Policy) -> bool:
-    """Whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
+    """Return whether a policy follows a script: one of these, or one (on a server, for example) whose name begins with
     "scripted".
     """
     return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

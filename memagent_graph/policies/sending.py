@@ -1,7 +1,7 @@
 """Sends requests to a server: one pool of connections, time-outs, limits, and retries.
 
-A read spends as much processor time here as in everything else, so requests use aiohttp directly: the `openai` client
-adds more than a millisecond to a chunk (`benchmarks/openai_sender.py`).
+Half of the processor time of a read is spent here, so requests use aiohttp directly. The `openai` client would add
+more than a millisecond per chunk (`benchmarks/openai_sender.py`).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
 _MAX_ERROR_BYTES: Final = 65_536
-"""In bytes; a longer body of an error is not kept."""
+"""Maximum bytes of the body of an error. A longer body is dropped."""
 _IDLE_SECONDS: Final = 4.0
-"""How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it, perhaps while the
-next request is being sent."""
+"""Seconds that an idle connection stays open. uvicorn, and so vLLM, closes it after 5 s, perhaps while the next request
+is being sent."""
 _RETRIABLE_STATUSES: Final = frozenset({408, 409, 429})
 _SCATTER: Final = 0.1
-"""After a pause, requests return within this share of its length."""
+"""After a pause, requests resume within this fraction of its length."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 8.0
 
 
 class StatusError(Exception):
-    """The server's last reply was an error.
+    """The last reply of the server was an error.
 
     Args:
         status: the HTTP status, 300 or above.
         content: the reply's body.
-        wait: seconds after which the server wants the request again, if it said so.
+        wait: the seconds in `Retry-After`, if there is one.
     """
 
     def __init__(self, status: int, content: bytes, wait: float | None) -> None:
@@ -60,7 +60,7 @@ class StatusError(Exception):
 
     @property
     def is_retriable(self) -> bool:
-        """Whether the same request can succeed later: 408, 409, 429, and 5xx unless its message says otherwise."""
+        """Whether the same request can succeed later: 408, 409, 429, or 5xx unless its message says otherwise."""
         return self.status in _RETRIABLE_STATUSES or (self.status >= 500 and not is_final(self.message))
 
     @property
@@ -73,12 +73,12 @@ class MalformedReplyError(Exception):
     """A reply with a success status that is not what was requested. A retry can help.
 
     Args:
-        reason: what is wrong with it.
-        content: the part of its body that is worth showing.
+        reason: the problem.
+        content: the part of the body to show.
     """
 
     def __init__(self, reason: str, content: bytes = b"") -> None:
-        super().__init__("the reply is malformed")  # without the arguments, which may repeat a key
+        super().__init__("the reply is malformed")  # not the arguments, which may contain a key
         self.reason = reason
         self.content = content
 
@@ -88,14 +88,14 @@ class BrokenOffError(MalformedReplyError):
 
 
 class OverlongReplyError(MalformedReplyError):
-    """A reply that is too long. Nothing of it is kept."""
+    """A reply that is too long. It is dropped."""
 
 
 class RedirectError(Exception):
-    """The server redirects to another server, which the user did not name and which must not get the prompt.
+    """A redirect to another server, which must not get the prompt because the user did not name it.
 
     Args:
-        target: the address that it redirects to.
+        target: the address of the other server.
     """
 
     def __init__(self, target: str) -> None:
@@ -105,14 +105,14 @@ class RedirectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds. Pauses between attempts do not count; each attempt has the full time."""
+    """Time-outs of an attempt, in seconds. Pauses between attempts do not count."""
 
     connect: float
     read: float
 
 
 class SharedPause:
-    """The pause that a server asked one request for. All requests of a policy keep it: they would be refused, too.
+    """The pause that a server asked for in a reply. It applies to all requests of a policy.
 
     May be shared by threads and event loops.
     """
@@ -122,16 +122,16 @@ class SharedPause:
         self._end = self._seconds = 0.0
 
     def extend(self, seconds: float) -> None:
-        """Let no request out for so long, from now on."""
+        """Hold all requests for this time from now on."""
         with self._lock:
             end = time.monotonic() + seconds
             if end > self._end:
                 self._end, self._seconds = end, seconds
 
     async def wait(self, *, has_paused: bool = False) -> None:
-        """Wait for the end of the pause, and not much longer, so that requests do not return all at once.
+        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once.
 
-        `has_paused` says that the request has waited for its own pause, and need not wait for that again.
+        `has_paused` means that the request has waited for its own pause and need not wait again.
         """
         last = self._end if has_paused else 0.0
         while (end := self._end) > last and end > time.monotonic():
@@ -143,14 +143,14 @@ class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
     Args:
-        base_url: where requests are sent; it determines TLS.
-        headers: sent with every request.
-        max_concurrency: how many completions may wait for their replies; whoever sends one holds one of `slots`.
-        timeouts: for the connection, and for one attempt as a whole.
-        max_retries: how often a failed request is sent again.
-        pause: the pause that a reply with `Retry-After` asks for.
-        trust: the certificates that a server's must be signed by; those that come with the HTTP client if None.
-        proxy: through which requests go; None for no proxy.
+        base_url: the server's URL, which determines TLS.
+        headers: headers of every request.
+        max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
+        timeouts: time-outs of the connection and of an attempt.
+        max_retries: the maximum number of retries of a request.
+        pause: the pause after a reply with `Retry-After`.
+        trust: an SSL context with the trusted certificates; None for the default of the HTTP client.
+        proxy: the URL of the proxy; None for no proxy.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sender:
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # whoever sends has bounds of its own
+                limit=0,  # callers limit their requests themselves
                 keepalive_timeout=_IDLE_SECONDS,
                 ssl=(trust or httpx2.create_ssl_context()) if secure else True,
             ),
@@ -193,23 +193,23 @@ class Sender:
         seconds: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[T, int]:
-        """Return the decoded reply, and the number of retries.
+        """Return the decoded reply and the number of retries.
 
         Redirects within the same server are followed with the same request.
 
         Args:
             url: the address.
-            body: JSON, which is sent by POST; None for a GET.
-            decode: decodes the reply's body, or raises `MalformedReplyError`.
-            max_bytes: the maximum size of a reply; more is never in memory.
-            seconds: the time-out for one reply once there is a connection, if it differs from the usual one.
+            body: JSON for a POST; None for a GET.
+            decode: decodes the body of the reply, or raises `MalformedReplyError`.
+            max_bytes: the maximum size of a reply. No more is read into memory.
+            seconds: the time-out for the reply after the connection, if it is not the usual one.
             headers: further headers of this request.
 
         Raises:
-            StatusError: the server refused, finally.
-            MalformedReplyError: the reply could not be decoded, or was too long, finally.
-            RedirectError: the server named another one. aiohttp.ClientError: no connection, or it broke.
-            TimeoutError: no connection, or no whole reply, in time.
+            StatusError: the server refused, after all retries.
+            MalformedReplyError: the reply could not be decoded or was too long, after all retries.
+            RedirectError: a redirect to another server. aiohttp.ClientError: no connection, or it broke.
+            TimeoutError: no connection or no complete reply in time.
         """
         retries = redirects = 0
         wait: float | None = None
@@ -236,7 +236,7 @@ class Sender:
                         continue
                     error = StatusError(reply.status, await read_error_body(reply), _retry_after(reply.headers))
                 wait = error.wait
-                # If a server asks to wait for longer than a completion may take, the request fails.
+                # Fail if the server asks for a longer pause than the time-out of a completion.
                 if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
                     raise error
                 if wait is not None:
@@ -252,9 +252,9 @@ class Sender:
     def relay(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request once, and return the reply as a stream of bytes that is not decompressed.
+        """Send a request once and return the reply as a stream of bytes, without decompression.
 
-        The time-out is for the next byte, not for the whole reply.
+        The time-out applies to the next byte, not to the whole reply.
         """
         timeout = aiohttp.ClientTimeout(sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
         # The reply is passed on unchanged, so it must not be compressed.
@@ -276,25 +276,25 @@ class Sender:
 
 
 async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return a reply's body. Raises OverlongReplyError, without reading on, if it has more than `max_bytes`."""
+    """Return the body of a reply. Raises OverlongReplyError as soon as it has more than `max_bytes`."""
     content = bytearray()
     async for part in reply.content.iter_any():
         content += part
         if len(content) > max_bytes:
-            raise OverlongReplyError(f"it may have {max_bytes:,} bytes and is longer")
+            raise OverlongReplyError(f"it has more than {max_bytes:,} bytes")
     return bytes(content)
 
 
 async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an error; empty if it is too long for one."""
+    """Return the body of an error; empty if it is too long."""
     try:
         return await read_body(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:
-        return b""  # an excerpt could end inside a key, which would then not be redacted
+        return b""  # redaction would miss a key that is cut off
 
 
 def _redirect_target(url: str, location: str) -> str:
-    """Return the target of a redirect. Raises RedirectError if that is another server."""
+    """Return the target of a redirect. Raises RedirectError if it is another server."""
     target = location
     with suppress(PolicyRequestError, ValueError):  # it is not an address
         target = urljoin(url, location)
@@ -304,7 +304,7 @@ def _redirect_target(url: str, location: str) -> str:
 
 
 def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session that was not closed, as at the end of a script; aiohttp would print a long warning."""
+    """Close a session that the user did not close. Otherwise aiohttp would print a long warning."""
     closing = session.close()
     if loop.is_running():
         future = asyncio.run_coroutine_threadsafe(closing, loop)
@@ -312,7 +312,7 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
             with suppress(Exception):
                 future.result(_MAX_PAUSE)
     elif loop.is_closed():
-        # The connections ended with their loop, so there is nothing to wait for.
+        # The connections ended with their event loop.
         with suppress(StopIteration):
             closing.send(None)
     else:
@@ -320,12 +320,12 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
 
 
 def _pause(retries: int) -> float:
-    """Seconds before the next attempt: doubled each time, with jitter so that many requests do not retry at once."""
+    """Return the seconds before the next attempt. They double at every attempt, with jitter."""
     return min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds in `Retry-After`, which may also be a date; None without one."""
+    """Return the seconds in `Retry-After` (a number or a date); None without the header."""
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
@@ -335,7 +335,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
-    """Return a context that trusts the certificates in a file; a context as it is.
+    """Return an SSL context that trusts the certificates in a file. A context is returned unchanged.
 
     Raises:
         PolicyRequestError: the file cannot be read.
@@ -346,12 +346,12 @@ def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(Path(ca_file).expanduser()))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise PolicyRequestError(
-            f"the certificates in {ca_file} cannot be used: {error}", hint="It has to be a file in PEM format."
+            f"the certificates in {ca_file} cannot be used: {error}", hint="Use a file in PEM format."
         ) from error
 
 
 def proxy_for(base_url: str) -> str | None:
-    """Return the environment's proxy for this server, if any."""
+    """Return the proxy for this server from the environment, or None."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):
         return None

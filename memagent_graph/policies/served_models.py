@@ -1,4 +1,4 @@
-"""The models of a server: reads their list, chooses one, and finds out what can be known about it."""
+"""The models of a server: parses the list, chooses a model, and collects information about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 
 def model_entries(content: bytes) -> list[dict[str, Any]]:
-    """Return the entries of a model list, also of one that is a bare array, or has only names."""
+    """Return the entries of a list of models. It may be a bare array, or have only names."""
     try:
         body = msgspec.json.decode(content)
         entries = body if isinstance(body, list) else body.get("data") or body.get("models")
@@ -30,37 +30,37 @@ def model_entries(content: bytes) -> list[dict[str, Any]]:
 def choose_model(
     models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redact: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return the entry of the model that is named, or of the only one.
+    """Return the entry of the model with this name, or of the only model.
 
     Raises:
-        PolicyRequestError: there is none of this name; or none is named, and there are none or several.
+        PolicyRequestError: there is no model with this name; or no name is given, and there is not exactly one model.
     """
     bases = [model for model in models if not model.get("parent")]
     if name is None and len(bases) == 1:
         return dict(bases[0])
     for model in models:
         if model["id"] in {name, f"{name}:latest"}:
-            # An adapter has its base's window and tokenizer, but reports neither.
+            # An adapter has the window and tokenizer of its base, but does not report them.
             base = next((other for other in bases if other["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [str(model["id"]) for model in models]
     served = redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
-        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Name one with --model.")
+        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Choose one with --model.")
     error = PolicyRequestError(
-        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Name one of these with --model."
+        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Choose one of these with --model."
     )
     error.served = served if len(names) == 1 else "NAME"
     raise error
 
 
 def is_vllm(served: Mapping[str, Any]) -> bool:
-    """Return whether a model's entry is vLLM's."""
+    """Return whether an entry comes from vLLM."""
     return served.get("owned_by") == "vllm"
 
 
 def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
-    """Return what can be found out from the model's name and its origin (a folder on this machine, or a hub id)."""
+    """Return information from the model's name and origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()
     tokenizer, missing = _find_tokenizer(name, root)
@@ -78,7 +78,7 @@ def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
 
 
 def _find_tokenizer(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
-    """Return the tokenizer found by the model's name or origin, if any; or what has to be installed for it."""
+    """Return the tokenizer for the model's name or origin, or None and the error for a missing extra."""
     missing = None
     for spec in dict.fromkeys(filter(None, (root, model))):
         try:

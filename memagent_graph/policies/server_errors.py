@@ -45,14 +45,14 @@ class ServerErrors:
     ) -> PolicyError:
         """Return the error for a failed request.
 
-        It has the redacted message of its cause but not the cause itself, which may contain the request's headers.
+        It has the redacted message of its cause, but not the cause, which may contain headers of the request.
 
         Args:
-            error: what `Sender` raised.
-            url: where the request went.
-            seconds: how long the client waited for the reply, in words.
+            error: the error of `Sender`.
+            url: the URL of the request.
+            seconds: the time-out for the reply, in words.
             model: the model's name on the server, if it is known.
-            unlisted: the error about the server's list of models, if something is wrong with it.
+            unlisted: the error of the server's list of models, if there is one.
         """
         match error:
             case StatusError():
@@ -64,7 +64,7 @@ class ServerErrors:
             case TimeoutError():
                 return self._timeout_error(error, seconds)
         cause = _root_cause(error)
-        refused = isinstance(cause, ConnectionRefusedError)  # its message differs between systems
+        refused = isinstance(cause, ConnectionRefusedError)  # the message depends on the system
         return self._unreachable("All connection attempts failed" if refused else str(cause))
 
     def _unreachable(self, reason: str) -> PolicyUnreachableError:
@@ -82,7 +82,7 @@ class ServerErrors:
         )
 
     def _redirect_error(self, target: str, url: str) -> PolicyResponseError:
-        """Build the error for a redirect, suggesting the target as base URL."""
+        """Return the error for a redirect. Its hint is the target as base URL."""
         address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
         base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         return PolicyResponseError(

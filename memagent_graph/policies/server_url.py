@@ -1,4 +1,4 @@
-"""A server's address, checked and shown without its password, and the headers of requests to it."""
+"""Checks the URL of a server, hides its password, and builds the headers of requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from memagent_graph.errors import PolicyRequestError
 
 NO_KEY: Final = "none"
-"""The key for a server that only a log names: nobody's."""
+"""The placeholder key for a server that only a log names."""
 _PORTS = {"http": 80, "https": 443}
 _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
-"""User name and password, even in an address that is otherwise wrong."""
+"""User name and password, also in an invalid address."""
 
 
 def check_url(url: str) -> str:
@@ -39,13 +39,13 @@ def without_password(url: str) -> str:
 
 
 def without_query(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without what follows a question mark, and that as names and values."""
+    """Return the address without its query, and the query parameters."""
     parts = _parts(url)
     return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
 
 def password(url: str) -> str:
-    """Return the password in the address, decoded; empty if there is none."""
+    """Return the decoded password in the address; empty if there is none."""
     return unquote(_parts(url).password or "")
 
 
@@ -58,7 +58,7 @@ def basic_authorization(url: str) -> str | None:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port: equal for two addresses of the same server.
+    """Return scheme, host and port. Addresses of the same server have the same origin.
 
     Raises:
         PolicyRequestError: it is not an address.
@@ -86,9 +86,9 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def request_headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of every request; the environment can name OpenAI's organisation and project.
+    """Return the headers of every request, with OpenAI's organisation and project from the environment.
 
-    These go only where a key goes: a server that only a log names gets neither.
+    They are sent only with a key. A server that only a log names gets neither.
     """
     headers = {
         "Authorization": authorization or f"Bearer {key or NO_KEY}",
@@ -102,7 +102,7 @@ def request_headers(authorization: str | None, key: str, own: Mapping[str, str])
     for name, value in own.items():
         _require_header(name, value)
         headers = {other: text for other, text in headers.items() if other.lower() != name.lower()} | {name: value}
-    if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # Azure's; two keys would contradict each other
+    if key in {"", NO_KEY} and "api-key" in map(str.lower, own):  # for Azure, which accepts only one kind of key
         headers.pop("Authorization", None)
     return headers
 
@@ -118,7 +118,11 @@ def _require_header(name: str, value: str) -> None:
 
 
 def checked_header(name: str, taken: Mapping[str, str]) -> str:
-    """Return a header's name, if it can be one and is not sent already."""
+    """Return the name of a header unchanged.
+
+    Raises:
+        PolicyRequestError: it is invalid, or a request has this header already.
+    """
     _require_header(name, "")
     if name.lower() in {header.lower() for header in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:
         raise PolicyRequestError(f"the header {name} has another meaning", hint='Use one such as "X-Session-Id".')

@@ -1,1 +1,1 @@
-"""Finds where the words of a memory come from, without a model."""
+"""Finds the sources of a memory's words in the document, without a model."""

@@ -1,8 +1,8 @@
-"""Finds where a memory's lines come from: verbatim overlap with the chunks read at the time, without a model.
+"""Finds the origin of a memory's lines from verbatim overlap with the chunks, without a model.
 
-A line of the final memory is traced back through its rewordings, and through merges of branches, to the update that
-first wrote it. Its quotes are the passages that it shares with the chunks read there. This does not say that
-a line is true or follows from a chunk: it says which of its words are in the chunk, and where.
+A line of the final memory is traced back through rewordings and merges to the update that first wrote it. Its quotes
+are the passages that it shares with the chunks of that update. They do not prove that a line is true or follows from
+a chunk. They show which of its words are in the chunk, and where.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ class Evidence:
     line_index: int
     chunk_index: int
     start_char: int
-    """First character of the quote, in the document."""
+    """The position of the quote's first character in the document."""
     end_char: int
     quote: str
-    """The document's text between the two, unchanged."""
+    """The document's text from `start_char` to `end_char`."""
     section: str | None
-    """The heading or numbered clause that the quote begins under; without one, its page or source, if there is one."""
+    """The heading or numbered clause above the quote's start, or else its page or source."""
     coverage: float
-    """The share of the line's words, 0 to 1, that are in this and the line's other quotes."""
+    """The fraction of the line's words that are in this and the other quotes of the line."""
     branch: str
     """The branch that read the chunk; "" is the trunk."""
     update: int
-    """The index in `Trace.updates` of the update that read the chunk; -1 if it is evidence of an excerpt."""
+    """The index in `Trace.updates` of the update that read the chunk; -1 for a quote from an excerpt."""
     page: int | None = None
     """The page on which the quote begins, counted from 1; None if the document has no pages."""
     link: str | None = None
-    """Opens a PDF document at that page, as in `file:///reports/2025.pdf#page=7`; only the name of the file, if it is
-    not known where it lay. None for other documents."""
+    """A link to the page of a PDF document, such as `file:///reports/2025.pdf#page=7`. It has only the file's name if
+    its path is unknown. None for other documents."""
 
     @property
     def place(self) -> str | None:
-        """Page and section, or what there is of them."""
+        """Page and section, as far as they are known."""
         if self.page is None or self.section is None or self.section == f"page {self.page}":
             return self.section
         return f"page {self.page}, {self.section}"
@@ -77,41 +77,41 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class LineOrigin:
-    """A line of the final memory, and the chunks at which it was written."""
+    """The origin of a line of the final memory: the chunks at which it was written."""
 
     line: str
     first_chunk: int | None
-    """None if a merge wrote it, because that read no chunk."""
+    """The chunk at which the line was first written; None if a merge wrote it."""
     reworded: tuple[int | None, ...]
-    """The later chunks at which its words were changed, in order; None for a merge."""
+    """The later chunks at which the line was reworded, in order; None for a merge."""
     edited: bool
-    """Whether a person wrote it: the memory was edited where it first appears, and the chunk there has under half of
-    its words."""
+    """Whether a person wrote the line: the memory was edited where the line first appears, and the chunk has less than
+    half of its words."""
     coverage: float
-    """The share of the line's words, 0 to 1, that are in its quotes."""
+    """The fraction of the line's words that are in its quotes."""
     branch: str
-    """The branch that first wrote it."""
+    """The branch that first wrote the line."""
     update: int
-    """The index in `Trace.updates` of the update that first wrote it."""
+    """The index in `Trace.updates` of the update that first wrote the line."""
     reworded_updates: tuple[int, ...]
-    """As `reworded`, by indices in `Trace.updates`."""
+    """Like `reworded`, as indices in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostLine:
-    """A line that was in memory and has no successor in the final one."""
+    """A line of an earlier memory without a successor in the final memory."""
 
     line: str
     """Its last wording."""
     first_chunk: int | None
     gone_chunk: int | None
-    """The first chunk after which it was no longer there; None for a merge."""
+    """The chunk after which the line was missing; None for a merge."""
     branch: str
-    """The branch that lost it."""
+    """The branch that lost the line."""
     update: int
-    """The index in `Trace.updates` of the update that first wrote it."""
+    """The index in `Trace.updates` of the update that first wrote the line."""
     gone_update: int
-    """As `gone_chunk`, by the index in `Trace.updates`."""
+    """Like `gone_chunk`, as an index in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class Provenance:
 
     lines: tuple[LineOrigin, ...] = ()
     evidence: tuple[Evidence, ...] = ()
-    """Sorted by line; for one line, the longest quote first."""
+    """Sorted by line, and by length (longest first)."""
     lost: tuple[LostLine, ...] = ()
-    """In the order in which they were lost."""
+    """In the order of their loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +134,18 @@ class SupportSpan:
     end: int
 
 
-def provenance_of(
+def find_provenance(
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
     places: Places = _NOWHERE,
 ) -> Provenance:
-    """Find where the final memory's lines come from, and which lines were lost.
+    """Return the origins of the final memory's lines, and the lost lines.
 
     Args:
-        trace: the run. Updates that did not change the memory cost nothing; branches that the final memory does not
-            come from do not count.
-        chunk_text: the document's text between an update's `start_char` and `end_char`. It is called only for chunks
-            that brought words of the final memory; if it returns None, origins are known but quotes are not.
-        places: what the document's places are called.
+        trace: the run. Branches that did not contribute to the final memory do not count.
+        chunk_text: returns the document's text from an update's `start_char` to `end_char`. It is called only for
+            chunks with words of the final memory. If it returns None, there are origins but no quotes.
+        places: the names of places in the document.
     """
     updates = trace.updates
     lines, lost = _lineage(trace)
@@ -194,17 +193,17 @@ def provenance_of(
 def excerpt_evidence(
     trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NOWHERE
 ) -> tuple[Evidence, ...]:
-    """Find what the policy used of an excerpt, in a run that showed one instead of reading chunks.
+    """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
 
     Args:
-        trace: the run. If it showed no excerpt, nothing is found.
-        answer: its answer.
-        span_text: the document's text in a span; None if it is not known.
-        places: as for `provenance_of`.
+        trace: the run. Without an excerpt there are no quotes.
+        answer: the run's answer.
+        span_text: returns the document's text of a span; None if it is unknown.
+        places: as for `find_provenance`.
 
     Returns:
-        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory; whole
-        sentences of the document, because an answer alone may be a word.
+        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They
+        are whole sentences of the document, because the answer may be a single word.
     """
     reading = trace.excerpt
     if reading is None:
@@ -237,7 +236,7 @@ def excerpt_evidence(
 
 
 def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return where the sentence begins and ends in which a quote lies; the quote's own ends if it is very long."""
+    """Return the start and end of the sentence around a quote, or of the quote in a very long sentence."""
     ends = sentence_ends(text)
     first = max((position for position in ends if position <= start), default=0)
     last = min((position for position in ends if position >= end), default=len(text))
@@ -248,7 +247,7 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
-    """Return the evidence for a quote from a text that begins at the document's character `text_start`."""
+    """Return the evidence for a quote from a text that begins at `text_start` in the document."""
     start = text_start + quote.start
     return Evidence(
         start_char=start,
@@ -261,12 +260,12 @@ def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> E
     )
 
 
-def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """Return, for each of `Trace.updates`, the chunks that the memory after it quotes, as `provenance_of` finds them.
+def quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
+    """Return the chunks that the memory quotes after every update, as in `find_provenance`.
 
     Args:
         trace: the run.
-        chunk_text: as for `provenance_of`.
+        chunk_text: as for `find_provenance`.
     """
     after: list[list[_Line]] = []
     chunks: dict[int, WordedText | None] = {}
@@ -274,7 +273,7 @@ def chunks_behind(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
     for index, update in enumerate(trace.updates):
         sources = trace.sources(update)
         lines = [line for source in sources for line in after[source]]
-        # If there are several memories, an unchanged one may be equal to one of them.
+        # After a merge, an unchanged memory may be equal to one of several.
         is_unchanged = not update.changed and len(sources) == 1
         after.append(lines if is_unchanged else _next_lines(lines, memory_lines(update.memory), index)[0])
         for line in after[-1]:
@@ -291,7 +290,7 @@ def _line_quotes(
     chunk_text: Callable[[MemoryUpdate], str | None],
     chunks: dict[int, WordedText | None],
 ) -> list[Quote]:
-    """Return what a line shares with the chunks that its words come from; `chunks` caches their texts, by update."""
+    """Return the quotes of a line from the chunks of its words. `chunks` caches their texts by update."""
     candidates: list[Quote] = []
     for index in _with_lookups({line.first, *line.sources.values()}, trace):
         if index not in chunks:
@@ -304,7 +303,7 @@ def _line_quotes(
 
 
 def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
-    """Return updates, and those that read what was looked up for them, in order."""
+    """Return updates and the updates that read the results of their look-ups, in order."""
     lookups = {
         span.index
         for index in indices
@@ -318,11 +317,11 @@ def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
 
 
 def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozenset[int]:
-    """Return the indices of the lines of memory that an answer rests on.
+    """Return the indices of the memory lines that support an answer.
 
-    They are the fewest that together have every word of the answer that is in memory; among equals, those with more
-    words of the question. An answer without such a word, as "yes", rests on the line with most words of the question.
-    One that says that there is none rests on no line.
+    They are the smallest set of lines with all words of the answer that are in memory. Among equal sets, lines with
+    more words of the question win. An answer without such words ("yes") has the line with most words of the question.
+    An answer such as "not stated" has no line.
     """
     if gives_no_answer(answer, quoted=True):
         return frozenset()
@@ -330,7 +329,7 @@ def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozen
     topic, indices = _anchors(question), set[int]()
 
     def next_line(needed: frozenset[str]) -> None:
-        """Add the line with most of the words that are needed."""
+        """Add the line with most of the needed words."""
         indices.add(max(range(len(words)), key=lambda at: (len(words[at] & needed), len(words[at] & topic), -at)))
 
     memory_words = frozenset().union(*words)
@@ -342,7 +341,7 @@ def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozen
 
 
 def _anchors(text: str) -> frozenset[str]:
-    """Return a text's content words; of scripts without spaces, pairs of characters, as a name may have only two."""
+    """Return the content words of a text; in scripts without spaces, all pairs of characters."""
     pairs = frozenset(term for term in terms(text) if len(term) > 1 and is_unspaced(term))
     return pairs.union(word for _, word in WordedText(text).anchors())
 
@@ -363,7 +362,7 @@ def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
 
 
 def memory_lines(memory: str) -> list[str]:
-    """Return a memory's lines, and the sentences of lines with several; those without a word are left out."""
+    """Return the lines of a memory. Lines of several sentences are split; lines without words are left out."""
     lines: list[str] = []
     for line in memory.splitlines():
         start = 0
@@ -378,7 +377,7 @@ def memory_lines(memory: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A line of a memory. Updates are named by their indices in the trace; two lines with the same words are two."""
+    """A line of a memory. Updates are indices in the trace. Lines with the same words are not equal."""
 
     text: str
     words: tuple[str, ...]
@@ -391,21 +390,21 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Reworded:
-    """The update that reworded a line, and those before it: a chain, as a line may be reworded at every chunk."""
+    """A linked list of the updates that reworded a line. A line may be reworded at every chunk."""
 
     before: _Reworded | None
     update: int
 
 
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
-    """Return the final memory's lines, and those that were lost before it."""
+    """Return the lines of the final memory, and the lost lines."""
     path, last_sources = trace.final_path, trace.final_sources
     uses = Counter(chain(last_sources, *map(trace.sources, path)))
     has_branches = any(count > 1 for count in uses.values())
     after: dict[int, list[_Line]] = {}
 
     def join_memories(indices: Sequence[int]) -> list[_Line]:
-        """Return the lines of several memories; they are dropped after the last memory that is based on them."""
+        """Return the lines of several memories, and drop lines that no later memory needs."""
         uses.subtract(indices)
         memories = [after[index] if uses[index] else after.pop(index) for index in indices]
         return memories[0] if len(memories) == 1 else list(chain(*memories))
@@ -413,7 +412,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     lost: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in path:
-        index = trace.place(update.step)
+        index = trace.update_index(update.step)
         lines = join_memories(trace.sources(update))
         if update.changed:
             lines, removed, reworded = _next_lines(lines, memory_lines(update.memory), index)
@@ -421,7 +420,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
             ancestors.update(reworded if has_branches else ())
         after[index] = lines
     final = join_memories(last_sources)
-    # A line is not lost if another branch kept it, if it came back in the same words, or if it says nothing.
+    # A line is not lost if another branch kept it, if it came back in the same words, or if it has no content.
     final_words = {line.words for line in final}
     losses = [
         (line, index)
@@ -453,9 +452,9 @@ def _chain(reworded: _Reworded | None) -> tuple[int, ...]:
 def _next_lines(
     old: Sequence[_Line], texts: Sequence[str], update: int
 ) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """Return the next memory's lines, the lines of `old` without a successor, and the reworded lines.
+    """Return the lines of the next memory, the lines of `old` without a successor, and the reworded lines.
 
-    An unchanged line has no other successor; otherwise lists of similar facts would inherit from each other.
+    An unchanged line has no other successor. Otherwise similar facts in a list would inherit from each other.
     """
     by_text: dict[str, list[int]] = {}
     for index, line in enumerate(old):
@@ -497,7 +496,7 @@ def _reword(
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:
-    """Return the share of words in common; a line that was cut out of a longer one counts as similar, too."""
+    """Return the fraction of common words, where a part of a longer line counts as similar, too."""
     dice = 2 * shared / (len(new) + len(old))
     contained = shared / len(new)
     return max(dice, contained) if shared >= _MIN_CONTAINED and contained >= _CONTAINED else dice

@@ -1,4 +1,4 @@
-"""Words that two texts have in common, in order: the passages of a chunk that a line repeats."""
+"""Finds the passages of a chunk whose words a memory line repeats in the same order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memagent_graph.words import fold, is_unspaced, word_spans
 
 MAX_QUOTES = 3
-"""The most quotes of one line."""
+"""Maximum number of quotes of a line."""
 _MAX_GAP = 4
 _MAX_OCCURRENCES = 64
 _MAX_REPEATS = 3
@@ -42,7 +42,7 @@ def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[
 
 
 class WordedText:
-    """A text's words and their places."""
+    """The words of a text and their positions."""
 
     __slots__ = ("spans", "text", "words")
 
@@ -60,7 +60,7 @@ class WordedText:
         return sorted([*words, *self._unspaced()])
 
     def names(self) -> dict[str, list[int]]:
-        """Return the places of words with a capital within a sentence, as they are spelled."""
+        """Return the positions of capitalized words within sentences, by spelling."""
         places: dict[str, list[int]] = {}
         for index, (start, end) in enumerate(self.spans):
             if _NAME.match(self.text, start):
@@ -68,7 +68,7 @@ class WordedText:
         return places
 
     def places(self, anchors: Container[str]) -> dict[str, list[int]]:
-        """Return the places of some anchors."""
+        """Return the positions of some anchors."""
         places: dict[str, list[int]] = {}
         for index, word in enumerate(self.words):
             if word in anchors:
@@ -99,33 +99,33 @@ class Run:
 
     @property
     def covers(self) -> frozenset[int]:
-        """The line's words in it, by their index."""
+        """The indices of the line's words in it."""
         return frozenset(range(self.line_start, self.line_start + self.length))
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A possible quote: runs that stand close together in a chunk."""
+    """A possible quote: runs that are close together in a chunk."""
 
     chunk: WordedText
     source: int
     start: int
     end: int
     covers: frozenset[int]
-    """The line's words in it, by their index."""
+    """The indices of the line's words in it."""
     longest: int
-    """The most of them in a row, in the line's order: the same words in another order may say the opposite."""
+    """The number of words of the longest run. The same words in another order may mean the opposite."""
 
     def overlaps(self, other: Quote) -> bool:
-        """Whether the two share text."""
+        """Return whether two quotes share text."""
         return self.source == other.source and self.start < other.end and other.start < self.end
 
 
 def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
-    """Return the longest passages of equal words, around every anchor that the two share.
+    """Return the longest runs of equal words around every common anchor.
 
-    A single word that is frequent in a chunk is not a quote, so it makes no run. In a line of function words, the
-    ones count that the chunk writes as names: the month May, or Will.
+    A single word that is frequent in a chunk is no run. In a line of function words, words that the chunk writes as
+    names count (the month May, or Will).
     """
     if anchors := line.anchors():
         places = chunk.places({anchor for _, anchor in anchors})
@@ -155,7 +155,7 @@ def _extend(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
 
 
 def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
-    """Return the chunk's possible quotes: runs joined over small gaps as long as each adds words of the line."""
+    """Return possible quotes: runs, joined over small gaps if the next run adds words of the line."""
     groups: list[list[Run]] = []
     covered: frozenset[int] = frozenset()
     end = 0
@@ -171,7 +171,7 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
 
 
 def _trim(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return runs without the first ones whose words are also in later ones."""
+    """Return runs without the first runs whose words are also in later runs."""
     while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
         runs = runs[1:]
     return runs
@@ -185,7 +185,7 @@ def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
 
 
 def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
-    """Return the few candidates that together have most of the line's words, longest first."""
+    """Return a few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
     remaining = list(candidates)
     selection: list[Quote] = []
@@ -203,7 +203,7 @@ def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
 
 
 def line_coverage(line: WordedText, quotes: Iterable[Quote]) -> float:
-    """Return the share of the line's words that are in some quotes."""
+    """Return the fraction of the line's words that are in the quotes."""
     covered = frozenset[int]().union(*(quote.covers for quote in quotes))
     return len(covered) / max(1, len(line.words))
 

@@ -1,4 +1,4 @@
-"""Names of the places in a document: its pages or sources, its headings, and links that open a page."""
+"""Names of places in a document: pages or sources, headings, and links to pages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Places:
     """The names of places in one document.
 
     Attributes:
-        sections: where its pages or sources begin, in order.
-        headings: where its headings and numbered clauses begin, in order.
-        file: the PDF file, as the beginning of a link; empty if it is not one.
+        sections: the starts of its pages or sources, in order.
+        headings: the starts of its headings and numbered clauses, in order.
+        file: the beginning of links to the PDF file; empty for other documents.
     """
 
     sections: Sequence[SourceMark] = ()
@@ -35,7 +35,7 @@ class Places:
         return int(match[1]) if match else None
 
     def section(self, char: int) -> str | None:
-        """Return the heading or clause that a character stands under, or else its page or source."""
+        """Return the heading or clause above a character, or else its page or source."""
         source = bisect_right(self.sections, char, key=lambda mark: mark.start_char)
         heading = bisect_right(self.headings, char, key=lambda mark: mark.start_char)
         if heading and not self._begins_a_source_since(self.headings[heading - 1].start_char, source):
@@ -48,23 +48,23 @@ class Places:
         return f"{self.file}#page={page}" if self.file and page is not None else None
 
     def _begins_a_source_since(self, char: int, source: int) -> bool:
-        """Whether another source has begun since a heading; pages do not end a section."""
+        """Return whether another source begins after a heading. Pages do not end a section."""
         if not source or self.sections[source - 1].start_char <= char:
             return False
         return not _PAGE.fullmatch(self.sections[source - 1].label)
 
 
 def section_at(sections: Sequence[SourceMark], start_char: int) -> str | None:
-    """Return the label of the page or source of a character; None before the first."""
+    """Return the label of the page or source of a character; None before the first label."""
     index = bisect_right(sections, start_char, key=lambda mark: mark.start_char)
     return sections[index - 1].label if index else None
 
 
 def link_to(document: DocumentRef) -> str:
-    """Return the beginning of a link to a PDF document: to its file if it is known where that lay, or else its name."""
+    """Return the beginning of a link to a PDF document: the path of its file, or its name if the path is unknown."""
     if document["media_type"] != PDF:
         return ""
     if "path" in document:
-        with suppress(ValueError):  # in somebody else's log, it may be anything
+        with suppress(ValueError):  # the log of somebody else may have any text
             return Path(document["path"]).as_uri()
     return quote(document["name"].encode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""The difference of two texts, word by word and without loss: both texts can be restored from it.
+"""Computes the difference of two texts, word by word. Both texts can be restored from it.
 
-Lines are compared first, and words only if lines differ, so two memories of a thousand words take milliseconds.
+Words are compared only where lines differ, so two memories of a thousand words take milliseconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MAX_COMPARISONS = 4_000
 _MAX_DEPTH = 20
 _MAX_ISLAND_WORDS = 2
 _MAX_CHARACTERS = 1 << 21
-"""Characters of both texts. A word takes a hundred bytes while texts are compared."""
+"""Maximum characters of both texts. The comparison takes a hundred bytes per word."""
 
 
 class DiffOp(StrEnum):
-    """What happened to a part of a text."""
+    """The kind of a change."""
 
     EQUAL = "equal"
     INSERT = "insert"
@@ -43,8 +43,8 @@ class Change:
 def word_diff(old: str, new: str) -> list[Change]:
     """Return the difference of two texts.
 
-    The texts of EQUAL and INSERT, joined, are exactly `new`; those of EQUAL and DELETE exactly `old`. Neighbours have
-    different ops, and a deletion is before the insertion that replaces it.
+    The joined texts of EQUAL and INSERT are exactly `new`, and the joined texts of EQUAL and DELETE exactly `old`.
+    Neighbours have different ops, and a deletion is before the insertion that replaces it.
     """
     if old == new:
         return [Change(DiffOp.EQUAL, new)] if new else []
@@ -71,8 +71,8 @@ def count_words(text: str) -> int:
 def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
     """Yield alternating parts: `equal` or `replace`, the old text, the new text.
 
-    Long parts are divided at pieces that occur once in both (patience diff), so that texts with little in common do not
-    cost the square of their length.
+    Long parts are divided at pieces that occur once in both texts (patience diff). Otherwise texts with little in
+    common would need time proportional to the square of their length.
     """
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
@@ -100,7 +100,7 @@ def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[t
 
 
 def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the longest series of pieces that occur once on each side, in the same order, as places left and right."""
+    """Return the longest series of pieces that occur once in both texts, in the same order, as positions."""
     counts, others = Counter(left), Counter(right)
     positions = {piece: index for index, piece in enumerate(right)}
     pairs = [
@@ -108,7 +108,7 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
         for index, piece in enumerate(left)
         if counts[piece] == 1 and others[piece] == 1 and not piece.isspace()
     ]
-    # The longest increasing subsequence of places on the right, by patience sorting.
+    # The longest increasing subsequence of positions on the right, by patience sorting.
     ends: list[int] = []
     best: list[int] = []
     before: list[int] = []
@@ -126,7 +126,7 @@ def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, i
 
 
 def _tidy(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:
-    """Join neighbours. One or two unchanged words between two larger changes are easier to read as part of them."""
+    """Join neighbours, also across one or two unchanged words between larger changes, which is easier to read."""
     changes: list[Change] = []
     deletion = insertion = ""
     for index, (op, text) in enumerate(pieces):

@@ -1,7 +1,7 @@
-"""Calls the policy with one prompt in a role until a reply is accepted or the attempts are used up; counts and logs.
+"""Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the calls.
 
-Every call of the policy in a read goes through `Ask`, for every strategy: sampling, the rules for replies that are
-cut off, empty or refused, retries, counting and logging are only here.
+Every call of the policy in a read goes through `Ask`, in every strategy. Only this module has sampling, the rules for
+bad replies (cut off, empty, refused), retries, counting and logging.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Reply:
     """The policy's reply in a role."""
 
     text: str
-    """The memory after it, the answer completion without its reasoning, or the decision's text."""
+    """The new memory, the answer completion without reasoning, or the text of the decision."""
     value: Any
-    """What the role's parser returned; for an answer, the answer itself. None after trouble."""
+    """The result of the role's parser, or the answer. None if the reply was not accepted."""
     raw: str
     """The newest completion, unchanged."""
     call: Call
     """The record of the call."""
     invalid: str | None = None
-    """Why an answer does not have the form that it should have; None if it does, or need not have one."""
+    """The problem with the form of a structured answer; None if there is none."""
 
     @property
     def step(self) -> str:
-        """The call's id in the trace, which later calls name as their parent."""
+        """The call's id in the trace. Later calls have it in their `parents`."""
         return self.call.id
 
     @property
@@ -57,11 +57,11 @@ class Ask:
     Args:
         state: the state of the step that asks.
         context: policy, prompts, budgets and rules.
-        execution: the graph's call.
-        accounts: those of the step that asks.
+        execution: the running call of the graph.
+        accounts: the accounts of the step that asks.
         role: the role.
         messages: the prompt.
-        call: what is asked: the record of the call before its reply.
+        call: the record of the call before its reply.
         previous: the memory that is kept if no reply is accepted.
         continues: whether the only parent is the call that wrote the previous memory.
     """
@@ -113,7 +113,7 @@ class Ask:
         return Reply(text, value, call.completion.text, call, self._invalid)
 
     def _note(self, kind: EventKind, detail: str, rule: UpdateRule | None = None) -> None:
-        """Report something that a user should know about."""
+        """Add an event for the user."""
         self._events.append(ReadEvent(kind, self._chunk, detail, rule))
 
     async def _apply_rules(self) -> tuple[str, Any]:
@@ -149,13 +149,13 @@ class Ask:
 
     @property
     def _logged_previous(self) -> str | None:
-        """The memory that is kept, for the log, if it is not that of its only parent."""
+        """The memory that is kept, for the log; None if the only parent has the same memory."""
         return None if self._continues or self._role.writes is not Writes.MEMORY else self._previous
 
     async def _answer(self) -> tuple[str, str | None]:
         """Return the answer completion without its reasoning, and the answer in it.
 
-        Both are empty when the policy keeps writing nothing, or refuses. A structured answer is the JSON in it.
+        Both are empty if the policy writes nothing or refuses in all attempts. A structured answer is JSON.
         """
         extract = self._context.prompts.extract_answer
         for remaining in range(self._context.rules.retries, -1, -1):
@@ -181,7 +181,7 @@ class Ask:
         return "", extract("")
 
     def _structured_answer(self, text: str) -> str:
-        """Return the JSON in an answer; the whole text, with a note, if it does not have the form."""
+        """Return the JSON in an answer, or the whole text and an event if it does not have the form."""
         from memagent_graph.response_format import StructuredAnswer  # noqa: PLC0415  only structured reads need it
 
         assert self._context.structure is not None  # noqa: S101
@@ -203,7 +203,7 @@ class Ask:
         ids, logprobs = completion.token_ids, completion.logprobs
         missing = "token ids" if ids is None else "log-probs" if logprobs is None else ""
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
-            # Which of them belongs to which token is then unknown, and training would take a guess for the truth.
+            # Ids and log-probs cannot be matched then, and must not be used for training.
             self._note(EventKind.LOGPROBS_DROPPED, f"{len(logprobs)} log-probs came with {len(ids)} tokens")
             completion = replace(completion, logprobs=None)
         elif missing and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
@@ -220,7 +220,7 @@ class Ask:
         return completion
 
     def _spend(self, usage: TokenUsage) -> None:
-        """Count what a request took."""
+        """Count the tokens and operations of a request."""
         context = self._context
         flops = 0.0
         if context.shape is not None:
@@ -238,14 +238,14 @@ class Ask:
         self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
 
     async def _count_at_server(self, text: str) -> int:
-        """Return the server's count of a text's tokens, by a request of its own; 0 if it gives none."""
+        """Send a text alone and return the server's count of its tokens; 0 if the server does not report it."""
         prompt = [Message(role="user", content=text)]
         completion = await self._context.policy.complete(prompt, SamplingParams(max_tokens=16))
         self._spend(completion.usage or TokenUsage(0, 0))
         return completion.usage.prompt_tokens if completion.usage else 0
 
     async def _require_whole_prompt(self, counts: PromptCounts, counted: int) -> None:
-        """Report a prompt that the server cut, or stop."""
+        """Report a prompt that the server cut, or stop the read."""
         missing = await counts.missing_tokens(self._messages, self._call.reads, counted, self._count_at_server)
         if not missing:
             return
@@ -253,13 +253,13 @@ class Ask:
         if self._context.on_incomplete == "stop":
             raise PromptCutError(
                 detail,
-                hint="Give the server a larger window (Ollama: OLLAMA_CONTEXT_LENGTH), or name its window with "
-                "context_window (--context-window); `memagent doctor` shows it.",
+                hint="Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or set --context-window to the window "
+                "that `memagent doctor` shows.",
             )
         self._note(EventKind.PROMPT_CUT, detail)
 
     def _sampling(self, attempt: int) -> SamplingParams:
-        """Return how an attempt is sampled: the seed changes, because the same seed would give the same reply."""
+        """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.server_schema if structure else None, self._state["document"]["key"]
         return _request_sampling(self._context.sampling, self._bound, attempt, schema, session)
@@ -272,7 +272,7 @@ class Ask:
         return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
     def _check(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
-        """Return what a reply says, or the first thing that is wrong with it."""
+        """Return the parsed reply, or the first problem with it."""
         what = "memory" if self._role.writes is Writes.MEMORY else self._role.name
         if completion.finish_reason is FinishReason.REFUSED:
             verb = "update the memory" if what == "memory" else f"write the {what}"
@@ -365,7 +365,7 @@ def _request_sampling(
 
 @lru_cache
 def _logged_sampling(sampling: SamplingParams) -> dict[str, object]:
-    """Return the values for the log, without the session; of a schema, which the settings have, whether it was set."""
+    """Return the sampling for the log, without the session. The log has only whether there was a schema."""
     values = asdict(sampling)
     del values["session"]
     schema = values.pop("json_schema")

@@ -21,19 +21,19 @@ from memagent_graph.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Parts:
-    """What a reader is made of: its settings, and the objects that they name."""
+    """The settings of a reader, and the objects that they name."""
 
     settings: ReadSettings
     policy: Policy
     store: DocumentStore
     profile: Profile | None = None
-    """What the policy was trained with; None if it reports that itself."""
+    """The policy's profile; None if the policy reports it."""
     tokenizer: Tokenizer | None = None
     run_log: RunLog | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the policy need not be asked for anything."""
+        """Whether the policy need not be asked for any part."""
         needs_logprobs = self.run_log is not None and self.settings.logprobs is None
         needs_profile = self.profile is None and (self.settings.on_invented is None or self.settings.strategy is None)
         asks = isinstance(self.policy, SelfDescribing) and (needs_logprobs or needs_profile)
@@ -41,16 +41,16 @@ class Parts:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether a read is possible without asking the policy for anything."""
+        """Whether a read can begin without a request to the policy."""
         has_wording = self.settings.prompts is not None and len(_budget_changes(self.settings)) == len(fields(Budget))
         return self.tokenizer is not None and (self.profile is not None or has_wording)
 
 
 def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
-    """Make every open choice, and check that the budget fits.
+    """Choose all parts that the settings leave open, and check that the budget fits.
 
     Raises:
-        TokenizerError: it is not known which tokenizer the policy uses.
+        TokenizerError: the policy's tokenizer is unknown.
         MissingExtraError: it needs a package that is not installed.
         BudgetError: the budget does not fit the context window.
         ValueError: a number is outside its range.
@@ -62,8 +62,8 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     if tokenizer is None:
         raise TokenizerError(
             f"it is not known which tokenizer {parts.policy.name} uses",
-            hint="Name it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
-            "--tokenizer embedded, because any that counts roughly alike will do.",
+            hint="Set it (--tokenizer): a tiktoken encoding, a folder or file with tokenizer.json, a hub id, or "
+            "--tokenizer embedded, because a similar count is enough.",
         )
     profile = parts.profile or info.profile
     prompts = load_prompts(
@@ -78,7 +78,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         policy=parts.policy,
         tokenizer=tokenizer,
         store=parts.store,
-        # The tokenizer that counts need not be the model's, whose control tokens are those that matter.
+        # The tokenizer may be another one than the model's. Only the model's own control tokens have to be escaped.
         prompts=replace(
             prompts,
             control_tokens=prompts.control_tokens | tokenizer.special_tokens | info.control_tokens,
@@ -103,7 +103,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
 
 
 def _sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
-    """Return the sampling; logged runs have token ids and log-probs if the policy can return them."""
+    """Return the sampling. For logged runs it requests token ids and log-probs if the policy can return them."""
     settings, logprobs = parts.settings, parts.settings.logprobs
     usual = profile or SamplingParams()
     return SamplingParams(

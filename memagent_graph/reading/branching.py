@@ -1,7 +1,7 @@
-"""Reading in parallel: chunks are chosen in waves, branches have findings, and these are merged as a tree.
+"""Reading in parallel: chunks are read in waves, each branch has a finding, and findings are merged as a tree.
 
-A branch reads one chunk, or merges one group, in one superstep. Its finding is in the state under its name, so a
-run that is killed loses only the branches that were running.
+A branch reads one chunk, or merges one group, in one superstep. Its finding is in the state under its name, so a killed
+run loses only its running branches.
 
 A finding is named after its chunk, "12", or after the first and the last, "12-15"; in a later pass, the pass is
 in front, "2.12".
@@ -29,7 +29,7 @@ from memagent_graph.roles import ParsedReply, Role, read_template
 
 _MAX_CURSORS = 512
 _LINE_TOKENS = 2
-"""The most tokens of a line break between two findings."""
+"""Maximum number of tokens of a line break between two findings."""
 
 
 class Finding(TypedDict):
@@ -40,15 +40,15 @@ class Finding(TypedDict):
 
 
 class BranchingState(ReaderState):
-    """Where the next chunks begin, which were chosen, and the branches' findings."""
+    """The state of a parallel read: the next chunks, the chosen chunks, and the findings."""
 
     cursor: NotRequired[Cursor]
     spans: NotRequired[list[dict[str, Any]] | None]
     """The chosen chunks, as `Span.stored`."""
     findings: NotRequired[Annotated[dict[str, Finding], merge_entries]]
-    """By branch: a chunk's number, or the name of a merge; findings that were merged are removed."""
+    """By branch (the index of a chunk, or the name of a merge). Merged findings are removed."""
     groups: NotRequired[list[list[str]]]
-    """The findings to merge, by branch; empty once all fit into one memory."""
+    """The findings to merge, by branch; empty when all fit into one memory."""
 
 
 class Branch(BranchingState):
@@ -60,7 +60,7 @@ class Branch(BranchingState):
 
 
 class BranchingStrategy(Strategy):
-    """A strategy that reads in parallel: its branches' findings are merged, and the answer is based on them."""
+    """A strategy that reads in parallel, merges the findings of its branches, and answers from the result."""
 
     state: ClassVar[type] = BranchingState
 
@@ -69,7 +69,7 @@ class BranchingStrategy(Strategy):
 
         Args:
             graph: the graph of the strategy.
-            then: the node that follows once all findings fit into one memory.
+            then: the node that follows when all findings fit into one memory.
         """
         graph.add_node("gather", gather)
         graph.add_node("merge_findings", merge_findings)
@@ -79,7 +79,7 @@ class BranchingStrategy(Strategy):
         graph.add_edge("answer", END)
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
-        """Return the branches' findings, merged or not, cut to a memory's budget."""
+        """Return all findings, cut to the budget of a memory."""
         findings = in_order(state.get("findings", {})).values()
         return context.beginning(join_findings(findings, context), context.budget.memory_tokens)
 
@@ -89,17 +89,17 @@ class BranchingStrategy(Strategy):
 
 
 class Segment(TypedDict):
-    """A range of whole chunks: where its next chunk begins, and the number of the first chunk after it."""
+    """A range of whole chunks: the cursor of its next chunk, and the index of the first chunk after it."""
 
     cursor: Cursor
     end: int
 
 
 async def cut_segments(step: StepContext, count: int) -> list[Segment]:
-    """Cut the document into `count` segments whose numbers of chunks differ by at most one; fewer for a short document.
+    """Cut the document into `count` segments of equal length (in chunks, plus or minus one), or fewer if it is short.
 
-    The document is read once, as a stream. Only some hundreds of its chunks' places are kept, however many there
-    are, and the segments' edges are found from the nearest place.
+    The document is read once, as a stream. Only some hundred chunk positions are kept in memory, and the edges of the
+    segments are found from the nearest position.
     """
     cursors, stride, chunks = [start_cursor()], 1, 0
     cursor = start_cursor()
@@ -121,7 +121,7 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
 
 
 async def choose_chunks(state: BranchingState, step: StepContext, width: int) -> Change:
-    """Choose the next `width` chunks, or find that the document has ended or that a limit stops the read."""
+    """Choose the next `width` chunks. There are none at the document's end, and at a limit the read stops."""
     cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
     if stop := step.limit():
         return {"spans": [], **stop}
@@ -133,12 +133,12 @@ async def choose_chunks(state: BranchingState, step: StepContext, width: int) ->
 
 
 def branch_per_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
-    """Return the route after `choose_chunks`: a branch for each chunk; `then` when there are none; the end at a limit.
+    """Return the route after `choose_chunks`: a branch per chunk, `then` if there are no chunks, or the end at a limit.
 
     Args:
         node: the branches' node.
         then: the node that follows the last chunk.
-        values: a function of the state: other values in the branches' states.
+        values: a function of the state that returns other values for the states of the branches.
     """
 
     def branch_per_chunk(state: Any) -> str | Sequence[Send]:
@@ -153,7 +153,7 @@ def branch_per_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, 
 
 
 async def gather(state: BranchingState, step: StepContext) -> Change:
-    """Group the findings so that each group can be merged in one call; findings that say "nothing" are dropped."""
+    """Group the findings so that one call can merge a group. Empty findings are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
     empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
     rest = {name: finding for name, finding in findings.items() if name not in empty}
@@ -161,7 +161,7 @@ async def gather(state: BranchingState, step: StepContext) -> Change:
 
 
 def branch_per_group(node: str, then: str) -> Route:
-    """Return the route after `gather`: a branch for each group; `then` when all findings fit into one memory."""
+    """Return the route after `gather`: a branch per group, or `then` if all findings fit into one memory."""
 
     def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
         findings = state.get("findings", {})
@@ -174,13 +174,13 @@ def branch_per_group(node: str, then: str) -> Route:
 
 
 def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:
-    """Return the change that adds a branch's reply as a finding.
+    """Return the change that adds the reply of a branch as a finding.
 
     Args:
-        reply: what it wrote. A reply that is empty, or equal to `memory`, is not a finding.
-        step: the branch's step.
-        replaces: the findings that it merges.
-        memory: the memory that was shown.
+        reply: the reply. It is no finding if it is empty or equal to `memory`.
+        step: the id of the branch's step.
+        replaces: the findings that the branch merged.
+        memory: the memory in the prompt.
     """
     finding = Finding(step=reply.step, text=reply.text) if reply.text and reply.text != memory else None
     return {"findings": {**dict.fromkeys(replaces), step.branch: finding}}
@@ -196,7 +196,7 @@ async def merge_findings(state: Branch, step: StepContext) -> Change:
 
 
 async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
-    """Ask for the answer from all findings that are left."""
+    """Ask for the answer from the remaining findings."""
     findings = in_order(state.get("findings", {})).values()
     return await answer_from(join_findings(findings, step.context), step, _steps(findings))
 
@@ -206,23 +206,23 @@ def _steps(findings: Iterable[Finding]) -> list[str]:
 
 
 def in_order(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """Return findings in the order of the passes and chunks that they come from."""
+    """Return findings in the order of their passes and chunks."""
     return {name: findings[name] for name in sorted(findings, key=_order)}
 
 
 def _order(name: str) -> tuple[int, int]:
-    """Return the pass, counted from 1, and the chunk at the beginning of a finding's name."""
+    """Return the pass (from 1) and the first chunk in the name of a finding."""
     number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
     return int(number or 1), int(chunk)
 
 
 def _merge_name(names: Sequence[str]) -> str:
-    """Return the name of a merge: its first and last chunk, as in "12-15"."""
+    """Return the name of a merge: its first and last chunk, such as "12-15"."""
     return f"{names[0].split('-')[0]}-{names[-1].split('-')[-1]}"
 
 
 def parse_finding(text: str, prompts: Prompts) -> ParsedReply:
-    """Parse a reply; one that says that there is nothing is an empty memory."""
+    """Parse a reply. "Nothing" becomes an empty memory."""
     word = text.strip().strip(".\"'()").casefold()
     return ParsedReply("" if word in {"", "none", prompts.empty_memory.strip("()").casefold()} else text)
 
@@ -233,7 +233,7 @@ MERGE = Role(
 
 
 def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
-    """Return findings, one below the other; several are each cut so that any two can be merged."""
+    """Return findings joined by line breaks. If there are several, they are cut so that any two can be merged."""
     texts = [finding["text"] for finding in findings]
     if len(texts) > 1:
         longest = _max_tokens(context)
@@ -242,12 +242,12 @@ def join_findings(findings: Iterable[Finding], context: ReaderContext) -> str:
 
 
 def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> list[list[str]]:
-    """Return the names of findings in groups of neighbours that one call can merge; none if all fit into one memory.
+    """Return groups of neighbouring findings (by name) that one call can merge; none if all fit into one memory.
 
-    Each is cut so that any two can be merged, so every round leaves at most half of them, rounded up.
+    Findings are cut so that any two can be merged, so a round leaves at most half of them, rounded up.
 
     Raises:
-        BudgetError: there is not even room for two findings of one token.
+        BudgetError: there is no room for two findings of one token.
     """
     if len(findings) <= 1:
         return []
@@ -268,7 +268,7 @@ def groups_that_fit(findings: Mapping[str, Finding], context: ReaderContext) -> 
 
 
 def _max_tokens(context: ReaderContext) -> int:
-    """Return how many tokens a finding may have."""
+    """Return the maximum number of tokens of a finding."""
     budget = context.budget
     longest = min(budget.memory_tokens, budget.chunk_tokens // 2 - _LINE_TOKENS)
     if longest < 1:

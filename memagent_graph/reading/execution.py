@@ -1,6 +1,6 @@
 """One call of a reader's graph: its consumption, the data that its steps share, and its running parts.
 
-The graph's nodes find an `Execution` as LangGraph's runtime context. Strategies see none of it.
+The nodes of the graph get an `Execution` as LangGraph's runtime context. Strategies do not see it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_co
 from memagent_graph.run_log.recording import Recording
 
 _MAX_TURNS: Final = 8
-"""The most reads that run at once. With one, the loop would be idle while a checkpoint is written."""
+"""Maximum number of reads that run at once. With 1, the event loop would be idle while a checkpoint is written."""
 _MAX_TURN_SECONDS: Final = 0.05
-"""A turn ends by itself after this time, because the read may be waiting for something, such as its caller."""
+"""Maximum seconds of a turn. A read may wait for something, such as its caller, without ending its turn."""
 
 
 class Turn:
     """One read's turn on the processor, so that many reads in one event loop do not delay each other.
 
-    An event loop runs everything that is ready, a little of each. Replies that arrive together are processed in
-    parallel: all of them are ready late, their next requests leave together, and the replies to those arrive together
-    again, while the server is idle. So a read whose completion has arrived waits for its turn, then runs until its next
-    request is sent. With 128 documents at once, this gives about a sixth more chunks per second.
+    Without turns, an event loop would process replies that arrive together a little at a time. All of the reads would
+    send their next request late and together, and the server would be idle meanwhile. With turns, a read that gets a
+    completion waits for its turn, then runs until it sends its next request. With 128 documents at once, this gives
+    about a sixth more chunks per second.
 
-    A read takes its turn again and again. Ending a turn that it does not hold does nothing.
+    A read takes a turn for every reply. Ending a turn that the read does not hold does nothing.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Turn:
         self.end()
         slots = _slots.get()
         await slots.acquire()
-        self.end()  # steps that run side by side share a read's turn: another may have taken one meanwhile
+        self.end()  # parallel steps share the turn of a read: another step may have taken one meanwhile
         self._held = slots
         self._alarm = asyncio.get_running_loop().call_later(_MAX_TURN_SECONDS, self.end)
 
     def end(self) -> None:
-        """Let the next read have its turn."""
+        """End the turn, so that the next read can run."""
         if self._held is None or self._alarm is None:
             return
         self._alarm.cancel()
@@ -63,8 +63,8 @@ _slots: Final = PerLoop(lambda: asyncio.Semaphore(_MAX_TURNS))
 
 
 class Branches:
-    """The branches of one superstep. LangGraph ends all tasks of a superstep when the first one fails; here a failing
-    one waits until the running ones have finished, so that their work is kept, and no other one begins.
+    """The branches of one superstep. LangGraph cancels all tasks of a superstep when the first one fails. Here a failed
+    branch waits until the running branches have finished, so their work is kept, and no other branch begins.
     """
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Branches:
 
     @asynccontextmanager
     async def one(self, concurrency: int) -> AsyncIterator[None]:
-        """Run one branch as soon as fewer than `concurrency` others are running.
+        """Run one branch when fewer than `concurrency` others are running.
 
         Raises:
-            Exception: what it raised, or what another branch raised before this one began.
+            Exception: the error of this branch, or of another branch that failed before this one began.
         """
         self._slots = self._slots or asyncio.Semaphore(concurrency)
         async with self._slots:
@@ -124,19 +124,19 @@ class ReadCache:
     chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict)
     """By document and chunk size."""
     texts: dict[int, tuple[Span, str]] = field(default_factory=dict)
-    """The texts of chunks that were chosen and not yet read, by chunk number."""
+    """The texts of chunks that were chosen and not yet read, by chunk index."""
     calls: list[Call] = field(default_factory=list)
     """The policy calls so far, for strategies that look back."""
 
     def chunker(self, context: ReaderContext, document: DocumentRef, chunk_tokens: int) -> Chunker:
-        """Return what cuts a document into chunks of that many tokens."""
+        """Return a chunker for a document and a chunk size, cached."""
         key = document["key"], chunk_tokens
         if key not in self.chunkers:
             self.chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
         return self.chunkers[key]
 
     def text(self, span: Span) -> str | None:
-        """Return the text of a chunk that was chosen, once; None if it was chosen before this call of the graph."""
+        """Return and drop the text of a chosen chunk; None if an earlier call of the graph chose it."""
         entry = self.texts.pop(span.index, None)
         return entry[1] if entry is not None and entry[0] == span else None
 
@@ -152,9 +152,9 @@ class Running:
     branches: Branches = field(default_factory=Branches)
     """The branches that run in parallel."""
     cancellation: Cancellation = field(default_factory=Cancellation)
-    """Ends what the steps of a synchronous call wait for."""
+    """Cancels what the steps of a synchronous call wait for."""
     pending_chunk: int | None = None
-    """The chunk that an earlier call of the graph chose, and that this one has to read first."""
+    """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Execution:
 
     @classmethod
     def of(cls, context: ReaderContext, *, checkpointed: bool) -> Execution:
-        """Return a new call of a graph with this context, recorded if runs are logged."""
+        """Return an execution for a new call of a graph, with a recording if runs are logged."""
         recording = None
         if context.run_log is not None:
             recording = Recording(context.run_log, context.log_settings, context.strategy, checkpointed=checkpointed)
@@ -183,15 +183,15 @@ class StepAccounts:
     node: str
     turn: Turn = field(default_factory=Turn, repr=False)
     trace: Mapping[str, str] = field(default_factory=dict)
-    """The ids of the trace around it, for the log."""
+    """The ids of the caller's trace, for the log."""
     calls: list[Call] = field(default_factory=list)
     cost: Counters = field(default_factory=zero_counters)
     chunks: int = 0
-    """The number of chunks that it read."""
+    """The number of chunks that the step read."""
     tips: dict[str, str] = field(default_factory=dict)
     """The newest call of each branch."""
     chunk: int | None = None
-    """The number of the chunk that was shown to the policy last, for errors."""
+    """The index of the chunk in the newest prompt, for errors."""
 
     def add_call(self, call: Call, cost: Counters) -> None:
         """Count a call of the policy."""

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
 _RESULTS = frozenset({"answer", "raw_answer", "memory"})
-"""Of these keys of the output, a graph around has at least one."""
+"""A parent graph must have at least one of these keys of the output."""
 
 
 class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput]):
-    """A compiled reader. It differs from a plain compiled graph in these points, however it is called:
+    """A compiled reader. It differs from a plain compiled graph in these points:
 
     - a document given as text, path, bytes, stream or LangChain documents is stored first; state has a reference;
     - it uses its own `ReaderContext`, also inside a parent graph that has another one;
@@ -76,9 +76,9 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         durability: Durability | None = None,
         **options: Any,
     ) -> Iterator[Any]:
-        """As in LangGraph; see the class for what is different."""
+        """Like LangGraph's method, with the differences in the class's docstring."""
         execution = self._execution(context, config)
-        # Breaking off this stream, or an enclosing graph's, does not wait for pending calls.
+        # If this stream or a parent graph's stream is closed early, pending calls are not waited for.
         cancellation = execution.running.cancellation
         for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
@@ -105,7 +105,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         durability: Durability | None = None,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        """As in LangGraph; see the class for what is different."""
+        """Like LangGraph's method, with the differences in the class's docstring."""
         is_ready = isinstance(input, dict) and is_reference(input.get("document"))
         value = input if is_ready else await self._with_reference(input)
         if is_ready:
@@ -159,8 +159,8 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
 
     Args:
         context: policy, tokenizer, document store, prompts and budgets.
-        strategy: the way of reading.
-        checkpointer: where state is saved at every step. With None a parent graph's is used.
+        strategy: the strategy to run.
+        checkpointer: saves the state at every step. With None, the parent graph's checkpointer is used.
 
     Raises:
         StrategyError: the strategy is not valid.

@@ -1,7 +1,7 @@
-"""A run's past, read from its checkpoints: its trace so far, and changes of a memory in it.
+"""The history of a run in its checkpoints: the trace so far, and edits of memories.
 
-Time travel follows the checkpoints' parents: after an edit a thread has two branches, and only the one that leads to
-the newest checkpoint still counts.
+Time travel follows the parents of checkpoints. After an edit a thread has two branches, and only the branch of the
+newest checkpoint counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.calls import Call, Writes, calls_of, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, stored_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
@@ -30,9 +30,9 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     """Return the run's newest state.
 
     Raises:
-        RunNotFoundError: there is none.
-        RunMismatchError: an earlier version of this package wrote it.
-        CheckpointError: it is not one that this package wrote.
+        RunNotFoundError: the run has no state.
+        RunMismatchError: an earlier version of this package wrote the state.
+        CheckpointError: another program wrote it.
         RunError: the graph has no checkpointer.
     """
     if not graph.checkpointer:
@@ -53,7 +53,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
                 StopReason(values["stop_reason"])
     except MemAgentError:
         raise
-    except Exception as error:  # whatever LangGraph raises for states that no graph of this package saved
+    except Exception as error:  # LangGraph can raise anything for the state of another program
         raise CheckpointError(
             f"the checkpoints hold no state that this reader can continue: {error}",
             hint="They are damaged, or of another program; read the document again.",
@@ -79,7 +79,7 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     calls: list[Call] = []
     size: int | None = None
     for snapshot in reversed(await _lineage(graph, run_id)):
-        calls += calls_of(snapshot.values["steps"], snapshot.values)
+        calls += load_calls(snapshot.values["steps"], snapshot.values)
         size = snapshot.values["document"]["size"]
     return Trace(tuple({call.id: call for call in calls}.values()), size)
 
@@ -87,7 +87,7 @@ async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
 async def edit_memory(
     graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
 ) -> Call:
-    """Branch off after the step that wrote the memory after `chunk`, with `text` as that memory.
+    """Replace the memory after `chunk` by `text`, as a new branch of checkpoints.
 
     The new branch of checkpoints becomes the run's newest state.
 
@@ -107,7 +107,7 @@ async def edit_memory(
     lineage = await _lineage(graph, run_id)
     for snapshot in lineage:
         state = snapshot.values
-        for index, call in reversed(list(enumerate(calls_of(state["steps"], state)))):
+        for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
             events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))
@@ -127,13 +127,13 @@ async def edit_memory(
 async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """Return the checkpoints after a step that lead to the newest one, newest first.
 
-    An earlier run with the same id is another run: the list ends where this one began.
+    The checkpoints of an earlier run with the same id are not part of it.
     """
     snapshots: list[StateSnapshot] = []
     expected: str | None = None
     async for snapshot in graph.aget_state_history(thread(run_id)):
         if expected is not None and snapshot.config["configurable"]["checkpoint_id"] != expected:
-            continue  # of a branch that an edit has left
+            continue  # it belongs to a branch that an edit abandoned
         parent = snapshot.parent_config
         expected = parent["configurable"]["checkpoint_id"] if parent else ""
         if (snapshot.metadata or {}).get("source") == "input":

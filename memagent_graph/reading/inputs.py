@@ -1,4 +1,4 @@
-"""The input of a read: questions and options, which are checked, and a document, which is stored."""
+"""The input of a read: checks questions and options, and stores the document."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ReadOptions(TypedDict, total=False):
     pages: str | None
     """The pages to read of a PDF file: "5", "5-10", "12-" or "1-3,7". All if left out."""
     run_id: str | None
-    """Your own id; if left out, one is made. An existing run with this id is replaced. With `questions`, the beginning
-    of the runs' ids; a hyphen and the question's number, from 0, follow."""
+    """Your own id for the run; by default a new one. An existing run with this id is replaced. With `questions`, it is
+    the prefix of the ids: a hyphen and the index of the question follow."""
     limits: Limits | None
     """Bounds for each question's run in this call, instead of the reader's own."""
     config: RunnableConfig | None
-    """LangChain's, of which callbacks, tags, metadata and the run's name are used."""
+    """A LangChain config. Its callbacks, tags, metadata and run name are used."""
 
 
 def check_options(options: ReadOptions) -> None:
-    """Raise `MemAgentError` for an option that a call does not take."""
+    """Raise `MemAgentError` for an unknown option."""
     names = ReadOptions.__annotations__
     if unknown := next((name for name in options if name not in names), None):
         hint = did_you_mean(unknown, names, f"A call takes {', '.join(names)}; MemAgent(...) takes all settings.")
@@ -63,18 +63,18 @@ def check_question(question: str, context: ReaderContext) -> None:
 
 
 def check_questions(questions: Iterable[str], context: ReaderContext) -> list[str]:
-    """Return the questions as a list; a single text is one question.
+    """Return the questions as a list. A string is one question.
 
     Raises:
-        MemAgentError: there is none, or one is empty or not text.
-        BudgetError: one exceeds its budget.
+        MemAgentError: there is no question, or a question is empty or not text.
+        BudgetError: a question exceeds its budget.
     """
     if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
         what = f"the question is of type {type(questions).__name__}, not a text or a list of texts"
         raise MemAgentError(what, hint="Pass a text, or several in a list.")
     texts = [questions] if isinstance(questions, str) else list(questions)
     if not texts:
-        raise MemAgentError("there is no question", hint="Give at least one.")
+        raise MemAgentError("there is no question", hint="Pass at least one question.")
     for question in texts:
         check_question(question, context)
     return texts
@@ -83,10 +83,10 @@ def check_questions(questions: Iterable[str], context: ReaderContext) -> list[st
 async def store_document(
     document: Any, store: DocumentStore, *, pages: str | None = None, replace_undecodable: bool = False
 ) -> DocumentRef:
-    """Return a document's reference; another source is stored first, or only its `pages`.
+    """Return the reference of a document. A source is stored first, all of it or only `pages`.
 
     Raises:
-        DocumentError: it cannot be read, or it is a reference, whose pages are chosen already.
+        DocumentError: it cannot be read, or `pages` is given for a reference.
     """
     if not is_reference(document):
         source = await asyncio.to_thread(Document.of, document)

@@ -12,12 +12,12 @@ from typing import Any, Final
 from langchain_core.runnables import Runnable, RunnableConfig
 
 CHECKPOINTER: Final = "__pregel_checkpointer"
-"""The checkpointer of the graph that runs, its own or its parent's."""
+"""Key of the checkpointer of the running graph, its own or its parent's."""
 DURABILITY: Final = "__pregel_durability"
-"""When checkpoints are written, if the parent graph chose it."""
+"""Key of the durability that the parent graph chose."""
 
 CALL: Final = "__pregel_call"
-"""What a node calls a task with; it leads to the loop of the graph that the node belongs to."""
+"""Key of the function that a node calls a task with. It leads to the loop of the node's graph."""
 
 
 def config_entry(config: RunnableConfig | None, name: str) -> Any:
@@ -26,9 +26,9 @@ def config_entry(config: RunnableConfig | None, name: str) -> Any:
 
 
 def enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
-    """Yield what is left when the stream of an enclosing graph ends, or its caller breaks it off; the innermost first.
+    """Yield the stacks to close when the stream of a parent graph ends or is closed early, the innermost first.
 
-    A graph's stream waits for its nodes' threads only after what was added to its stack last was called.
+    The stream of a graph waits for the threads of its nodes only after it has called what was added to its stack last.
     """
     seen: set[int] = set()
     while (call := config_entry(config, CALL)) is not None:
@@ -41,9 +41,9 @@ def enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
 
 
 def state_keys(config: RunnableConfig | None, node: Runnable[Any, Any], otherwise: Collection[str]) -> Collection[str]:
-    """Return the keys of the state that `node` writes into; LangGraph drops what it returns under others, silently.
+    """Return the state keys that `node` may write. LangGraph silently drops other keys.
 
-    `otherwise` outside of a graph, within another node, and for a state that is one value without keys.
+    Returns `otherwise` outside of a graph, inside another node, or if the state is a single value.
     """
     if (call := config_entry(config, CALL)) is None:
         return otherwise

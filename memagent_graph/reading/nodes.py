@@ -1,11 +1,11 @@
 """A strategy's step as a node of the graph: its context, and the accounting around it.
 
-The node counts cost and chunks, logs how a run ends, reports calls to streams, and adds to errors where they happened.
-It works with `invoke` and `ainvoke`.
+The node counts cost and chunks, logs the end of a run, reports calls to streams, and adds run and chunk to errors. It
+works with `invoke` and `ainvoke`.
 
-A superstep of LangGraph costs nearly as much processor time as everything else for a chunk. It exists so that what
-is between two steps can be saved and seen. If nothing does either (no checkpoints, callbacks or stream), a `LoopNode`
-runs a loop of two steps within one superstep. With 128 documents in flight that reads a tenth more chunks a second.
+A superstep of LangGraph needs nearly as much processor time as the rest of the work for a chunk. Supersteps make the
+state between two steps available to checkpoints, callbacks and streams. If a read has none of them, a `LoopNode` runs a
+loop of two steps within one superstep. With 128 documents in flight, this reads a tenth more chunks per second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, calls_of, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, stored_call
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -28,7 +28,7 @@ from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import observe, trace_ids
 
 REPORT_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
-"""After "memagent.", the `type` of a call in custom streams."""
+"""The `type` of a call in custom streams, after "memagent."."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StepNode(Runnable[Any, Change]):
     node: str
     step: Step
     channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
-    """The strategy's state keys; a change of another key is refused. Filled while the graph is wired."""
+    """The strategy's state keys. A change of another key is refused. Set while the graph is wired."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         return await self.run(input, get_runtime(Execution), config)
@@ -98,7 +98,7 @@ class StepNode(Runnable[Any, Change]):
             change = {"span": None, **change}
         change = _add_accounts(change, accounts, seconds)
         if context.looks_back:
-            execution.cache.calls += calls_of(change.get("steps", ()), change)
+            execution.cache.calls += load_calls(change.get("steps", ()), change)
         execution.consumption.chunks += accounts.chunks
         return change, accounts.calls
 
@@ -112,16 +112,16 @@ class StepNode(Runnable[Any, Change]):
 
 @dataclass(frozen=True)
 class LoopNode(StepNode):
-    """The second node of a loop: if nothing observes the read, it runs both steps in turn, to the loop's end.
+    """The second node of a loop. If nothing observes the read, it runs both steps in turn until the loop ends.
 
-    The result is the same as with supersteps, and the drawn graph is the one that runs in all other cases.
+    The result is the same as with supersteps.
     """
 
     first: StepNode = field(kw_only=True)
     route: Route = field(kw_only=True)
-    """The first node's."""
+    """The route of the first node."""
     leave: Route | None = field(kw_only=True)
-    """This node's own route, if it may leave the loop."""
+    """The route of this node, if it may leave the loop."""
     reducers: Mapping[str, Callable[[Any, Any], Any]] = field(kw_only=True, repr=False)
     """The reducers by channel."""
 
@@ -130,7 +130,7 @@ class LoopNode(StepNode):
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
         is_seen = config_entry(config, CHECKPOINTER) is not None or observe(context, config) is not context
-        if context.on_hidden_update is None or is_seen:  # checkpoints or callbacks would see what a superstep has in it
+        if context.on_hidden_update is None or is_seen:  # checkpoints or callbacks need the supersteps
             return change
         state, total = dict(input), dict[str, Any]()
         while True:
@@ -147,13 +147,13 @@ class LoopNode(StepNode):
             if self.route(state) != self.node:
                 return total  # the graph runs this step again, and follows its route
             context.on_hidden_update({**change, "memory": state.get("memory", "")})
-            # Other tasks get their turn here, as between supersteps, even if the policy never waits.
+            # Let other tasks run, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
             self._merge(choice, total)
             change = await self.run(state, runtime, config)
 
     def _merge(self, change: Change, *states: dict[str, Any]) -> None:
-        """Apply a change to states, or to earlier changes, with the channels' reducers, as the graph does."""
+        """Apply a change to a state, or to earlier changes, with the reducers of the channels, as the graph does."""
         for key, value in change.items():
             reducer = self.reducers.get(key)
             for state in states:
@@ -181,7 +181,7 @@ def _add_event(call: Call, kind: EventKind, detail: str) -> Call:
 
 
 def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) -> None:
-    """Add to an error where in the read it happened."""
+    """Add run, chunk and branch to an error."""
     error.run_id = error.run_id or state.get("run_id")
     if error.chunk_index is None:
         error.chunk_index = span["index"] if (span := state.get("span")) else chunk
@@ -190,7 +190,7 @@ def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk: int | N
 
 
 def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[Any], None]) -> None:
-    """Send a step's calls to callers that stream the graph's reports, and that a limit stopped the read."""
+    """Send the calls of a step to custom streams, and report a limit that stopped the read."""
     memory, run_id = state.get("memory", ""), state.get("run_id")
     for record, call in zip(change.get("steps", ()), calls, strict=True):
         answers = call.writes is Writes.ANSWER
@@ -208,7 +208,7 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
 
 
 def _stream_values(call: Call, document_bytes: int | None) -> dict[str, Any]:
-    """Return the place of what a call read, and its cost, for streams."""
+    """Return the spans that a call read and its cost, for streams."""
     first, last = (call.reads[0], max(call.reads, key=lambda span: span.end_byte)) if call.reads else (None, None)
     progress = None
     if call.writes is Writes.ANSWER:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from memagent_graph.calls import Call, Writes, calls_of
+from memagent_graph.calls import Call, Writes, load_calls
 from memagent_graph.events import StopReason
 from memagent_graph.reading.state import ReaderContext, zero_counters
 from memagent_graph.results import ReadResult, Usage
@@ -16,7 +16,7 @@ from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 class Progress:
     """Collects a read's calls as they arrive, and computes their updates of the memory on request.
 
-    `memory` is the one before the first call.
+    `memory` is the memory before the first call.
     """
 
     def __init__(self, steps: Iterable[Call] = (), document_bytes: int | None = None, memory: str = "") -> None:
@@ -28,18 +28,18 @@ class Progress:
 
     def add(self, change: Mapping[str, Any]) -> None:
         """Add the steps of a change of the state."""
-        self.steps += calls_of(change.get("steps", ()), {"memory": self._memory, **change})
+        self.steps += load_calls(change.get("steps", ()), {"memory": self._memory, **change})
         self._memory = change.get("memory", self._memory)
 
     def updates(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
-        """Add the steps of a change of the state, and return their updates; those of a chunk when all of it is read."""
+        """Add the steps of a change and return their updates. The update of a chunk comes when all of it is read."""
         steps, complete = len(self.steps), bool(change.get("chunks_read"))
         self.add(change)
         for step in self.steps[self._replayed_steps :]:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
         indices = dict.fromkeys(
-            self._replayed.place(step.id)
+            self._replayed.update_index(step.id)
             for step in self.steps[steps:]
             if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )
@@ -58,7 +58,7 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         run_id=state["run_id"],
         question=state["question"],
         document=state["document"],
-        model=(trace.steps[-1].model if trace.steps else "") or context.policy.name,
+        model=(trace.steps[-1].completion.model if trace.steps else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
         memory=state.get("memory") or "",
@@ -88,7 +88,7 @@ def _usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Us
 
 
 def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int:
-    """Return the document's tokens: counted, or estimated from its bytes if it was not read once to its end."""
+    """Return the number of the document's tokens, estimated from its bytes if it was not read to the end."""
     chunks = {step.chunk_index: step.reads[0] for step in trace.steps if step.chunk_index is not None}
     if state.get("chunks_read", 0) in {0, len(chunks)} and state["stop_reason"] != StopReason.ENOUGH:
         return counted
@@ -97,10 +97,10 @@ def _whole_document(state: Mapping[str, Any], trace: Trace, counted: int) -> int
     return round(tokens * max(1.0, (state["document"]["size"] or 0) / max(1, length)))
 
 
-async def result_of(
+async def await_result(
     parts: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
 ) -> ReadResult:
-    """Return the result that a reader's stream ends with; every update before it is reported."""
+    """Return the result at the end of a reader's stream. Updates are reported as they arrive."""
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ReadResult):
@@ -111,7 +111,7 @@ async def result_of(
 
 
 def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
-    """Return the results, unless one of them is a failure.
+    """Return the results if none is a failure.
 
     Raises:
         Exception: the first failure.

@@ -1,7 +1,7 @@
-"""Finds out that a server cut a prompt, by its count of the prompt's tokens.
+"""Detects that a server cut a prompt, from its count of the prompt's tokens.
 
-Ollama, for example, cuts a prompt to its window and answers with the status of a success. Tokenizers differ, so a low
-count alone shows nothing: a part of the prompt is then sent by itself, which tells how the server counts such text.
+Ollama, for example, cuts a prompt to its window and still reports success. A low count alone proves nothing, because
+tokenizers differ. So a part of the prompt is sent alone to learn how the server counts its text.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from memagent_graph.policy import Messages
 from memagent_graph.tokenizers import Tokenizer
 
 _MIN_TOKENS: Final = 200
-"""Prompts of fewer tokens are not cut by any server that could be used."""
+"""No usable server cuts prompts with fewer tokens."""
 _MIN_SHARE: Final = 0.9
-"""A server that counts less than this share of what it should count cut the prompt."""
+"""A prompt was cut if the server counts less than this fraction of the expected tokens."""
 _CHARS_PER_TOKEN: Final = 6
-"""More than any tokenizer reaches in prose, for a lower bound without counting."""
+"""More bytes than a token has in prose. It gives a lower bound for tokens without counting."""
 _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
-"""Two parts of a prompt, as a share and in characters at most; the difference of their counts has no chat template."""
+"""Two parts of a prompt (fraction, maximum characters). Their difference excludes the chat template."""
 
 
 class PromptCounts:
-    """A server's way of counting tokens, learned from its replies.
+    """Compares the token counts of a server with our own.
 
     Args:
-        tokenizer: counts on our side.
+        tokenizer: our own tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -38,13 +38,13 @@ class PromptCounts:
     async def missing_tokens(
         self, messages: Messages, reads: Iterable[Span], server_count: int, ask: Callable[[str], Awaitable[int]]
     ) -> int:
-        """Return how many tokens of a prompt did not reach the model; 0 if it was whole, as far as counts show.
+        """Return the number of prompt tokens that did not reach the model; 0 if the counts show no loss.
 
         Args:
             messages: the prompt.
-            reads: the chunks in it, whose tokens are known.
-            server_count: the server's count of its tokens.
-            ask: sends a text by itself, and returns the server's count; 0 if it gives none.
+            reads: the chunks in the prompt, with known token counts.
+            server_count: the server's count of the prompt's tokens.
+            ask: sends a text alone and returns the server's count; 0 if there is none.
         """
         chars = sum(len(message["content"]) for message in messages)
         chunks = [(span.tokens, span.end_char - span.start_char) for span in reads]
@@ -66,7 +66,7 @@ class PromptCounts:
         return round(self._ratio * count) - server_count
 
     async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
-        """Return the server's count of the middle of a text over our own; 0 if it does not count what it is sent."""
+        """Return the ratio of the server's count of the middle of a text to ours; 0 if the count is not usable."""
         counts = []
         for share, max_chars in _SAMPLES:
             length = min(max_chars, int(share * len(text)))

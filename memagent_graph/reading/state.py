@@ -1,7 +1,7 @@
 """The graph's stored state, and the context of its nodes.
 
-State is stored at every step, so it has no text of the document and no growing list: a reference, cursors, current
-memories, counters, and records of the newest steps. The list of all memories is the checkpoint history itself.
+The state is stored at every step, so it has no document text and no growing list. It has a reference, cursors, current
+memories, counters, and records of the newest steps. The checkpoint history is the list of all memories.
 Everything that cannot or should not be stored (client, tokenizer, store) lives in `ReaderContext`.
 """
 
@@ -39,7 +39,7 @@ SCHEMA_MARK: Final = "schema="
 
 
 class Counters(TypedDict, total=False):
-    """The cost of a read or of a part of it; a count that is missing is 0."""
+    """The cost of a read or of a part of it. A missing count is 0."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -87,7 +87,8 @@ class ReaderInput(TypedDict):
     document: Any
     run_id: NotRequired[str]
     settings: NotRequired[str]
-    """`ReaderContext.settings` of a structured read, so that a run that is killed at once is not resumed as another."""
+    """`ReaderContext.settings` of a structured read. Without it, a run that is killed at once could be resumed with
+    another schema."""
 
 
 class ReaderOutput(TypedDict):
@@ -136,24 +137,24 @@ class LineState(ReaderState):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRules:
-    """The rule for each kind of update that is cut off, empty, refused, malformed or invented.
+    """The rules for updates that are cut off, empty, refused, malformed or invented.
 
     A truncated memory is accepted by default, as in the paper, where the output bound is the memory bound.
     """
 
     truncated: UpdateRule = UpdateRule.ACCEPT
-    """Also for completions longer than the memory budget; accepting cuts them to it."""
+    """Also the rule for completions that exceed the memory budget. ACCEPT cuts them to it."""
     empty: UpdateRule = UpdateRule.KEEP_PREVIOUS
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
-    """For a memory with a word that is not in the prompt. `ACCEPT` does not check; None is the
-    policy's own rule (`Profile.on_invented`). For policies that only copy, a new word is an error;
-    `words.invented_word` says what counts as new in each script."""
+    """The rule for a memory with a word that is not in the prompt. `ACCEPT` does not check; None uses the policy's rule
+    (`Profile.on_invented`). For policies that only copy, a new word is an error. `words.invented_word` defines what is
+    new in every script."""
     malformed: UpdateRule = UpdateRule.RETRY
-    """The reply does not have the form that its role asks for."""
+    """The rule for a reply without the form that its role needs."""
     retries: int = 2
-    """How often `UpdateRule.RETRY` asks again, how often an empty answer is requested again, and how often an answer
-    without the form of `response_format` is repaired."""
+    """Maximum number of retries by `UpdateRule.RETRY`, of requests for an empty answer, and of repairs of an answer
+    without the form of `response_format`."""
 
     def rule_for(self, kind: EventKind) -> UpdateRule:
         """Return the rule for one kind of event."""
@@ -169,11 +170,11 @@ class UpdateRules:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a read stops early, counted from the call that started or resumed it. None means no bound."""
+    """Limits at which a read stops early, counted from the call that started or resumed it. None means no limit."""
 
     max_chunks: int | None = None
     max_tokens_total: int | None = None
-    """Prompt and completion tokens together; checked before each chunk, so one chunk may exceed it."""
+    """Prompt and completion tokens together. It is checked before a chunk is read, so the last chunk may exceed it."""
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -208,7 +209,7 @@ class ReaderContext:
     window: int | None = None
     """The model's context window in tokens; `budget.context_window` may be smaller."""
     concurrency: int = 16
-    """How many branches of one read run in parallel."""
+    """Maximum number of branches of one read that run in parallel."""
     shape: ModelShape | None = None
     """The model's size, if known, for estimates of floating-point operations."""
     on_incomplete: str = "report"
@@ -220,8 +221,8 @@ class ReaderContext:
     log_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The reader's settings, for the log."""
     on_hidden_update: Callable[[dict[str, Any]], None] | None = field(default=None, repr=False)
-    """Called with the updates that a `LoopNode` runs without a superstep of their own. Set if the caller sees nothing
-    of a read before its end; see `memagent_graph.reading.nodes`."""
+    """Called with updates that a `LoopNode` makes without supersteps. It is set only if the caller sees nothing of a
+    read before its end; see `memagent_graph.reading.nodes`."""
     looks_back: bool = False
     """Whether the strategy's steps use `StepContext.past`."""
     previous_steps: Trace | None = field(default=None, repr=False)
@@ -229,7 +230,7 @@ class ReaderContext:
     pace: Reach | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
     structure: Structure | None = None
-    """How the answer is structured, if it is."""
+    """The structure of the answer, if it has one."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
 
@@ -254,7 +255,7 @@ class ReaderContext:
         return self.structure.format.text if self.structure else ""
 
     def shown_tokens(self, text: str) -> int:
-        """Return how many tokens a text has in a prompt, where some of it may be escaped."""
+        """Return the number of tokens of a text in a prompt, where parts of it may be escaped."""
         return self.tokenizer.count(self.prompts.neutralise(text))
 
     def first_tokens(self, text: str, tokens: int) -> str:
@@ -267,14 +268,14 @@ class ReaderContext:
         return text[: next(ends, 0)].rstrip()
 
     def beginning(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text that has at most that many tokens in a prompt."""
+        """Return the beginning of a text that has at most this many tokens in a prompt."""
         cut = self.first_tokens(text, tokens)
         while cut and (excess := self.shown_tokens(cut) - tokens) > 0:
             cut = self.first_tokens(cut, max(0, self.tokenizer.count(cut) - excess))
         return cut
 
     def question_shown(self, question: str) -> str:
-        """Return the question as prompts of memories show it: with the fields of a structured answer."""
+        """Return the question for memory prompts. For a structured answer, the answer's fields follow it."""
         outline = self.structure.outline if self.structure else ""
         return f"{question}\n\n{outline}" if outline else question
 

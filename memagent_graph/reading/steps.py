@@ -1,7 +1,7 @@
 """The functions that a strategy's steps may call, and the steps that several strategies use.
 
-A step is a coroutine from the state to a change of it. Its `StepContext` has the question, the next chunk of the
-document and the policy; the node around the step (`nodes`) counts cost and chunks and logs what happened.
+A step is a coroutine that takes the state and returns a change of it. Its `StepContext` gives access to the question,
+the chunks and the policy. The node around the step (`nodes`) counts cost and chunks, and writes the log.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class StepContext:
     # The document
 
     async def next_chunk(self, cursor: Cursor, *, to_read: bool = True) -> tuple[Span, Cursor] | None:
-        """Return the chunk at `cursor`, and where the next one begins; None at the document's end.
+        """Return the chunk at `cursor`, and the next cursor; None at the document's end.
 
         If escaping makes a chunk longer than its budget, it is shortened.
 
         Args:
-            cursor: where it begins.
-            to_read: whether its text is needed soon, or only its place.
+            cursor: the start of the chunk.
+            to_read: whether its text is needed soon, or only its position.
 
         Raises:
             DocumentError: the text is no longer in the store.
@@ -92,7 +92,7 @@ class StepContext:
         return span, fitting.next
 
     def text(self, span: Span) -> str:
-        """Return a chunk's text: as it was cut, or from the store after a resume.
+        """Return the text of a chunk, from the cache or from the store (after a resume).
 
         Raises:
             DocumentError: the text is no longer in the store.
@@ -103,15 +103,15 @@ class StepContext:
         return text
 
     def mark_read(self, span: Span) -> None:
-        """Count a chunk as read, for limits, totals and progress. Call it once per chunk, after all calls for it.
+        """Count a chunk as read, for limits, totals and progress. Call this once per chunk, after all calls for it.
 
-        Then the next chunk can be chosen: the state's `span`, if there is one, becomes None.
+        The `span` of the state becomes None, so the next chunk can be chosen.
         """
         self.accounts.chunks += 1
         self.accounts.count_document(span.tokens)
 
     def count_document(self, tokens: int) -> None:
-        """Count tokens of the document that the step processed, whether or not the policy was shown them."""
+        """Count document tokens that the step processed, even if the policy did not see them."""
         self.accounts.count_document(tokens)
 
     def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
@@ -136,10 +136,10 @@ class StepContext:
         """Show the policy a chunk in a role, and count the chunk as read.
 
         Args:
-            role: one of the strategy's, with the field {chunk}.
+            role: a role of the strategy with the field {chunk}.
             span: the chunk.
             others: other parts of the document in the fields.
-            call: the other arguments of `ask`.
+            call: further arguments for `ask`.
         """
         reply = await self.ask(role, chunk=self.text(span), reads=[span, *others], **call)
         self.mark_read(span)
@@ -157,21 +157,21 @@ class StepContext:
         note: tuple[EventKind, str] | None = None,
         **fields: str,
     ) -> Reply:
-        """Call the policy in a role; the reader's rules decide on its reply, and it is logged.
+        """Call the policy in a role, apply the reader's rules to the reply, and log the call.
 
         A structured answer that does not have its form is repaired; see `memagent_graph.reading.structured`.
 
         Args:
-            role: one of the strategy's.
+            role: a role of the strategy.
             previous: the memory that is kept if no reply is accepted.
             reads: the chunks whose text is in the fields.
-            parents: the ids of the calls whose output is in the fields; if left out, the branch's newest, except for
-                decisions that read nothing.
-            slot: its place among the branch's calls of that role; by default the number of the first chunk it reads,
-                or 0. It must be unique among them.
-            question: the text of {prompt}; the run's question if left out.
-            note: an event that belongs to it, with its detail.
-            fields: the other fields of the role's template.
+            parents: the ids of the calls whose output is in the fields. The default is the branch's newest call, or
+                none for a decision that reads nothing.
+            slot: a unique index among the branch's calls of the role. The default is the index of the first chunk in
+                `reads`, or 0.
+            question: the text of {prompt}, by default the run's question.
+            note: an event for the call, with its detail.
+            fields: further fields of the role's template.
 
         Raises:
             PolicyError: the policy could not be called.
@@ -206,7 +206,7 @@ class StepContext:
         *,
         continues: bool,
     ) -> Reply:
-        """Call the policy in a role, once by the rules, and keep the accounts."""
+        """Call the policy in a role by the rules, and count the call."""
         context, accounts = self.context, self.accounts
         prompt = question or self.question
         if context.structure is not None:
@@ -225,7 +225,7 @@ class StepContext:
     async def _repair(
         self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
     ) -> Reply:
-        """Return the first reply after repairs that has the form of a structured answer, or else the last one."""
+        """Repair a reply until it has the form of a structured answer, and return it or the last reply."""
         context, tries = self.context, self.context.rules.retries
         for number in range(tries if REPAIR.name in context.prompts.templates else 0):
             repair = {
@@ -261,22 +261,22 @@ class StepContext:
     # Where a read stops
 
     def limit(self) -> Change | None:
-        """Return the change that stops the run, if a limit is reached here; it can be resumed."""
+        """Return the change that stops the run if a limit is reached. The run can be resumed."""
         reason = self.execution.consumption.limit_reached(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
 
     def chunks_left(self, limit: int) -> int:
-        """Return how many chunks may be read before the limit, at most `most`."""
+        """Return the number of chunks that may be read before the limit, at most `most`."""
         bound = self.context.limits.max_chunks
         return limit if bound is None else max(0, min(limit, bound - self.execution.consumption.chunks))
 
     def log_failure(self, reason: str) -> None:
-        """Log that the run ends with the error that the step raises, because resuming it would change nothing."""
+        """Log that the run ended with an error. Use it if resuming the run would lead to the same error."""
         if recording := self.execution.running.recording:
             recording.end(self.state["run_id"], reason, None)
 
     def require_progress(self, pending: Span) -> None:
-        """Refuse to choose a chunk twice in one call, because that would never end.
+        """Check that no chunk is chosen twice in one call, because the loop would not end.
 
         Raises:
             StrategyError: the step that reads chunks does not call `mark_read`.
@@ -290,13 +290,13 @@ class StepContext:
 
 
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:
-    """Return a branch for a route to send: `node` runs on these values, in parallel with the other branches.
+    """Return a branch, for a route to return: `node` runs on these values, in parallel with other branches.
 
     Args:
         node: the node's name.
-        state: the state that the branch leaves from.
-        name: its name; a name that was used before continues that branch.
-        values: other values in its step's state, such as a chunk's span and the branch's memory so far.
+        state: the state at which the branch begins.
+        name: the branch's name. A known name continues that branch.
+        values: further values for the branch's state, such as a span and the branch's memory.
     """
     tips = state.get("tips", {})
     shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
@@ -314,10 +314,10 @@ async def ask_once(role: Role, state: Mapping[str, Any], context: ReaderContext,
 
 
 async def read_chunk(state: LineState, step: StepContext) -> Change:
-    """Choose the next chunk, or find that the document has ended or that a limit stops the read.
+    """Choose the next chunk. At a limit the read stops.
 
-    Only the chunk's position is in the state. `span` is None when there is nothing more to read. A chunk that was
-    chosen before a failure or an edit and was not read is the next one.
+    The state has only the position of the chunk. `span` is None at the document's end. A chunk that was chosen but not
+    read before a failure or an edit is chosen again.
     """
     if stop := step.limit():
         return stop
@@ -330,12 +330,12 @@ async def read_chunk(state: LineState, step: StepContext) -> Change:
 
 
 async def update_memory(state: LineState, step: StepContext) -> Change:
-    """Show the policy the chosen chunk and use its reply as the new memory, by the reader's rules."""
+    """Show the policy the chosen chunk. The reply becomes the memory, by the reader's rules."""
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 
 
 async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
-    """Show the policy the memory and the chosen chunk in a role; the reply's text is the new memory."""
+    """Show the policy the memory and the chosen chunk in a role. The reply's text becomes the memory."""
     memory = state.get("memory") or ""
     return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
 
@@ -351,13 +351,13 @@ async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | N
     Args:
         memory: the memory.
         step: the step that asks.
-        parents: the calls that wrote the memory; the trunk's newest if left out.
+        parents: the calls that wrote the memory, by default the newest call of the trunk.
     """
     return end_with_answer(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
 
 
 def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
-    """Return the change that ends the run with an answer; `memory` is what it is based on."""
+    """Return the change that ends the run with an answer, which is based on `memory`."""
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
         reason = StopReason.INVALID_ANSWER
@@ -367,7 +367,7 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
 
 
 def _is_at_end(state: Mapping[str, Any]) -> bool:
-    """Return whether all of the document was read; False if its length is not known."""
+    """Return whether all of the document was read. False if its length is unknown."""
     cursor = state.get("cursor") or start_cursor()
     return bool(cursor["byte"] == state["document"]["size"])
 
@@ -376,7 +376,7 @@ def chosen_chunk(state: Mapping[str, Any]) -> Span:
     """Return the chunk that `read_chunk` chose, or that a branch was sent to read.
 
     Raises:
-        StrategyError: there is none.
+        StrategyError: no chunk was chosen.
     """
     span = state.get("span")
     if span is None:
@@ -392,12 +392,12 @@ def route_after_read_chunk(
     then: Callable[[Any], str] = lambda state: "answer",
     before: Callable[[Any], str | None] = lambda state: None,
 ) -> Route:
-    """Return the route after `read_chunk`: to the node that reads the chunk, or at a limit to the end.
+    """Return the route after `read_chunk`: the node that reads the chunk, or the end at a limit.
 
     Args:
         read_on: the node that reads the chosen chunk.
         then: a function of the state that names the node after the last chunk.
-        before: a function of the state that names a node to run first, if any; not at a limit.
+        before: a function of the state that names a node to run first, if any. It is not called at a limit.
     """
 
     def route_after_read_chunk(state: LineState) -> str:

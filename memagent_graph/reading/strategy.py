@@ -1,4 +1,4 @@
-"""A way of reading: a graph of steps, the roles in which it calls the policy, and its own state.
+"""Strategies: a strategy is a graph of steps, with the roles in which it calls the policy, and its own state.
 
 A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its options.
 
@@ -12,7 +12,7 @@ A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its 
             graph.add_node("read_chunk", read_chunk)
             ...
 
-Nothing else is needed for its runs to be logged, resumed, edited, shown, evaluated and trained on.
+Its runs can then be logged, resumed, edited, shown, evaluated and used for training.
 """
 
 from __future__ import annotations
@@ -37,58 +37,59 @@ from memagent_graph.roles import Role, check_roles
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
-"""The node that every graph begins with: it resets what an earlier run on the same thread may have left."""
+"""The first node of every graph. It resets the state of an earlier run on the same thread."""
 _INPUT = frozenset({"question", "document"})
 
 
 class Strategy(ABC):
-    """A way of reading."""
+    """A reading strategy. Its fields are its options."""
 
     name: ClassVar[str] = ""
-    """Its name in logs and on the command line. It must be unique."""
+    """The unique name in logs and on the command line."""
     roles: ClassVar[tuple[Role, ...]] = ()
-    """All roles that its steps use."""
+    """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
-    """The class of its state, a TypedDict that extends `ReaderState` (or `LineState`)."""
+    """The class of the state: a TypedDict that extends `ReaderState` or `LineState`."""
     loop: ClassVar[tuple[str, str] | None] = None
     """Two nodes that alternate, chunk by chunk; the first may leave the loop. Such a loop runs
     without supersteps if nothing observes the read; see `memagent_graph.reading.nodes`."""
     looks_back: ClassVar[bool] = False
-    """Whether its steps use `StepContext.past`, which is only kept then."""
+    """Whether the steps use `StepContext.past`. It is available only then."""
     reads_all: ClassVar[bool] = True
-    """Whether the policy sees all of the document; only such a strategy can be a policy's default."""
+    """Whether the policy sees all of the document. A profile may only name a strategy that does."""
     shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
-    """What it shows the policy of a document, as agents are told; see `ReadResult.extent` for what it did show."""
+    """The parts of a document that the policy sees, in words for agents. See also `ReadResult.extent`."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
         """Refuse an option that is a number below `minimum`.
 
         Args:
             minimum: the smallest allowed number.
-            options: the options' names.
-            alternative: what to do to get none, for the error.
+            options: the names of the options.
+            alternative: another remedy for the hint, such as a strategy without this option.
 
         Raises:
-            StrategyError: it is below that number.
+            StrategyError: an option is below the number.
         """
         for option in options:
             if (value := getattr(self, option)) < minimum:
-                remedy = f"{self.name}:{option} must be at least {minimum}"
+                remedy = f"Use {minimum} or more"
                 raise StrategyError(
-                    f"{option} is {value}", hint=f"{remedy}; {alternative}." if alternative else f"{remedy}."
+                    f"{self.name}:{option} must be at least {minimum}, got {value}",
+                    hint=f"{remedy}, or {alternative}." if alternative else f"{remedy}.",
                 )
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
-        """Add nodes and edges from `OPEN`, which exists already, to END."""
+        """Add nodes and edges from `OPEN`, which exists, to END."""
 
     @property
     def continues_after(self) -> str:
-        """The node after which a run continues that was stopped at a limit."""
+        """The node at which a run continues after a limit."""
         return OPEN
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
-        """Return the memory that an answer would be based on now."""
+        """Return the memory from which the policy would answer now."""
         del context
         return state.get("memory") or ""
 
@@ -112,7 +113,9 @@ class StrategyGraph:
     def __init__(self, strategy: Strategy) -> None:
         check_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
-            raise StrategyError(f"{type(strategy).__name__} has no name", hint='Give its class a `name`, as "my_way".')
+            raise StrategyError(
+                f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'
+            )
         self.builder: StateGraph[Any, Execution, ReaderInput, ReaderOutput] = StateGraph(
             strategy.state, context_schema=Execution, input_schema=ReaderInput, output_schema=ReaderOutput
         )
@@ -122,7 +125,7 @@ class StrategyGraph:
                 hint="Make its state class extend ReaderState.",
             )
         self.routes: dict[str, Route] = {}
-        """The conditional edges, by the node they leave."""
+        """The conditional edges, by their start node."""
         self.add_node(OPEN, self._open_document)
         self.builder.add_edge(START, OPEN)
 
@@ -131,7 +134,7 @@ class StrategyGraph:
         self.builder.add_node(name, StepNode(name, step, self.builder.channels))
 
     def add_edge(self, start: str | list[str], end: str) -> None:
-        """Add an edge from a node to another, or from several nodes once all of them are done."""
+        """Add an edge between nodes. With several start nodes, the target runs when all of them have finished."""
         self.builder.add_edge(start, end)
 
     def add_conditional_edges(self, start: str, choose: Route, targets: Sequence[str]) -> None:
@@ -139,7 +142,7 @@ class StrategyGraph:
 
         Args:
             start: the node.
-            choose: a function of the state; it returns a node's name, END, or a list of `branch(...)`.
+            choose: a function of the state that returns the name of a node, END, or a list of `branch(...)`.
             targets: all nodes that it may return.
         """
         self.routes[start] = choose
@@ -200,10 +203,10 @@ class StrategyGraph:
 
 
 def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
-    """Return a strategy's graph, and its identity.
+    """Return the graph and the identity of a strategy.
 
     Raises:
-        StrategyError: it has no name or roles, its state lacks what every strategy has, or its graph is not valid.
+        StrategyError: name or roles are missing, the state lacks keys of `ReaderState`, or the graph is not valid.
     """
     graph = StrategyGraph(strategy)
     try:

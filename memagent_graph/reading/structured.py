@@ -1,4 +1,4 @@
-"""Structured answers: what a read with a `response_format` does differently, for every strategy.
+"""Structured answers: the parts of a read that depend on a `response_format`, for every strategy.
 
 The answer prompt shows the schema, the server is asked for guided decoding, and every reply is validated. A reply that
 does not match the schema goes back to the policy with the error, in the role `repair`, at most `UpdateRules.retries`
@@ -64,7 +64,7 @@ def format_for_resume(
         run_id: for errors.
 
     Raises:
-        RunMismatchError: the run began with another schema, or with none; or its schema is not known.
+        RunMismatchError: the run began without a schema or with another one, or its schema is unknown.
         ResponseFormatError, MissingExtraError: as `ResponseFormat.of`.
     """
     settings: str | None = state.get("settings")
@@ -102,7 +102,7 @@ def _response_format(source: ResponseFormatSource) -> ResponseFormat:
 def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
     """Return prompts that show the schema in the answer, and in roles that use the answer's template or its ending.
 
-    A user's own template is kept; it shows the schema where it has {schema}.
+    A template of the user stays unchanged and shows the schema at {schema}.
     """
     packaged = {read_template(f"answer_{form.value}") for form in AnswerFormat}
     answer = before.answer
@@ -141,7 +141,7 @@ def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext
 
 
 def _outline(form: ResponseFormat, context: ReaderContext) -> str:
-    """Return the fields in words, or only their names, or nothing: what fits half of the question's budget."""
+    """Return the fields with descriptions, only their names, or nothing, to fit half of the question budget."""
     count, limit = context.tokenizer.count, context.budget.question_tokens // 2
     wordings = (form.describe_fields(), form.describe_fields(short=True))
     return next((text for text in wordings if count(context.prompts.neutralise(text)) <= limit), "")

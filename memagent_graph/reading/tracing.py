@@ -1,8 +1,8 @@
 """Tracing for external tools: the ids of the trace around a step, and a model run for each completion.
 
 LangChain's callbacks (LangSmith, `get_usage_metadata_callback`, any tracer) see the graph, its nodes and its state, and
-one model run per completion, for every kind of policy. Token counts in it are those of `ReadResult.usage`. Of the
-prompt, which holds the chunk, they see only the length, unless the config says otherwise:
+one model run per completion, for every kind of policy. Its token counts agree with `ReadResult.usage`. By default it
+has only the length of the prompt, because the prompt contains the chunk. To see all texts:
 
 >>> graph.invoke(given, {"metadata": {TRACE_TEXTS: True}})  # doctest: +SKIP
 """
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from memagent_graph.tokenizers import Tokenizer
 
 TRACE_TEXTS: Final = "memagent_trace_texts"
-"""The key of a config's metadata that, set to True, gives tracers prompts and completions in full."""
+"""The metadata key for full texts: with True, tracers get complete prompts and completions."""
 
 NOT_STREAMED: Final = "nostream"
-"""LangGraph's tag for model runs that are not part of the conversation: `stream_mode="messages"` leaves them out.
-A chat that shows an agent's messages would otherwise show hundreds of memories."""
+"""LangGraph's tag for model runs that `stream_mode="messages"` leaves out. Without it, a chat would show hundreds of
+memories as messages of the agent."""
 
 
 def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
-    """Return the ids of the LangChain run and of the OpenTelemetry span around a step, if there is tracing."""
+    """Return the ids of the LangChain run and the OpenTelemetry span around a step, if tracing is on."""
     ids: dict[str, str] = {}
     callbacks = (config or {}).get("callbacks")
     if getattr(callbacks, "handlers", None) and (parent := getattr(callbacks, "parent_run_id", None)):
@@ -52,9 +52,9 @@ def trace_ids(config: RunnableConfig | None) -> dict[str, str]:
 
 
 def observe(context: ReaderContext, config: RunnableConfig | None) -> ReaderContext:
-    """Return the context for a step that runs under `config`: its policy reports to the handlers, if there are any.
+    """Return the context for a step under `config`. Its policy reports to the handlers of the config.
 
-    Without handlers, which is the common and the fast case, it is the same context.
+    Without handlers, it is the same context, which costs no time.
     """
     callbacks = (config or {}).get("callbacks")
     if config is None or not getattr(callbacks, "handlers", callbacks):
@@ -64,15 +64,15 @@ def observe(context: ReaderContext, config: RunnableConfig | None) -> ReaderCont
 
 @dataclass(frozen=True)
 class ObservedPolicy:
-    """A policy whose completions are reported to the handlers of a config, each as a run of a chat model.
+    """A policy that reports its completions to the handlers of a config, as runs of a chat model.
 
-    What the policy itself calls is not reported: a LangChain chat model in it would show the whole prompt to the
+    Calls inside the policy are not reported. Otherwise a LangChain chat model in it would show the whole prompt to the
     same tracers, and count the same tokens again.
     """
 
     policy: Policy
     tokenizer: Tokenizer
-    """Counts tokens if the server does not."""
+    """Counts tokens if the server does not report them."""
     config: RunnableConfig
 
     @property
@@ -81,7 +81,7 @@ class ObservedPolicy:
         return self.policy.name
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Write one completion. Raises what the policy raises."""
+        """Return one completion. Errors come from the policy."""
         texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
         manager = AsyncCallbackManager.configure(
             inheritable_callbacks=self.config.get("callbacks"),
@@ -107,7 +107,7 @@ class ObservedPolicy:
         for variable, value in copy_context().items():
             if isinstance(value, BaseCallbackHandler):
                 variable.set(None)
-        # Only the callbacks are removed: chat models that are chosen by the config's `configurable` still find it.
+        # Only the callbacks are removed: chat models may need `configurable` of the config.
         var_child_runnable_config.set({**self.config, "callbacks": None})
         with tracing_context(enabled=False):
             return await self.policy.complete(prompt, sampling)

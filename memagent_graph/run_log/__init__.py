@@ -1,13 +1,13 @@
-"""The log of runs: exactly what the policy saw and wrote, in one SQLite file that many processes may write to.
+"""The log of runs: all prompts and completions, in one SQLite file that many processes may write to.
 
-records       its contents as data: runs, conversations, events, rewards; which runs are chosen, and their totals
-columns       how their fields are stored, in tables and in Parquet files
+records       the contents as data: runs, conversations, events, rewards; filters and totals
+columns       the storage of fields in tables and Parquet files
 packing       token ids, log-probs and texts as small blobs
 rows          the tables, connections to the file, and the statements that change it
-writer        one thread per log that commits the entries of many reads
+writer        one thread per log, which commits the entries of many reads
 log           RunLog: write, query, reward, delete
-logged_trace  a run's trace from its conversations
-recording     one run's interface to it, for the graph's steps
+logged_trace  the trace of a run from its conversations
+recording     the interface of a run to the log, for the steps of the graph
 exchange      runs as Parquet files and back, and several logs as one
 """
 

@@ -1,6 +1,6 @@
-"""How fields of records are stored: as columns of the log's tables, and of Parquet files.
+"""The storage of record fields, as columns of SQLite tables and Parquet files.
 
-A field's annotation decides. So the dataclasses in `records` are the only lists of columns.
+The annotation of a field determines its column, so the dataclasses in `records` are the only lists of columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, Ru
 
 Record = TypeVar("Record")
 MAX_RUN_SIZE: Final = 1 << 26
-"""Characters of long texts, token ids and log-probs of one run: a document of about 40 million tokens."""
+"""Maximum size of a run (characters of long texts, ids, log-probs): about 40 million tokens of a document."""
 
 
 def _identity(value: Any) -> Any:
@@ -31,13 +31,13 @@ def _identity(value: Any) -> Any:
 class Column:
     """The two stored forms of a field.
 
-    `pack` and `unpack` convert a value to SQLite's and back, `export` and `restore` to Parquet's and back. What
-    `unpack` and `restore` return is plain data, whose types are still to be checked.
+    `pack` and `unpack` convert a value to SQLite and back, `export` and `restore` to Parquet and back. `unpack` and
+    `restore` return plain data, whose types must be checked.
     """
 
     sql: str
     arrow: str
-    """Arrow's alias of a type, or one that `exchange.parquet` knows: ids, logprobs, names, spans, rewards."""
+    """Arrow's alias of a type, or ids, logprobs, names, spans or rewards (see `exchange.parquet`)."""
     pack: Callable[[Any], Any] = _identity
     unpack: Callable[[Any], Any] = _identity
     export: Callable[[Any], Any] = _identity
@@ -45,7 +45,7 @@ class Column:
 
     @property
     def is_numbers(self) -> bool:
-        """Whether it holds ids or log-probs, which are most of a log."""
+        """Whether the column has token ids or log-probs, which are most of a log."""
         return self.arrow in {"ids", "logprobs"}
 
 
@@ -100,39 +100,39 @@ _COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
 }
 
 
-def columns_of(kind: type) -> Mapping[str, Column]:
-    """Return the columns of a class of records, by the names of its fields."""
+def record_columns(kind: type) -> Mapping[str, Column]:
+    """Return the columns of a record class, by field name."""
     return _COLUMNS[kind]
 
 
-def row_of(record: Any) -> dict[str, Any]:
-    """Return a record's row: its values as SQLite stores them, by column."""
-    return {name: column.pack(getattr(record, name)) for name, column in columns_of(type(record)).items()}
+def pack_row(record: Any) -> dict[str, Any]:
+    """Return the row of a record: its values in SQLite, by column."""
+    return {name: column.pack(getattr(record, name)) for name, column in record_columns(type(record)).items()}
 
 
-def record_of(kind: type[Record], row: Mapping[str, Any]) -> Record:
-    """Return the record in a row. A column that the row lacks has the field's default; one of another table is ignored.
+def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
+    """Return the record in a row. Missing columns get the defaults of their fields; other columns are ignored.
 
     Raises:
-        ValueError, TypeError: it is not a row that `row_of` made; a value may be of another type.
+        ValueError, TypeError: it is not a row that `pack_row` made; a value may be of another type.
     """
-    columns = columns_of(kind)
+    columns = record_columns(kind)
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
     numbers = {name: values.pop(name) for name in tuple(values) if columns[name].is_numbers}
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
 
 
 def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
-    """Yield records of one run, which `run` names with its file.
+    """Yield records of one run, whose name for errors is `run`.
 
-    A small file can hold much that is compressed, and what reads it keeps a whole run.
+    The size is bounded because callers keep a whole run in memory, and a small file can contain large compressed data.
 
     Raises:
-        RunLogError: their long texts, token ids and log-probs together have more than `MAX_RUN_SIZE`.
+        RunLogError: the records exceed `MAX_RUN_SIZE`.
     """
     size = 0
     for record in records:
-        stored = columns_of(type(record)).items()
+        stored = record_columns(type(record)).items()
         size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
         if size > MAX_RUN_SIZE:
             raise RunLogError(

@@ -17,8 +17,8 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bound_records, record_of
-from memagent_graph.run_log.logged_trace import trace_of
+from memagent_graph.run_log.columns import bound_records, unpack_row
+from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
@@ -38,18 +38,18 @@ from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
 _NOT_STORABLE: Final = (OverflowError, UnicodeEncodeError)
-"""What sqlite3 raises for values that SQLite cannot store."""
+"""The errors of sqlite3 for values that SQLite cannot store."""
 
 
 class RunLog:
     """A log of runs.
 
     Args:
-        path: the SQLite file; it and its folder are created if they do not exist.
+        path: the SQLite file. The file and its folder are created if they do not exist.
         redact: masks texts before they are written.
 
     Raises:
-        RunLogError: the file is not a run log, is one of another version of this package, or cannot be written.
+        RunLogError: the file is not a run log, comes from another version of this package, or cannot be written.
     """
 
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
@@ -59,7 +59,7 @@ class RunLog:
         with self._connection():
             pass
 
-    # Writing. `begin`, `record`, `end` and `edit` return a future that is done once the entry is in the file; see
+    # Writing. `begin`, `record`, `end` and `edit` return a future that is done when the entry is in the file; see
     # `wait`. Entries are written in the order of these calls.
 
     def begin(
@@ -74,7 +74,7 @@ class RunLog:
         trace: Mapping[str, str] | None = None,
         afresh: bool = False,
     ) -> Future[None]:
-        """Log that a run has begun, with the prompts' wording and the trace it runs under.
+        """Log the start of a run, with the wording of its prompts and the ids of the caller's trace.
 
         An existing run with this id continues and its end is removed, or, with `afresh`, it is replaced: its
         conversations no longer count. In both cases it is a new attempt, and the run's rewards are withdrawn; see
@@ -110,7 +110,7 @@ class RunLog:
         return self._writer.submit(job, lingers=True)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
-        """Log how a run ended."""
+        """Log the end of a run."""
         values = time.time(), stop_reason, _storable(self._redact_text(TextKind.ANSWER, answer)), run_id
 
         def job(connection: sqlite3.Connection) -> None:
@@ -121,22 +121,22 @@ class RunLog:
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
     ) -> Future[int]:
-        """Log a conversation; the future's result is its row. Its run must have begun.
+        """Log a conversation of a run that has begun. The future's result is its row.
 
-        What is in its place (branch, role and slot) from an earlier execution, because the run was resumed or edited,
-        is marked as superseded in the same transaction, with everything that depends on it.
+        After a resume or an edit, an earlier conversation with the same branch, role and slot is marked as superseded
+        in the same transaction, with everything that depends on it.
 
         Args:
             conversation: the conversation.
-            prompt_texts: the prompt's messages, for the redaction hook alone; they are not stored.
-            supersede: whether to mark what it replaces; not needed if there cannot be rows of an earlier execution.
+            prompt_texts: the messages of the prompt, for the redaction hook. They are not stored.
+            supersede: whether to mark earlier conversations. It is not needed if there are none.
         """
         if self._redact is not None:
             conversation = self._mask(conversation, prompt_texts)
         return self._writer.submit(rows.NewConversation(conversation, supersede=supersede), lingers=True)
 
     def hurry(self) -> None:
-        """Write what was submitted within milliseconds, because a caller waits for it."""
+        """Write the submitted entries within milliseconds, because a caller waits for them."""
         self._writer.hurry()
 
     def edit(
@@ -149,15 +149,15 @@ class RunLog:
         author: str | None = None,
         remaining: Collection[str] | None = None,
     ) -> Future[None]:
-        """Log that a person replaced the memory that a step wrote: what depends on it, or came later, is superseded.
+        """Log that a person replaced the memory of a step. Dependent and later steps are superseded.
 
         Args:
             run_id: the run.
-            position: the chunk's number.
+            position: the index of the chunk.
             memory: the new memory.
-            step: the step's id.
-            author: who did it, if known.
-            remaining: the ids of the steps that the run still has; if left out, only what depends on the step is
+            step: the id of the step.
+            author: the person, if known.
+            remaining: the ids of the run's remaining steps; if left out, only what depends on the step is
                 superseded.
         """
         text = self._redact_text(TextKind.MEMORY, memory)
@@ -186,25 +186,26 @@ class RunLog:
         conversation: int | None = None,
         note: str | None = None,
     ) -> None:
-        """Give a run, or one of its conversations, a reward. Earlier ones stay; see `latest_rewards`.
+        """Add a reward for a run, or for one of its conversations. Earlier rewards stay; see `latest_rewards`.
 
-        A reward of a run is of this attempt: when the run is read again, resumed or edited, it is withdrawn.
+        The reward of a run is valid for its present attempt. When the run is read again, resumed or edited, the reward
+        is withdrawn.
 
         Raises:
             MemAgentError: the value is not a finite number.
-            RunNotFoundError: there is no such run, or it has no such conversation.
+            RunNotFoundError: the run does not exist, or has no such conversation.
             RunLogError: the file cannot be written.
         """
         new = Reward(run_id, name, float(value), source, time.time(), conversation, note)
         if not math.isfinite(new.value):
-            raise MemAgentError(f"a reward is not {new.value}", hint="Give a finite number, as in 0.5.")
+            raise MemAgentError(f"a reward must be a finite number, got {new.value}", hint="Use a number such as 0.5.")
         self.get(run_id)
 
         def job(connection: sqlite3.Connection) -> None:
             if conversation is not None:
                 row = connection.execute("SELECT run_id FROM conversations WHERE id = ?", (conversation,)).fetchone()
                 if row is None or row["run_id"] != run_id:
-                    hint = "Give the `id` of one that `conversations(run_id)` returns."
+                    hint = "Pass the `id` of one that `conversations(run_id)` returns."
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", hint=hint, run_id=run_id)
             rows.insert_reward(connection, new)
 
@@ -224,14 +225,14 @@ class RunLog:
 
         Args:
             run: the run.
-            conversations: in order, including superseded ones. They get new rows here.
-            events: events of no conversation.
-            rewards: of the run and its conversations, by the ids in `conversations`.
+            conversations: the conversations in order, with superseded ones. They get new rows.
+            events: the events without a conversation.
+            rewards: the rewards of the run and its conversations, with the ids in `conversations`.
             templates: the wording of prompts, by fingerprint.
             replacing: whether to delete a run with the same id first.
 
         Raises:
-            RunLogError: the run is already here, contradicts itself, or cannot be written.
+            RunLogError: the run exists, is inconsistent, or cannot be written.
         """
 
         def job(connection: sqlite3.Connection) -> None:
@@ -241,14 +242,14 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            row_of = {
+            pack_row = {
                 conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
                 for conversation in conversations
             }
             for event in events:
                 rows.insert_event(connection, run.run_id, event)
             for reward in rewards:
-                row = None if reward.conversation is None else row_of[reward.conversation]
+                row = None if reward.conversation is None else pack_row[reward.conversation]
                 rows.insert_reward(connection, replace(reward, conversation=row))
 
         try:
@@ -269,20 +270,20 @@ class RunLog:
             ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with everything that belongs to them, and give their space back; returns how many there were."""
+        """Delete runs with all of their data, free the disk space, and return the number of runs."""
         ids = list(run_ids)
 
         def job(connection: sqlite3.Connection) -> int:
             return sum(connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)).rowcount for run_id in ids)
 
         count: int = self.wait(self._writer.submit(job))
-        # The runs are deleted, even if the space cannot be given back now, as on a full disk. New runs use it then.
+        # On a full disk the space may not be freed. New runs use it then.
         with suppress(RunLogError), self._connection() as connection:
             connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
         return count
 
     def wait(self, future: Future[Any]) -> Any:
-        """Return the future's result; blocks. Use `asyncio.wrap_future` in an event loop.
+        """Wait for a future and return its result. In an event loop, use `asyncio.wrap_future`.
 
         Raises:
             RunLogError: the entry could not be written.
@@ -292,14 +293,14 @@ class RunLog:
             return future.result()
 
     def close(self) -> None:
-        """Finish what was submitted and close the file. The log can be used again."""
+        """Write the submitted entries and close the file. The log can be used again."""
         self._writer.close()
 
     # Reading
 
     @property
     def size_bytes(self) -> int:
-        """The log's size on disk, including its write-ahead file."""
+        """The size of the log on disk in bytes, with its write-ahead file."""
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
@@ -314,7 +315,7 @@ class RunLog:
         """Return one run.
 
         Raises:
-            RunNotFoundError: there is none with this id; the message names the newest ids.
+            RunNotFoundError: there is no run with this id.
         """
         for record in self.runs(RunFilter(run_ids=[run_id])):
             return record
@@ -329,15 +330,15 @@ class RunLog:
         condition, values = (selection or RunFilter()).sql()
         with self._connection() as connection:
             for row in connection.execute(f"SELECT * FROM runs {condition}", values):  # noqa: S608  our own words
-                yield record_of(RunRecord, row)
+                yield unpack_row(RunRecord, row)
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
-        """Yield a run's conversations in order of position and attempt.
+        """Yield the conversations of a run by position and attempt.
 
         Args:
             run_id: the run.
-            superseded: whether to include those that no longer count.
-            with_ids: whether to include token ids and log-probs; without them ten times as many fit into memory.
+            superseded: whether to include superseded ones.
+            with_ids: whether to include token ids and log-probs, which need ten times as much memory.
 
         Raises:
             RunLogError: the run is larger than `columns.MAX_RUN_SIZE`, or the log cannot be read.
@@ -346,7 +347,7 @@ class RunLog:
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         with self._connection() as connection:
             records = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((record_of(Conversation, row) for row in records), f"run {run_id} in {self.path}")
+            yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph: what each step read, its parents, and the memory after it.
@@ -356,26 +357,26 @@ class RunLog:
         """
         size = self.get(run_id).document["size"]
         with self._translate_errors():
-            return trace_of(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
+            return build_trace(self.conversations(run_id, with_ids=False), self.events(run_id), document_bytes=size)
 
     def events(self, run_id: str) -> list[LoggedEvent]:
-        """Return a run's events that belong to no conversation: memories that a person edited."""
+        """Return the events of a run without a conversation (edits of memories)."""
         with self._connection() as connection:
             events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bound_records((record_of(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
+            return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str) -> list[Reward]:
         """Return all rewards of a run and its conversations, oldest first."""
         with self._connection() as connection:
             rewards = connection.execute("SELECT * FROM rewards WHERE run_id = ? ORDER BY time, id", (run_id,))
-            return [record_of(Reward, row) for row in rewards]
+            return [unpack_row(Reward, row) for row in rewards]
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
-        """Return the newest value of each of a run's own rewards, by name."""
+        """Return the newest value of the run's own rewards, by name."""
         return dict(self.totals([run_id])[run_id].rewards)
 
     def totals(self, run_ids: Iterable[str]) -> dict[str, RunTotals]:
-        """Return the totals of runs, by id; conversations that no longer count are left out."""
+        """Return the totals of runs by id, without superseded conversations."""
         ids = list(run_ids)
         rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
         id_list = json.dumps(ids)
@@ -402,7 +403,7 @@ class RunLog:
         return totals
 
     def templates(self, run_id: str) -> dict[str, dict[str, str]]:
-        """Return the wording of the prompts that a run's conversations were written with, by fingerprint."""
+        """Return the wording of a run's prompts, by fingerprint."""
         query = (
             "SELECT hash, content FROM templates "
             "WHERE hash IN (SELECT template FROM conversations WHERE run_id = ?) ORDER BY hash"
@@ -410,7 +411,7 @@ class RunLog:
         with self._connection() as connection:
             return {row["hash"]: json.loads(row["content"]) for row in connection.execute(query, (run_id,))}
 
-    # Within
+    # Internals
 
     def _redact_text(self, kind: TextKind, text: str | None) -> str | None:
         return text if self._redact is None or text is None else self._redact(kind, text)
@@ -425,7 +426,7 @@ class RunLog:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection of the call's own, for reading."""
+        """Yield a new connection for reading."""
         with self._translate_errors(), closing(connect(self.path, to_read=True)) as connection:
             yield connection
 
@@ -438,7 +439,7 @@ class RunLog:
 
 
 def _storable(text: str | None) -> str | None:
-    """Return a text that SQLite can store: lone surrogates become "?". Completions are blobs: they keep theirs."""
+    """Return a text that SQLite can store: lone surrogates become "?". Only blobs can have them."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
@@ -453,10 +454,10 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
     if isinstance(error, OtherTablesError):
         hint = "Name another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
-        hint = "Another program uses it. Close that program, name another file with --log, or read with --no-log."
+        hint = "Close the program that uses it, choose another file with --log, or read with --no-log."
     elif "full" in reason:
         hint = (
-            "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or name a file on another disk "
+            "Free disk space, delete old runs (`memagent runs --until 2w --delete`), or choose a file on another disk "
             "with --log."
         )
     elif (
@@ -464,7 +465,7 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
         or "not a database" in reason
         or "malformed" in reason
     ):
-        hint = "Restore it from a copy, or move it away, and a new one is created; --log names another."
+        hint = "Restore it from a copy, or move it away, and a new one is created. --log chooses another file."
     else:
-        hint = "Name another file with --log, or read without a log (--no-log)."
+        hint = "Choose another file with --log, or read without a log (--no-log)."
     return RunLogError(f"{path} cannot be used as a run log: {reason}", hint=hint)

@@ -1,4 +1,4 @@
-"""A logged run's trace: its conversations as a graph of steps, with attempts grouped and edits applied."""
+"""Builds the trace of a logged run: its conversations as a graph of steps, with attempts joined and edits applied."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
 from memagent_graph.trace import Trace
 
 
-def trace_of(
+def build_trace(
     conversations: Iterable[Conversation], edits: Sequence[LoggedEvent] = (), *, document_bytes: int | None = None
 ) -> Trace:
-    """Return the trace of conversations. Those that no longer count are left out.
+    """Return the trace of conversations, without superseded ones.
 
     Args:
-        conversations: the conversations of a run; a step with only discarded attempts is left out.
-        edits: what a person changed, from `RunLog.events`.
-        document_bytes: the document's length, for progress.
+        conversations: the conversations of a run. A step with only discarded attempts is left out.
+        edits: the edits of memories, from `RunLog.events`.
+        document_bytes: the size of the document, for progress.
     """
     valid = (conversation for conversation in conversations if not conversation.superseded)
     attempts: dict[str, list[Conversation]] = {}
@@ -46,7 +46,7 @@ def trace_of(
 
 
 def as_read_event(event: LoggedEvent) -> ReadEvent:
-    """Return a logged event in the form of results."""
+    """Return a logged event as a `ReadEvent`."""
     rule = UpdateRule(event.rule) if event.rule else None
     return ReadEvent(EventKind(event.kind), event.position, event.detail, rule)
 
@@ -79,12 +79,12 @@ def _step(tries: Sequence[Conversation]) -> Call:
 
 
 def _before(step: Call, texts: dict[str, str | None]) -> str:
-    """Return the memory that a step started from: its parents' memories, joined."""
+    """Return the memory before a step: the joined memories of its parents."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
 
 
 def _by_step(edits: Sequence[LoggedEvent]) -> dict[str, list[LoggedEvent]]:
-    """Return the edits of memories, by the step whose memory they replaced."""
+    """Return the edits of memories by the step whose memory was replaced."""
     by_step: dict[str, list[LoggedEvent]] = {}
     for edit in edits:
         if edit.kind == EventKind.MEMORY_EDITED and edit.step is not None:

@@ -1,12 +1,11 @@
-"""Token ids, log-probs and texts as small blobs, without loss.
+"""Packs token ids, log-probs and texts into small blobs, without loss.
 
 Numbers are little-endian 32-bit values in separate byte planes: all lowest bytes, then all second bytes, and so on.
-Planes that cannot be compressed, or cost more time than they save space, are stored unchanged, the lowest
-first; the others (mostly zeros for ids, a handful of exponents for log-probs) are deflated, without a search for
-matches beyond runs of one byte: there are none. A prompt's ids take about 2 bytes each, a completion's 1.65, log-probs
-3.3. A blob begins with the number of planes that are not deflated.
+Planes that hardly compress are stored unchanged, the lowest first. The others (mostly zeros for ids, a few exponents
+for log-probs) are deflated; only runs of one byte are searched, because there are no other matches. An id of a prompt
+takes about 2 bytes, an id of a completion 1.65, and a log-prob 3.3. A blob begins with the number of unchanged planes.
 
-A log may come from somebody else: what a blob inflates to is bounded, so that a small file cannot fill the memory.
+A log may come from somebody else. The inflated size of a blob is bounded, so a small file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from typing import Any, Final
 
 _NUMBERS_LEVEL: Final = 1
 _TEXT_LEVEL: Final = 6
-"""Above these levels, time grows and size hardly falls."""
+"""Compression levels. Higher levels take more time and hardly save space."""
 _WINDOW_BITS: Final = -12
 _MEMORY_LEVEL: Final = 5
-"""A window of 4 kB is as good for blobs of that size and uses less of the processor's cache; zlib's default takes
-268 kB for every blob. Negative: without zlib's header."""
+"""A window of 4 kB. zlib's default needs 268 kB per blob and saves nothing for small blobs. Negative: no header."""
 _RAW_PLANES_OF_IDS: Final = 2
 _RAW_PLANES_OF_FEW_IDS: Final = 1
 _FEW_IDS: Final = 1024
-"""Up to this many, as in a completion, the second plane is deflated too: four times the time and a fifth less space."""
+"""Maximum numbers for which the second plane is deflated, too. It takes four times the time and saves a fifth."""
 MAX_TEXT_BYTES: Final = 1 << 24
-"""UTF-8 bytes of one text. A completion of a million tokens has about 4 MB."""
+"""Maximum UTF-8 bytes of a text. A completion of a million tokens has about 4 MB."""
 MAX_LIST: Final = 1 << 22
-"""Ids or log-probs of one prompt or completion. Contexts have up to a million tokens."""
+"""Maximum ids or log-probs of a prompt or completion. Contexts have up to a million tokens."""
 _RAW_PLANES_OF_LOGPROBS: Final = 3
 _HEADER_BYTES: Final = 5
 _WIDTH: Final = 4
@@ -49,7 +47,7 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
 
 
 def unpack_ids(blob: bytes | None) -> list[int] | None:
-    """Unpack what `pack_ids` packed.
+    """Unpack a blob from `pack_ids`.
 
     Raises:
         ValueError: it is damaged, or has more than `MAX_LIST` numbers.
@@ -58,12 +56,12 @@ def unpack_ids(blob: bytes | None) -> list[int] | None:
 
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
-    """Pack log-probs as 32-bit floats, which is what policies compute."""
+    """Pack log-probs as 32-bit floats, the precision of policies."""
     return None if logprobs is None else _pack(array("f", logprobs), _RAW_PLANES_OF_LOGPROBS)
 
 
 def unpack_logprobs(blob: bytes | None) -> list[float] | None:
-    """Unpack what `pack_logprobs` packed.
+    """Unpack a blob from `pack_logprobs`.
 
     Raises:
         ValueError: it is damaged, or has more than `MAX_LIST` numbers.
@@ -86,7 +84,7 @@ def pack_text(text: str | None) -> bytes | None:
 
 
 def unpack_text(blob: bytes | None) -> str | None:
-    """Unpack what `pack_text` packed.
+    """Unpack a blob from `pack_text`.
 
     Raises:
         ValueError: it is damaged, or has more than `MAX_TEXT_BYTES`.

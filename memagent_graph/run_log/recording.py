@@ -1,7 +1,7 @@
-"""One run's interface to the log, for the graph's steps.
+"""The interface of a run to the log, for the steps of the graph.
 
-A read never fails because its log does. At the first failure the recording ends for good: a trajectory in the log has
-no gaps, it only stops early, and an event in the result says so.
+A read continues if its log fails. The recording ends at the first failure, so a trajectory in the log may stop early,
+but has no gaps. An event in the result reports it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class Recording:
     settings: Mapping[str, Any]
     strategy: StrategyId
     checkpointed: bool = True
-    """Whether steps are checkpointed. If so, a step is committed only after its conversation is written. Otherwise, a
-    resumed run would continue after a gap in its log. Without checkpoints, a step is written while the next step waits
-    for the policy."""
+    """Whether steps have checkpoints. If so, a step is committed only after its conversation is in the log, so a
+    resumed run has no gap. Without checkpoints, a step is written while the next step waits for the policy."""
     failure: str | None = None
-    """The reason why the recording ended early; None if it did not."""
+    """The reason why the recording ended early, or None."""
     reported: bool = False
     """Whether the run's result has an event for the failure."""
     _pending: list[Future[Any]] = field(default_factory=list)
@@ -43,7 +42,7 @@ class Recording:
     _ended: bool = False
 
     def stop(self) -> None:
-        """Mark the read as failed: the next `settle` waits for everything."""
+        """Mark the read as failed. The next `settle` waits for all entries."""
         self._ended = True
 
     def begin(
@@ -56,26 +55,26 @@ class Recording:
         *,
         afresh: bool = False,
     ) -> None:
-        """Log the run, once per call of the graph; `afresh` if it begins and does not continue."""
+        """Log the start of the run, once per call of the graph. `afresh` means that the run does not continue."""
         if not self._begun:
             self._begun = True
             run = run_id, question, document, self.settings, self.strategy
             self._submit(lambda: self.log.begin(*run, prompts=prompts, trace=trace, afresh=afresh))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Log a conversation. Only the first conversation of a branch and role replaces one of an earlier execution."""
+        """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
         key = conversation.branch, conversation.role
         is_first = key not in self._recorded
         self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
         self._recorded.add(key)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
-        """Log how the run ended."""
+        """Log the end of the run."""
         self._submit(lambda: self.log.end(run_id, stop_reason, answer))
         self._ended = True
 
     async def settle(self) -> None:
-        """At a step's end, wait until everything that must be in the file is there."""
+        """Wait at the end of a step until all necessary entries are in the file."""
         due, self._settled_later = self._settled_later, self._pending
         self._pending = []
         if self.checkpointed or self._ended:

@@ -1,8 +1,7 @@
-"""The contents of a run log as data, and which runs of it are chosen. All times are seconds since 1970.
+"""The contents of a run log as data, and filters of runs. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
-exports; `columns` says how each type of field is stored. A new field needs a line here and no
-other change in this package.
+exports; `columns` stores them by type. A new field needs no other change in this package.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from memagent_graph.policy import Origin
 from memagent_graph.reasoning import extract_reply
 
 LongText: TypeAlias = str | None
-"""A text that files hold compressed, lone surrogates included; None if it was redacted, or there is none."""
+"""A text that is stored compressed, with lone surrogates; None if it was redacted or does not exist."""
 TokenIds: TypeAlias = Sequence[int] | None
 """Token ids, 0 to 2^32 - 1; None if the policy did not return them, or they were redacted."""
 LogProbs: TypeAlias = Sequence[float] | None
-"""Log-probs, which files hold as 32-bit floats; None as for `TokenIds`."""
+"""Log-probs, stored as 32-bit floats; None as for `TokenIds`."""
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
-"""Seconds since 1970, before the year 10000, which calendars do not have."""
+"""Seconds since 1970, up to the year 9999, the maximum of `datetime`."""
 _A_PERSON: Final = "a person"
 
 
 def editor_detail(author: str | None) -> str:
-    """Return the detail of the event that a person replaced a memory."""
+    """Return the detail of the event for an edited memory."""
     return f"{author or _A_PERSON} replaced the memory"
 
 
@@ -48,18 +47,18 @@ class StrategyId:
 
 
 class Outcome(StrEnum):
-    """What happened to a completion."""
+    """The use of a completion."""
 
     ACCEPTED = "accepted"
-    """It became the memory, or the answer."""
+    """It became the memory or the answer."""
     KEPT_PREVIOUS = "kept_previous"
     """The memory stayed as it was."""
     DISCARDED = "discarded"
-    """It was discarded and requested again; the next attempt of the same step follows."""
+    """It was discarded and requested again. The next attempt of the step follows."""
 
 
 class TextKind(StrEnum):
-    """The kind of text that a redaction hook gets."""
+    """The kinds of text for a redaction hook."""
 
     QUESTION = "question"
     DOCUMENT_NAME = "document_name"
@@ -73,12 +72,12 @@ class TextKind(StrEnum):
 class Redaction(Protocol):
     """Masks texts before they are written. Returns the text to keep, or None to drop it.
 
-    Token ids can be decoded to their text. So if the hook changes a prompt or a completion, its ids are dropped,
-    and with a completion's ids their log-probs; such a run cannot be trained on.
+    Token ids can be decoded to text. So if the hook changes a prompt or a completion, its ids and log-probs are
+    dropped. The run cannot be used for training then.
     """
 
     def __call__(self, kind: TextKind, text: str) -> str | None:
-        """Return the text to keep."""
+        """Return the text to store, or None to drop it."""
         ...
 
 
@@ -95,13 +94,13 @@ class RunRecord:
     question: str
     document: DocumentRef
     settings: Mapping[str, Any]
-    """The settings of its reader; empty if it was not made from settings."""
+    """The settings of its reader; empty if the reader was not created from settings."""
     stop_reason: str | None
     """A value of `StopReason`."""
     answer: str | None
-    """The answer, as it was taken from the completion."""
+    """The answer in the completion."""
     trace: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the LangSmith run and the OpenTelemetry span it ran under, if there were any."""
+    """The ids of the LangSmith run and the OpenTelemetry span around it, if there were any."""
     strategy: str = "overwrite"
     """The strategy's name."""
     strategy_fingerprint: str = ""
@@ -121,7 +120,7 @@ class LoggedEvent:
     text: LongText = None
     """The new memory, if a person replaced it."""
     step: str | None = None
-    """The step whose memory that was."""
+    """The step whose memory was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,62 +133,62 @@ class Conversation(Origin):
 
     run_id: str
     position: int
-    """The number of the first chunk that it read; if it read none, how many had been read before."""
+    """The index of the first chunk that it read, or without a chunk the number of chunks read before."""
     node: str
-    """The graph's node that asked."""
+    """The node of the graph that called the policy."""
     branch: str
     """Its branch, if several run in parallel; "" is the trunk."""
     role: str
     """The role."""
     slot: int
-    """Its place among the conversations of that role and branch; runs are compared by it."""
+    """Its index among the conversations of its role and branch. Runs are compared by it."""
     writes: Writes
     """Memory, decision or answer."""
     step: str
-    """The id of one request to the policy; its attempts share it."""
+    """The id of the call. All attempts of a call have the same id."""
     attempt: int
-    """Counted from 0. All but the last of a step are `DISCARDED`."""
+    """The index of the attempt. All but the last attempt of a step are `DISCARDED`."""
     outcome: Outcome
-    """What happened to the completion."""
+    """The use of the completion."""
     began: Time
     """Seconds since 1970."""
     seconds: Time
-    """From the request to the reply."""
+    """Seconds from the request to the reply."""
     policy: str
     """The model's name."""
     tokenizer: str
     """The tokenizer's fingerprint."""
     template: str
-    """The prompts' fingerprint; `RunLog.template` has their wording."""
+    """The fingerprint of the prompts. `RunLog.template` returns their wording."""
     sampling: Mapping[str, Any]
-    """The requested temperature, top_p, seed, maximum of tokens and so on."""
+    """The requested sampling: temperature, top_p, seed, maximum tokens and others."""
     prompt_tokens: int
-    """As the server counts them, or else as the tokenizer does."""
+    """Number of prompt tokens, counted by the server or else by the tokenizer."""
     completion_tokens: int
     cached_tokens: int
-    """Prompt tokens that the server had in its cache."""
+    """Number of prompt tokens from the server's cache."""
     finish_reason: str
     """A value of `FinishReason`."""
     text: LongText
-    """The whole completion, including reasoning."""
+    """The whole completion, with reasoning."""
     memory: LongText = None
-    """The memory after the step, if it is not the completion's text itself (stripped of white space)."""
+    """The memory after the step, if it is not the stripped text of the completion."""
     prompt_token_ids: TokenIds = field(default=None, repr=False)
     """Null if the policy did not return them."""
     token_ids: TokenIds = field(default=None, repr=False)
-    """Of the completion; null if the policy did not return them."""
+    """The token ids of the completion; null if the policy did not return them."""
     logprobs: LogProbs = field(default=None, repr=False)
-    """One for each token of the completion; null if the policy did not return them."""
+    """The log-probs of the completion's tokens; null if the policy did not return them."""
     parents: tuple[str, ...] = ()
     """The steps whose output was in the prompt."""
     reads: tuple[Span, ...] = ()
     """The chunks that were in the prompt."""
     events: tuple[LoggedEvent, ...] = ()
-    """What happened to it, such as a memory that was cut off."""
+    """Its events, such as a memory that was cut off."""
     superseded: bool = False
-    """Whether a resume or an edit replaced it; then it no longer belongs to the run's trajectory."""
+    """Whether a resume or an edit replaced it. If so, it does not belong to the run's trajectory."""
     trace: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the LangSmith run and the OpenTelemetry span it ran under, if there were any."""
+    """The ids of the LangSmith run and the OpenTelemetry span around it, if there were any."""
     seq: int | None = None
     """Its number in the run, in the order in which conversations were logged."""
     id: int | None = None
@@ -224,10 +223,10 @@ class Reward:
     name: str
     value: float
     source: str
-    """Who gave it: a scorer's name, "person", ..."""
+    """Its source: the name of a scorer, "person", ..."""
     time: Time
     conversation: int | None = None
-    """Its row; None if the reward is the run's own."""
+    """The row of its conversation; None for a reward of the run."""
     note: str | None = None
     id: int | None = None
 
@@ -249,7 +248,7 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs to choose: those that fulfil all conditions that are not None."""
+    """A filter of runs: a run must fulfil all conditions that are not None."""
 
     run_ids: Sequence[str] | None = None
     run_id_begins: str | None = None
@@ -265,13 +264,13 @@ class RunFilter:
     reward: str | None = None
     """The name of one of its rewards."""
     is_own: bool | None = None
-    """Whether it was read here; False for runs that were imported."""
+    """Whether the run was read here; False for imported runs."""
     since: float | None = None
     """Begun at or after this time (seconds since 1970)."""
     until: float | None = None
     """Begun before this time."""
     newest: int | None = None
-    """At most this many, the newest."""
+    """Maximum number of runs, the newest."""
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return the end of the query, from WHERE on, and its parameters."""
@@ -303,6 +302,6 @@ class RunTotals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     with_ids: int = 0
-    """How many of its conversations can be trained on."""
+    """Number of conversations with token ids and log-probs."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The newest value of each of the run's own rewards, by name."""

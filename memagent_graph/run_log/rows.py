@@ -1,4 +1,4 @@
-"""The tables of the run log, connections to its file, and its statements. The caller opens the transactions."""
+"""The tables of the run log, connections to the file, and statements. The caller opens the transactions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from memagent_graph.run_log.columns import columns_of, row_of
+from memagent_graph.run_log.columns import pack_row, record_columns
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 from memagent_graph.storage.database import open_database, open_database_to_read
 
@@ -19,7 +19,7 @@ _KEY: Final = "INTEGER PRIMARY KEY"
 
 def _table(name: str, record: type, **columns: str) -> str:
     """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
-    types = {field: column.sql for field, column in columns_of(record).items()} | columns
+    types = {field: column.sql for field, column in record_columns(record).items()} | columns
     # SQLite reads a row from its first column on, so the large columns are last.
     definitions = sorted(
         (f"{field} {sql}" for field, sql in types.items()), key=lambda definition: definition.endswith("BLOB")
@@ -54,10 +54,10 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
 
     Args:
         path: the file.
-        to_read: whether to open it for reading only.
+        to_read: whether to open the file for reading only.
 
     Raises:
-        OSError, sqlite3.Error: it is not a log of this version, cannot be opened, or stays locked.
+        OSError, sqlite3.Error: the file is not a log of this version, cannot be opened, or stays locked.
     """
     connection = (open_database_to_read if to_read else open_database)(path, _SCHEMA)
     try:
@@ -70,8 +70,8 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     return connection
 
 
-SMALL_COLUMNS: Final = ", ".join(name for name, column in columns_of(Conversation).items() if not column.is_numbers)
-"""Conversation columns except the token-id and log-prob blobs."""
+SMALL_COLUMNS: Final = ", ".join(name for name, column in record_columns(Conversation).items() if not column.is_numbers)
+"""The columns of conversations without token ids and log-probs."""
 
 
 def insert(
@@ -91,7 +91,7 @@ def insert_run(
     connection: sqlite3.Connection, run: RunRecord, existing: Literal["refuse", "continue", "replace"] = "refuse"
 ) -> None:
     """Add a run. If its id exists: fail, clear its end time and stop reason ('continue'), or replace it."""
-    values = row_of(run)
+    values = pack_row(run)
     updates = {"refuse": None, "continue": ("ended", "stop_reason"), "replace": values}
     insert(connection, "runs", values, update=updates[existing])
 
@@ -102,13 +102,13 @@ def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: M
 
 
 def insert_event(connection: sqlite3.Connection, run_id: str, event: LoggedEvent) -> None:
-    """Add an event of a run that belongs to no conversation."""
-    insert(connection, "events", {**row_of(event), "run_id": run_id})
+    """Add an event of a run without a conversation."""
+    insert(connection, "events", {**pack_row(event), "run_id": run_id})
 
 
 def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     """Add a reward; its `conversation` is a row id or None."""
-    insert(connection, "rewards", row_of(replace(reward, id=None)))
+    insert(connection, "rewards", pack_row(replace(reward, id=None)))
 
 
 def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
@@ -118,10 +118,10 @@ def withdraw_reward(reward: Reward, time: float) -> LoggedEvent:
 
 
 def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -> None:
-    """Turn a run's rewards into events when a new attempt starts, because they scored the old one.
+    """Replace the rewards of a run by events when a new attempt starts, because they scored the old attempt.
 
-    Events are exported and imported, and no reward function reads them. Rewards of single conversations stay: a
-    conversation that another attempt replaces is superseded.
+    Events are exported and imported, but reward functions do not read them. Rewards of single conversations stay,
+    because a conversation that another attempt replaces is superseded.
     """
     of_run = "run_id = ? AND conversation IS NULL"
     for row in connection.execute(f"SELECT * FROM rewards WHERE {of_run} ORDER BY time, id", (run_id,)).fetchall():  # noqa: S608
@@ -135,8 +135,8 @@ class NewConversation:
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
     Args:
-        conversation: its position is copied to its events.
-        supersede: whether to supersede other steps in its place, and everything that depends on them.
+        conversation: the conversation. Its position is copied to its events.
+        supersede: whether to supersede other steps in its slot, and everything that depends on them.
     """
 
     def __init__(self, conversation: Conversation, *, supersede: bool) -> None:
@@ -144,7 +144,7 @@ class NewConversation:
             events = tuple(replace(event, position=conversation.position) for event in conversation.events)
             conversation = replace(conversation, events=events)
         self.supersede = supersede
-        self.values = row_of(conversation) | {"id": None}
+        self.values = pack_row(conversation) | {"id": None}
 
     def __call__(self, connection: sqlite3.Connection) -> int:
         """Add the conversation. If `seq` is None, it gets the run's next number."""
@@ -160,7 +160,7 @@ class NewConversation:
 
 
 def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
-    """Supersede the steps of other executions in a conversation's place, and what depends on them."""
+    """Supersede earlier steps in the slot of a conversation, and everything that depends on them."""
     query = (
         "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
         "AND slot = :slot AND superseded = 0 AND step <> :step"
@@ -169,7 +169,7 @@ def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any])
 
 
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:
-    """Supersede everything that depends on some steps; with `include_steps`, the steps too."""
+    """Supersede everything that depends on some steps, and with `include_steps` also the steps."""
     if not steps:
         return
     query = "SELECT id, step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
@@ -183,7 +183,7 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
-    """Supersede everything but these steps."""
+    """Supersede all other steps."""
     valid = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
     _mark(connection, [row for row, step in valid.fetchall() if step not in steps])
 

@@ -1,7 +1,7 @@
-"""One thread that writes what many reads submit; everything that waits is one transaction.
+"""A thread that writes the entries of many reads. All waiting entries are committed in one transaction.
 
-A commit in WAL mode costs little more for ten rows than for one. A caller that waited for a job knows that
-it is in the file: killing the process loses nothing of it.
+A commit in WAL mode takes little more time for ten rows than for one. When a future is done, its entry is in the file,
+and a killed process does not lose it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from memagent_graph.run_log.rows import connect
 
 _MAX_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
-"""How long a batch of jobs that linger waits for further ones while no caller waits for it. Each transaction takes the
-interpreter's lock from the event loop a few times, for any number of rows."""
+"""Seconds that a batch waits for further jobs if no caller waits for it. Every transaction takes the interpreter lock
+from the event loop a few times, for any number of rows."""
 _LINGER_IN_HASTE_SECONDS: Final = 0.003
-"""The same when a caller waits."""
+"""Seconds that a batch waits for further jobs if a caller waits for it."""
 
 
 class Job(Protocol):
-    """Something to write. Called within a transaction; if that fails, it is called again in another one."""
+    """Something to write. It is called in a transaction, and again in another one if that fails."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
         """Write, and return the result for the caller."""
@@ -47,22 +47,22 @@ class Writer:
         renew_in_children(self)
 
     def after_fork(self) -> None:
-        """Forget what was submitted before: the parent process has the thread that writes it."""
+        """Forget earlier entries in a forked process, because the thread of the parent process writes them."""
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None
-        """The writer that `close` waits for; the next one begins when it is done."""
+        """The thread that `close` waits for. The next thread begins after its end."""
         self._lock = threading.Lock()
         self._haste = threading.Event()
 
     def submit(self, job: Job, *, lingers: bool = False) -> Future[Any]:
-        """Submit a job; the future is done when it is committed or has failed. Futures are done in this order.
+        """Submit a job. Its future is done when it is committed or has failed. Futures are done in order.
 
-        The future's exception is what the job raised, or `sqlite3.Error` if the file could not be written.
+        The exception of the future is the error of the job, or `sqlite3.Error` if the file could not be written.
 
         Args:
             job: the job.
-            lingers: whether it may wait for others that go into the same transaction, until `hurry` is called.
+            lingers: whether it may wait for other jobs in the same transaction, until `hurry` is called.
         """
         entry = _Entry(job, Future(), lingers)
         with self._lock:
@@ -76,11 +76,11 @@ class Writer:
         return entry.future
 
     def hurry(self) -> None:
-        """Write what was submitted within milliseconds, as a caller waits for it."""
+        """Write the submitted entries within milliseconds, because a caller waits for them."""
         self._haste.set()
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread; a later job starts another."""
+        """Write the submitted entries and end the thread. A later job starts another thread."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -103,7 +103,7 @@ class Writer:
                     try:
                         if connection is not None and _identity(self._path) != opened:
                             connection.close()
-                            connection = None  # later entries go to a new file, or to the one that is there now
+                            connection = None  # later entries go to a new file, or to a file that replaced it
                             raise _moved_error(self._path)
                         if connection is None:
                             connection = connect(self._path)
@@ -120,7 +120,7 @@ class Writer:
                 connection.close()
 
     def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
-        """Return the entries that wait (at least one, except at the end), and whether this is the end."""
+        """Return the waiting entries (at least one, except at the end), and whether this is the end."""
         batch: list[_Entry] = []
         entry = entries.get()
         if entry is not None and entry.lingers and self._haste.wait(_LINGER_SECONDS):
@@ -138,7 +138,7 @@ class Writer:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return which file has this name now; None if there is none."""
+    """Return the identity of the file with this name; None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -161,7 +161,7 @@ class _Entry:
     lingers: bool
 
     def settle(self, outcome: Any) -> None:
-        """Give the caller what the job returned or raised, unless it cancelled the future."""
+        """Set the result or the error of the future, unless the caller cancelled it."""
         if not self.future.set_running_or_notify_cancel():
             return
         if isinstance(outcome, Exception):
@@ -171,7 +171,7 @@ class _Entry:
 
 
 def _run(connection: sqlite3.Connection, batch: Sequence[_Entry]) -> list[Any]:
-    """Return what each job returned or raised. All run in one transaction; if one fails, each runs in its own."""
+    """Return the results or errors of jobs. They run in one transaction, or in separate ones if a job fails."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         results = [entry.job(connection) for entry in batch]

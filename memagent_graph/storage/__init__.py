@@ -1,1 +1,1 @@
-"""Where files are kept, and how SQLite files are opened."""
+"""Files: default paths, private files, bounded reading, SQLite databases, checkpoints."""

@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have written: their size is bounded, and bad contents are a `ValueError`."""
+"""Reads files that somebody else may have written. The size is bounded, and bad contents are a `ValueError`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OPEN_FLAGS: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 def open_regular(path: Path, root: Path | None = None) -> BinaryIO:
     """Open a regular file for reading, without waiting for a pipe.
 
-    Raises `OSError` if that is not possible, if it is not a regular file, or if it is not below `root`, a resolved
-    path. Linux says where an open file is; elsewhere its path is resolved again.
+    Raises `OSError` if the file cannot be opened, is not a regular file, or is not below `root` (a resolved path).
+    On Linux the path of the open file is checked; elsewhere the path is resolved again.
     """
     descriptor = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
     link, problem = Path(f"/proc/self/fd/{descriptor}"), None
@@ -38,7 +38,7 @@ def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -
     """Return the text of a file in UTF-8.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or device, without `pipes`.
+        OSError: it cannot be read, or it is a pipe or device and `pipes` is False.
         ValueError: it is not UTF-8, or too large.
     """
     with path.open("rb") if pipes else open_regular(path) as file:
@@ -49,7 +49,7 @@ def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -
 
 
 def json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
-    """Return the value in a JSON file. Errors are those of `text_file` and `json_value`."""
+    """Return the value in a JSON file. Errors as for `text_file` and `json_value`."""
     return json_value(text_file(path, max_bytes))
 
 

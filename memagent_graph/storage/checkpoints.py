@@ -1,4 +1,4 @@
-"""Opens a checkpointer: a LangGraph one from the user, a PostgreSQL server, or a SQLite file with compressed states."""
+"""Opens a checkpointer: a SQLite file with compressed states, a PostgreSQL server, or a checkpointer of the user."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _SCHEMA = (
     "NOT NULL, task_id TEXT NOT NULL, task_path TEXT NOT NULL DEFAULT '', idx INTEGER NOT NULL, channel TEXT NOT NULL, "
     "type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) )",
 )
-"""LangGraph's own tables, so that a file that its saver made can be used."""
+"""The tables of LangGraph, so that files of its saver can be used."""
 
 
 async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) -> BaseCheckpointSaver[Any] | None:
     """Return the checkpointer for the running event loop.
 
     Args:
-        checkpoints: a SQLite file's path, a PostgreSQL server's URL (`postgresql://host/database`), or a checkpointer.
+        checkpoints: the path of a SQLite file, a PostgreSQL URL (`postgresql://host/database`), or a checkpointer.
 
     Raises:
         CheckpointError: the file cannot be opened, or is not a SQLite database; or the server cannot be used.
-        MissingExtraError: the URL is a PostgreSQL server's, and the extra "postgres" is not installed.
+        MissingExtraError: the extra "postgres" is needed for the URL.
     """
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
@@ -52,10 +52,10 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
 
     path = Path(checkpoints)
     try:
-        # LangGraph's saver trusts the tables that are there, and fails if another process switches the file meanwhile.
+        # LangGraph's saver does not check the tables, and fails if another process changes the journal mode meanwhile.
         (await asyncio.to_thread(open_database, path, _SCHEMA)).close()
         connection = aiosqlite.connect(path, timeout=TIMEOUT_SECONDS)
-        # A process must not wait at its end for a file that was not closed; saved states are on disk already.
+        # A process must not wait at its end for a file that was not closed. The states are on disk.
         connection._thread.daemon = True
         saver = SqliteSaver(await connection, path, CompressedSerializer())
         weakref.finalize(saver, _stop, connection).atexit = False
@@ -63,16 +63,16 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
         await saver.setup()
     except (OSError, aiosqlite.Error) as error:
         raise CheckpointError(
-            f"{path} cannot be used for checkpoints: {error}", hint="Name another file with --checkpoints."
+            f"{path} cannot be used for checkpoints: {error}", hint="Choose another file with --checkpoints."
         ) from error
     return saver
 
 
-def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
-    """Return the lease of a run whose state this checkpointer keeps: only one reader at a time may hold it.
+def hold_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
+    """Return the lease of a run in this checkpointer. Only one reader at a time may hold it.
 
-    The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease: there two
-    readers can read the same run, and the caller has to prevent it.
+    The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have no lease. The caller
+    must prevent that two readers read the same run.
     """
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":
@@ -81,7 +81,7 @@ def lease_of(saver: Any, run_id: str) -> AbstractContextManager[None]:
 
 
 def is_being_read(checkpoints: Path, run_id: str) -> bool:
-    """Whether a reader on this machine holds the lease of a run whose state is in this SQLite file."""
+    """Return whether a reader on this machine holds the lease of a run in this SQLite file."""
     folder = checkpoints.with_name(checkpoints.name + "-reading")
     try:
         with lease(folder, run_id) if folder.is_dir() else nullcontext():
@@ -93,17 +93,17 @@ def is_being_read(checkpoints: Path, run_id: str) -> bool:
 
 
 def _stop(connection: aiosqlite.Connection) -> None:
-    """End the thread of a connection that nobody closed.
+    """End the thread of a connection that was not closed.
 
-    aiosqlite does so too, but reports it to the event loop, which may be closed by then: the thread would end in a
-    traceback. In a thread without an event loop nothing is reported.
+    aiosqlite does so, too, but it reports to the event loop. If the loop is closed, the thread ends with a traceback.
+    In a thread without an event loop it reports nothing.
     """
     if connection._thread.is_alive():
         threading.Thread(target=connection.stop, daemon=True).start()
 
 
 def is_server(checkpoints: Path | str) -> bool:
-    """Whether this is a PostgreSQL server's URL, and not a file."""
+    """Return whether this is a PostgreSQL URL, not a file."""
     return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES)
 
 

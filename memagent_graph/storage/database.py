@@ -1,7 +1,7 @@
 """Opens the SQLite files of this package: private, in write-ahead mode, and safe while other processes open them.
 
-A file must have exactly the tables and indexes of its schema. So one of another version is refused, and one in which
-somebody put a view, a trigger or a generated column, which would run when a table is used.
+A file must have exactly the tables and indexes of its schema. This refuses files of other versions, and files with
+views, triggers or generated columns, which would run code when a table is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from memagent_graph.storage.private_files import private_file
 
 TIMEOUT_SECONDS = 30.0
-"""How long to wait for a file that another process has locked."""
+"""Seconds to wait for a file that another process has locked."""
 _PAUSE_SECONDS = 0.02
 _NOT_WRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _SEQUENCE_TABLE = "CREATE TABLE sqlite_sequence(name,seq)"
@@ -30,12 +30,12 @@ class OtherTablesError(sqlite3.DatabaseError):
 def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
     """Open a SQLite file, and create it for its owner only if it does not exist.
 
-    The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`. What is
-    committed survives the process; after a power failure the newest transactions may be missing.
+    The connection is in autocommit mode, may be used by any thread (one at a time), and returns `sqlite3.Row`.
+    Commits survive the process. After a power failure the newest transactions may be missing.
 
     Args:
         path: the file.
-        schema: the statements that create its tables and indexes, each on one line.
+        schema: the statements that create tables and indexes, one per line.
 
     Raises:
         OtherTablesError: it has other tables.
@@ -45,12 +45,12 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
     connection = _connect(path)
     try:
         if not path.stat().st_size:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can give space back
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can free disk space
         use_write_ahead_log(connection, timeout=TIMEOUT_SECONDS)
         connection.execute("PRAGMA synchronous = NORMAL")
         if not _definitions(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _definitions(connection):  # no other process was faster
+            if not _definitions(connection):  # no other process has created the tables
                 for statement in schema:
                     connection.execute(statement)
             connection.execute("COMMIT")
@@ -101,24 +101,23 @@ def _check_connection(connection: sqlite3.Connection, schema: Sequence[str]) -> 
 
 
 def _definitions(connection: sqlite3.Connection) -> list[str]:
-    """Return the statements that define what is in a file, sorted, each on one line."""
+    """Return the statements that define the contents of a file, sorted, one per line."""
     with closing(connection.execute("SELECT CAST(sql AS TEXT) FROM sqlite_master WHERE sql IS NOT NULL")) as rows:
         return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _SEQUENCE_TABLE)
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:
-    """Switch the file to write-ahead logging; several processes and threads may try at once.
+    """Switch the file to write-ahead logging. Several processes and threads may try at once.
 
-    SQLite's own time-out does not cover this switch: if two connections make it at the same moment, one gets an error
-    at once that the file is locked, with any time-out (https://sqlite.org/wal.html, "sometimes queries return
-    SQLITE_BUSY"). So it is retried here.
+    SQLite's time-out does not cover this switch. If two connections try it at the same moment, one gets an error at
+    once (https://sqlite.org/wal.html, "sometimes queries return SQLITE_BUSY"). So it is retried here.
 
     Args:
         connection: an open connection outside any transaction.
-        timeout: seconds after which a file that stays locked is an error.
+        timeout: maximum seconds to wait for a locked file.
 
     Returns:
-        Whether the file system supports it; if not, the file keeps its rollback journal.
+        Whether the file system supports it. Otherwise the file keeps its rollback journal.
 
     Raises:
         sqlite3.Error: the file is not a database, cannot be written, or stays locked.

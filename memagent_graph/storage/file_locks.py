@@ -1,7 +1,7 @@
-"""Locks on open files, which the operating system holds until the file is closed, however its process ends.
+"""Locks on open files. The operating system holds them until the file is closed or the process ends.
 
-A lease is such a lock: what only one reader at a time may work on, on one machine. Other machines do not see it if the
-folder is on a network file system without such locks.
+A lease is a lock for a run, which only one reader on a machine may read at a time. On a network file system without
+locks, other machines do not see it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ try:
     import fcntl
 
     def locked(file: IO[bytes]) -> bool:
-        """Lock a file, unless another owner has it; returns whether this one has it now. Does not wait.
+        """Lock a file without waiting. Return False if another owner holds the lock.
 
         On a file system without locks, it logs a warning and returns True.
         """
@@ -39,10 +39,10 @@ except ImportError:  # Windows
     import msvcrt
 
     _FAR_BYTE = 1 << 30
-    """What is locked there cannot be read by others, and they must be able to read what is in the file."""
+    """The position of the lock. Others cannot read locked bytes, but must be able to read the file's contents."""
 
     def locked(file: IO[bytes]) -> bool:
-        """Lock a file, unless another owner has it; returns whether this one has it now. Does not wait."""
+        """Lock a file without waiting. Return False if another owner holds the lock."""
         try:
             file.seek(_FAR_BYTE)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
@@ -55,14 +55,14 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lease(folder: Path, run_id: str) -> Iterator[None]:
-    """Hold a run, so that no other reader, here or in another process, reads it at the same time.
+    """Hold a run, so that no other reader in any process reads it at the same time.
 
     Args:
-        folder: where those who might meet keep their locks.
+        folder: the folder of the locks, which all readers of the run use.
         run_id: the run.
 
     Raises:
-        RunHeldError: another one holds it; the message names its process.
+        RunHeldError: another reader holds it. The message names its process.
         CheckpointError: the folder cannot be written to.
     """
     path = folder / hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
@@ -73,8 +73,8 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
                 raise _held(file, run_id)
             if _is_there(path, file):
                 break
-            file.close()  # its owner removed it between our opening and our lock
-        with contextlib.suppress(OSError):  # on a full disk the lease is held all the same
+            file.close()  # its owner removed the file after we opened it
+        with contextlib.suppress(OSError):  # on a full disk the lease is held, too
             file.truncate(0)
             file.write(str(os.getpid()).encode())
         try:

@@ -19,7 +19,7 @@ from memagent_graph.storage.file_locks import locked
 from memagent_graph.storage.private_files import private_file
 
 _FIRST_BYTES: Final = b'{"'
-"""How every row begins."""
+"""The beginning of every row."""
 _MAX_BYTES: Final = 4 << 30
 
 
@@ -33,11 +33,11 @@ class Journal:
         self._file = file
 
     def append(self, *rows: Mapping[str, Any], sync: bool = True) -> None:
-        """Add rows, all of them or, after a crash, only the first ones.
+        """Add rows. After a crash, the file may have only the first of them.
 
         Args:
             rows: values that JSON can hold.
-            sync: also wait for the disk. Without it a killed process loses nothing, but a power failure can.
+            sync: whether to wait for the disk. Without it, a killed process loses nothing, but a power failure may.
 
         Raises:
             OSError: they cannot be written.
@@ -71,7 +71,7 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         error: the class of errors.
 
     Raises:
-        MemAgentError: of the class `error`: another process has it open, or it is not a journal.
+        MemAgentError: another process has it open, or it is not a journal. The class is `error`.
         OSError: it cannot be opened.
     """
     private_file(path)
@@ -90,7 +90,7 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: of the class `error`: it is not a journal, or cannot be read.
+        MemAgentError: it is not a journal, or cannot be read. The class is `error`.
     """
     try:
         with open_regular(path) as file:

@@ -1,7 +1,7 @@
-"""Reads rows of untrusted Parquet files; a text that many rows share is in memory only once.
+"""Reads rows of untrusted Parquet files. A text that many rows share is in memory only once.
 
-In a file of a few kilobytes, millions of rows can share one text of several megabytes. Texts are therefore read as
-dictionaries and unpacked a few rows at a time.
+In a file of a few kilobytes, millions of rows can share a text of several megabytes. So texts are read as dictionaries
+and unpacked a few rows at a time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def check_row_group_sizes(file: Any) -> None:
 
 
 def row_parts(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield a file's rows as batches that stay small when they are unpacked, or have one row."""
-    for group in range(file.num_row_groups):  # one by one, because Arrow does not join dictionaries in lists
+    """Yield the rows of a file in batches that are small after unpacking, or have one row."""
+    for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
             rows = max(1, _SMALL_BYTES // max(1, batch.nbytes))
             yield from (batch.slice(first, rows) for first in range(0, len(batch), rows))

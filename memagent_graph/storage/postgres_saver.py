@@ -1,7 +1,7 @@
-"""LangGraph's PostgreSQL checkpointer for many reads on many machines, with errors that name the server and the remedy.
+"""A PostgreSQL checkpointer for many reads on many machines. Its errors name the server and a remedy.
 
-A pool of connections serves all reads of a process. A connection that the server closed is replaced, and what was being
-saved is sent again: every statement here can be repeated without harm.
+A pool of connections serves all reads of a process. If the server closes a connection, it is replaced and the statement
+is repeated. All statements here can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 30
 _ATTEMPTS: Final = 3
 _SETUP_LOCK: Final = 5_730_211_907
-"""The key of the advisory lock under which the tables are made; any number that others do not use."""
+"""The key of the advisory lock for creating the tables: any number that others do not use."""
 _INLINE_CHARACTERS: Final = 200
 _NOT_IN_JSON: Final = re.compile(r"[\x00\ud800-\udfff]")
-"""What PostgreSQL cannot store in JSON."""
+"""Characters that PostgreSQL cannot store in JSON."""
 _TEXT: Final = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text that is stored as a value of its own, once, and not as JSON in every checkpoint."""
+    """A text that is stored once as a separate value, and not in the JSON of every checkpoint."""
 
     text: str
 
 
 class _TextSerializer(SerializerProtocol):
-    """Another serialisation, and that of `_Text`."""
+    """Adds the serialization of `_Text` to another serializer."""
 
     def __init__(self, inner: SerializerProtocol) -> None:
         self._inner = inner
@@ -72,26 +72,26 @@ class _TextSerializer(SerializerProtocol):
 class PostgresSaver(AsyncPostgresSaver):
     """Checkpoints on a PostgreSQL server, for any number of machines.
 
-    Every method raises `CheckpointError` if the server cannot be reached, or does not do what is asked.
+    All methods raise `CheckpointError` if the server cannot be reached or refuses a statement.
     """
 
     def __init__(self, pool: AsyncConnectionPool[Any], shown: str, serde: SerializerProtocol) -> None:
         super().__init__(pool, serde=_TextSerializer(serde))
         self.shown = shown
-        # The parent's lock is for a single connection; with a pool it would only make reads wait for each other.
+        # The lock of the base class is for a single connection. With a pool, reads need not wait for each other.
         self.lock = asyncio.Semaphore(_CONNECTIONS)  # type: ignore[assignment,unused-ignore]
 
     @classmethod
     async def open(cls, url: str, shown: str, serde: SerializerProtocol) -> PostgresSaver:
-        """Connect, and make the tables if they are not there.
+        """Connect, and create the tables if they do not exist.
 
         Args:
-            url: the server and database; without a password, libpq's own settings are used.
+            url: the server and database. Without a password, the settings of libpq are used.
             shown: the URL for messages.
-            serde: how values are stored.
+            serde: the serializer of values.
 
         Raises:
-            CheckpointError: the server cannot be reached, refuses the user, or does not let it make tables.
+            CheckpointError: the server cannot be reached, refuses the user, or does not allow it to create tables.
         """
         options: Mapping[str, Any] = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
         try:
@@ -108,7 +108,7 @@ class PostgresSaver(AsyncPostgresSaver):
         return cls(pool, shown, serde)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest state of a run, or the one in the config."""
+        """Return the newest state of a run, or the state that the config names."""
         parent = super().aget_tuple
 
         async def read() -> CheckpointTuple | None:
@@ -118,7 +118,7 @@ class PostgresSaver(AsyncPostgresSaver):
         return await self._execute(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        """States, newest first."""
+        """Yield states, newest first."""
         bound_next_state()
         try:
             async for state in super().alist(config, **options):
@@ -135,7 +135,7 @@ class PostgresSaver(AsyncPostgresSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a state; it is on the server when this returns."""
+        """Save a state. It is on the server when this returns."""
         values = {name: _stored_value(value) for name, value in checkpoint["channel_values"].items()}
         saved, parent = checkpoint.copy(), super().aput
         saved["channel_values"] = values
@@ -144,17 +144,17 @@ class PostgresSaver(AsyncPostgresSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a step wrote before the other steps of its superstep are done."""
+        """Save the writes of a step before the other steps of its superstep have finished."""
         parent = super().aput_writes
         await self._execute(config, lambda: parent(config, writes, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a run's states."""
+        """Delete the states of a run."""
         parent = super().adelete_thread
         await self._execute({"configurable": {"thread_id": thread_id}}, lambda: parent(thread_id))
 
     async def _execute(self, config: RunnableConfig, action: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Do it; again where a connection was lost."""
+        """Run a statement, and repeat it if the connection was lost."""
         for attempt in range(_ATTEMPTS):
             try:
                 return await action()
@@ -167,16 +167,16 @@ class PostgresSaver(AsyncPostgresSaver):
 
 
 def _stored_value(value: Any) -> Any:
-    """Return a channel's value as it is saved: short texts in the checkpoint, others apart."""
+    """Return the value of a channel to save. Short texts stay in the checkpoint, long ones are separate values."""
     if isinstance(value, str) and (len(value) > _INLINE_CHARACTERS or _NOT_IN_JSON.search(value)):
         return _Text(value)
     return value
 
 
 async def _lock(connection: Any) -> None:
-    """Wait until no other process makes the tables.
+    """Wait until no other process creates the tables.
 
-    `pg_advisory_lock` would wait in a statement, and an index that is made concurrently waits for all statements.
+    `pg_advisory_lock` would wait in a statement, but the creation of an index waits for all statements.
     """
     while True:
         cursor = await connection.execute("SELECT pg_try_advisory_lock(%s) AS locked", (_SETUP_LOCK,))

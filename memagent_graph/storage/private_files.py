@@ -1,7 +1,7 @@
-"""Private files: documents, questions and answers can be opened only by their owner.
+"""Private files: only their owner can read documents, questions and answers.
 
-New files are created like this (0600 in folders of 0700). An existing file or folder keeps its mode: someone chose it.
-Files can be written whole: a new file takes its place when it is complete, and an error or a crash changes nothing.
+New files have mode 0600 in folders of mode 0700. Existing files and folders keep their mode. A whole file replaces the
+old one only when it is complete, so an error or a crash changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def private_folder(folder: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Create a file for its owner only, if it does not exist; SQLite would create one that everyone may read.
+    """Create a file for its owner only, if it does not exist. SQLite would create a file that everyone can read.
 
     Raises:
         OSError: it, or its folder, cannot be created.
@@ -38,7 +38,7 @@ def private_file(path: Path) -> None:
 
 
 _MAX_PREFIX = 40
-"""In characters; file systems limit a name to 255 bytes."""
+"""Maximum characters of a name. File systems limit a name to 255 bytes."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How states are stored: compressed, and decoded as data that calls nothing."""
+"""Serializes states: compressed, and decoded as data that cannot call code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memagent_graph.errors import CheckpointError
 _WORTHWHILE_BYTES: Final = 400
 _SUFFIX: Final = "+zlib"
 _MAX_BYTES: Final = 12 << 20
-"""The maximum size of a decompressed value; a report's state has the cells of all its documents."""
+"""Maximum size of a decompressed value. The state of a report has the cells of all documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
-"""The maximum size of a state and what was written after it, which are in memory at the same time."""
+"""Maximum size of a state with the writes after it, which are in memory at the same time."""
 _room: Final = ContextVar[list[int]]("_room")
 
 
 class _GraphState(TypedDict):
-    """What LangGraph relies on in a stored state."""
+    """The fields of a stored state that LangGraph needs."""
 
     v: int
     ts: str
@@ -35,14 +35,14 @@ class _GraphState(TypedDict):
 
 
 class UndecodableStateError(ValueError):
-    """A stored state is not one that this program wrote. Savers raise `CheckpointError` for it, with the file."""
+    """A stored state that this program did not write. Savers raise `CheckpointError` with the file."""
 
 
 class CompressedSerializer(SerializerProtocol):
-    """LangGraph's serialisation, with large values compressed: a memory takes less than half of its bytes.
+    """LangGraph's serializer, with compression of large values. A memory takes less than half of its bytes.
 
-    A file of checkpoints may come from somebody else, so it is data: decoding makes the types that LangGraph lists
-    as safe and calls nothing else, and what it decompresses is bounded. Values without compression can be read, too.
+    A file of checkpoints may come from somebody else. So decoding creates only the types that LangGraph lists as safe,
+    calls no other code, and bounds the decompressed size. Values without compression can be read, too.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class CompressedSerializer(SerializerProtocol):
         try:
             content = decompress(content) if kind.endswith(_SUFFIX) else _account_for(content)
             return self._plain.loads_typed((kind.removesuffix(_SUFFIX), content))
-        except Exception as error:  # whatever the decoders raise for bytes that are not theirs
+        except Exception as error:  # decoders can raise anything for damaged bytes
             raise UndecodableStateError(f"a state of type {kind!r} cannot be decoded: {error}") from error
 
 
 def bound_next_state() -> None:
-    """Begin to count the bytes of another state, in this task."""
+    """Start counting the bytes of another state in this task."""
     _room.set([_MAX_TOTAL_BYTES])
 
 
@@ -105,7 +105,7 @@ def require_decodable(content: bytes) -> None:
     if len(content) > _MAX_BYTES:
         raise CheckpointError(
             f"a checkpoint would have {len(content):,} bytes, and only {_MAX_BYTES:,} can be read again",
-            hint="Give fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
+            hint="Use fewer documents or questions at a time, or a smaller memory. Earlier checkpoints are not lost.",
         )
 
 

@@ -1,24 +1,24 @@
-"""Strategies by name: those of this package, those of other packages, and a user's own.
+"""Strategies by name, from this package, other packages, or the user's own code.
 
-overwrite    the paper's: the whole memory is rewritten at each chunk
+overwrite    as in the paper: the policy rewrites the whole memory at each chunk
 gated        memory is rewritten only if a chunk has something new; with stop=yes reading may end early
 refine       a draft of the answer, improved at each chunk
-map_reduce   what each chunk contributes, in parallel, then merged
+map_reduce   findings of each chunk, in parallel, then merged
 parallel     chunks read in parallel, findings merged, in up to `passes` passes
-segments     the paper's loop in several segments in parallel, whose memories are merged
+segments     the loop of the paper in several segments in parallel; the memories are merged
 reread       after a whole read, the document is read again for each sub-question
-recall       the paper's, and earlier memories and chunks can be searched
+recall       the loop of the paper, in which the policy can search earlier memories and chunks
 
-Three ask once, about a part of the document. They are quick, and what others are compared with:
+Three strategies ask once about a part of the document. They are fast, and serve as baselines:
 
-retrieval           the chunks that resemble the question most
+retrieval           the chunks that are most similar to the question
 middle_truncation   the document's beginning and end
 full_context        the whole document, if it fits in the window
 
 Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128".
 
-Another package adds a strategy with an entry point in the group "memagent.strategies". A user's own is named as
-"path/to/file.py:Name" or "module:Name", and loaded only because it is named.
+Other packages add strategies with entry points in the group "memagent.strategies". The user's own code is loaded only
+by its name, "path/to/file.py:Name" or "module:Name".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Final, get_type_hints
 
-from memagent_graph.entry_points import STRATEGIES, failure_of, list_entry_points
+from memagent_graph.entry_points import STRATEGIES, entry_point_error, list_entry_points
 from memagent_graph.errors import ProfileError, StrategyError
 from memagent_graph.own_code import load_own
 from memagent_graph.plain_text import did_you_mean
@@ -50,7 +50,7 @@ _SHIPPED: Final = {
     "middle_truncation": "excerpts.MiddleTruncation",
     "full_context": "excerpts.FullContext",
 }
-"""Module and class by name; a module is imported when its strategy is chosen."""
+"""Module and class by name. A module is imported when its strategy is chosen."""
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -59,18 +59,18 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def is_strategy(text: str) -> bool:
-    """Whether a text has the form of a strategy's name, not of another system that can be evaluated."""
+    """Return whether a text has the form of a strategy name, and not of another system for evaluations."""
     return ":" in text or text in strategy_names()
 
 
 def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
-    """Return the strategy that was chosen, or the one that the policy's profile names, or the paper's.
+    """Return the chosen strategy, or else the strategy in the policy's profile, or else overwrite.
 
-    A profile is a file that may be somebody else's. It names no code, and no strategy that shows the policy only a part
-    of the document: that is always the caller's own choice.
+    A profile may come from somebody else. So it must not name code, or a strategy that shows the policy only a part of
+    the document. Only the caller may choose them.
 
     Raises:
-        ProfileError: the profile names such a strategy, or none that exists.
+        ProfileError: the profile names such a strategy, or an unknown strategy.
         StrategyError: as for `load_strategy`.
     """
     if choice is not None or profile is None or not profile.strategy:
@@ -88,16 +88,15 @@ def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Pr
 
 
 def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code: bool = True) -> Strategy:
-    """Return the strategy for a name, a class or an object.
+    """Return the strategy for a name, a class or an object; overwrite for None.
 
     Args:
-        strategy: a name, "file.py:Name" or "module:Name", each with optional options; a strategy, or its class; None is
-            the paper's.
-        own_code: whether the name may be that of a user's own code. Not if it comes from a file.
+        strategy: a strategy, its class, or its name: "name", "file.py:Name" or "module:Name", perhaps with options.
+        own_code: whether a name may refer to the user's own code. Use False for names from files.
 
     Raises:
-        StrategyError: there is none with that name, it cannot be loaded, is not a strategy, or has the name of another;
-            an option does not exist or cannot have that value.
+        StrategyError: the name is unknown, the code cannot be loaded or is not a strategy, two strategies have the same
+            name, or an option is unknown or has an invalid value.
     """
     if strategy is None:
         return Overwrite()
@@ -126,10 +125,10 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         try:
             loaded = entries[name].load()
         except Exception as error:  # another package can raise anything
-            raise failure_of(entries[name], "the strategy", error, StrategyError) from error
+            raise entry_point_error(entries[name], "the strategy", error, StrategyError) from error
         return _check(loaded, name, options)
     names = strategy_names()
-    names_hint = f'There are: {", ".join(names)}. One of your own is named as "file.py:Name".'
+    names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
 
 
@@ -139,7 +138,7 @@ def _load(path: str) -> Any:
 
 
 def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
-    """Return the given strategy, or an instance of the given class with these options."""
+    """Return a strategy, or an instance of a strategy's class, with these options."""
     kind = strategy if isinstance(strategy, type) else type(strategy)
     if not issubclass(kind, Strategy):
         raise StrategyError(
@@ -154,7 +153,7 @@ def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
     if instance.name in _SHIPPED and not kind.__module__.startswith(__name__):
         raise StrategyError(
             f"{name} has the name {instance.name!r}, which is the name of a strategy of this package",
-            hint="Give it another name: logs and resumed runs identify strategies by name.",
+            hint="Choose another name: logs and resumed runs identify strategies by name.",
         )
     return instance
 
@@ -176,12 +175,12 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     pairs = [option.split("=", 1) for option in suffix.split(":")[1:]]
     options = dict(pairs)
     if len(options) < len(pairs):
-        raise StrategyError(f"{text} has an option twice", hint="Give each once.")
+        raise StrategyError(f"{text} has an option twice", hint="Write each option once.")
     return text[: len(text) - len(suffix)], options
 
 
 def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Return options as values of the types of a strategy's fields.
+    """Return the values of options, converted to the types of the strategy's fields.
 
     Args:
         kind: the strategy's class.

@@ -1,14 +1,14 @@
-"""Strategies that ask about an excerpt: which parts of a document they show, and how much fits in the window.
+"""Strategies that ask about an excerpt: they choose parts of a document that fit in the context window.
 
-A policy that follows instructions is asked in one role, "question". One that was trained on its own two prompts
-understands no others: it can only write a memory from a section, and answer from a memory. So a text is treated like a
-document of one chunk: an update with an empty memory and the text as its section, then the answer.
+A policy that follows instructions is asked in one role, "question". Other policies can only write a memory from a
+section, and answer from a memory. For them, the excerpt is a document of one chunk: an update with an empty memory and
+the excerpt as the section, then the answer.
 
-A text may fill the window, though such a policy was trained on shorter sections. The embedded policy was trained on at
-most 288 tokens, and found 52 of 60 facts in texts of 827; with 256 tokens instead of as many as fit, middle truncation
-fell from 17 to 3 facts of 60 in documents of 2000 tokens.
+An excerpt may fill the window, even if the policy was trained on shorter sections. The embedded policy was trained on
+sections of up to 288 tokens, and found 52 of 60 facts in excerpts of 827 tokens. With excerpts of 256 tokens, middle
+truncation fell from 17 to 3 facts of 60 in documents of 2000 tokens.
 
-Documents are read from the store in a stream; at most the text of one call is in memory.
+Documents are read as a stream, so at most the text of one call is in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ExcerptState(ReaderState):
 
 
 class ExcerptWindow:
-    """The context window of one call: the text to show, and how much of it fits. Reads text synchronously."""
+    """The context window of one call: computes the text to show. Reads text synchronously."""
 
     def __init__(self, step: StepContext) -> None:
         self.context, self.document, self.question = step.context, step.state["document"], step.question
@@ -84,7 +84,7 @@ class ExcerptWindow:
         """The tokens of text that fit."""
 
     def needs(self, text: str) -> int:
-        """Return the tokens of a question about a text: those of the prompt and the maximum for the reply."""
+        """Return the tokens of a call about a text: the prompt and the maximum reply."""
         messages = self.context.prompts.messages(self.role.name, self.question, chunk=text, schema=self.context.schema)
         prompt = sum(self.context.tokenizer.count(message["content"]) for message in messages)
         return prompt + CHAT_TEMPLATE_TOKENS + self.reply_tokens
@@ -107,7 +107,7 @@ class ExcerptWindow:
         return replace(self.role, max_tokens=bound) if bound < self.role.tokens(self.context.budget) else self.role
 
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
-        """Return the largest choice of spans with which the call fits in the window; `choose` takes a token count.
+        """Return the largest choice of spans for which the call fits in the window. `choose` takes a token count.
 
         Raises:
             BudgetError: no text fits in the window.
@@ -121,7 +121,7 @@ class ExcerptWindow:
 
 
 class Excerpt(Strategy):
-    """choose_excerpt -> show_excerpt: the question, asked once about a part of the document."""
+    """choose_excerpt -> show_excerpt: asks the question once, about a part of the document."""
 
     roles: ClassVar[tuple[Role, ...]] = (QUESTION, UPDATE, ANSWER)
     state: ClassVar[type] = ExcerptState
@@ -165,12 +165,12 @@ class Excerpt(Strategy):
 
 @dataclass(frozen=True)
 class FullContext(Excerpt):
-    """One call with the whole document, if it fits in the window: what a model with a long context would do."""
+    """One call with the whole document, if it fits in the window, as for a model with a long context."""
 
     least_answer_tokens: int = 0
-    """If the document leaves less of the window than the reply's maximum, the reply gets the rest, but at least this
-    many tokens; with 0, the reply gets its maximum or there is no call. An evaluation passes the task's answer length,
-    so that a document as long as the window fits, as in RULER."""
+    """Minimum length of the reply. If the document leaves less room than the maximum reply, the reply gets the rest,
+    but at least this many tokens. With 0, the maximum reply must fit. An evaluation passes the task's answer length,
+    so that a document of the window's length fits, as in RULER."""
 
     name: ClassVar[str] = "full_context"
     reads_all: ClassVar[bool] = True
@@ -196,7 +196,7 @@ class FullContext(Excerpt):
 
 @dataclass(frozen=True)
 class MiddleTruncation(Excerpt):
-    """One call with the document's beginning and end, half of the window for each; the middle is left out."""
+    """One call with the document's beginning and end, half of the window for each, without the middle."""
 
     name: ClassVar[str] = "middle_truncation"
     shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
@@ -217,7 +217,7 @@ class MiddleTruncation(Excerpt):
 
 
 def prompt_overhead(context: ReaderContext) -> int:
-    """Return the tokens a call needs besides text, question and reply: templates and a margin for token boundaries.
+    """Return the tokens that a call needs besides text, question and reply: templates and a margin for boundaries.
 
     A document that must fit in the window has to be shorter by this number.
     """

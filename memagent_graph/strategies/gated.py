@@ -23,7 +23,7 @@ class Decision(StrEnum):
     REWRITE = "REWRITE"
     """The lines below it are the whole new memory."""
     STOP = "STOP"
-    """There is enough to answer from; the lines below it, if any, are the whole new memory."""
+    """The memory is sufficient for an answer. The lines below it, if any, are the whole new memory."""
 
 
 def decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
@@ -56,18 +56,18 @@ class GatedState(LineState):
     """The state of a read that may end early."""
 
     enough: NotRequired[bool]
-    """Whether there is enough to answer from."""
+    """Whether the memory is sufficient for an answer."""
 
 
 @dataclass(frozen=True)
 class Gated(Strategy):
     """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
 
-    A reply in another form is malformed: by default the policy is asked again, then memory is kept.
+    A reply in another form is malformed. By default the policy is asked again; then the memory is kept.
     """
 
     stop: bool = False
-    """Whether the policy may end the read before the end of the document. Leave it off if all of it matters."""
+    """Whether the policy may end the read before the document's end."""
     name: ClassVar[str] = "gated"
     state: ClassVar[type] = GatedState
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
@@ -76,7 +76,7 @@ class Gated(Strategy):
         object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the paper's loop, with an early exit."""
+        """Add the loop of the paper, with an early exit."""
         wire_line(graph, "update_or_keep", self._update_or_keep, leave=_route_when_enough)
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:

@@ -1,4 +1,4 @@
-"""Map and reduce: each chunk's contribution, in parallel, then merged until the answer can be based on it."""
+"""Map and reduce: finds the facts of all chunks in parallel, then merges the findings into one memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MapReduce(branching.BranchingStrategy):
     """choose_chunks -> map_chunk, in parallel -> ... -> gather -> merge_findings, in parallel -> ... -> answer."""
 
     width: int = 64
-    """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
+    """Number of chunks that are chosen at once. The reader's `branches` limits how many are read in parallel."""
     name: ClassVar[str] = "map_reduce"
     roles: ClassVar[tuple[Role, ...]] = (MAP, branching.MERGE, ANSWER)
 

@@ -1,4 +1,4 @@
-"""The paper's strategy: one chunk after the other, and the whole memory is rewritten at each."""
+"""The strategy of the paper: chunks are read in order, and the policy rewrites the whole memory at each chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Overwrite(Strategy):
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_memory")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the paper's loop."""
+        """Add the loop of the paper."""
         wire_line(graph, "update_memory", update_memory)
 
 
@@ -34,7 +34,7 @@ def wire_line(graph: StrategyGraph, node: str, read: Step, *, leave: Route | Non
         graph: the graph of the strategy.
         node: the name of the step that reads the chosen chunk.
         read: the step.
-        leave: its route, if it may end the loop: to "read_chunk" or to "answer".
+        leave: the route after the step, if it may end the loop: to "read_chunk" or to "answer".
     """
     graph.add_node("read_chunk", read_chunk)
     graph.add_node(node, read)

@@ -20,11 +20,11 @@ class ParallelState(branching.BranchingState):
     """The branches' findings, and the number of the pass."""
 
     number: NotRequired[int]
-    """Which pass it is; None is the first, 1."""
+    """The number of the pass, from 1; None means 1."""
     previous_memory: NotRequired[str]
     """The memory after the previous passes."""
     previous_steps: NotRequired[list[str]]
-    """The steps that wrote it."""
+    """The steps that wrote `previous_memory`."""
 
 
 class ParallelBranch(branching.Branch):
@@ -43,9 +43,9 @@ class Parallel(branching.BranchingStrategy):
     """
 
     passes: int = 2
-    """The most passes; a pass that finds nothing new is the last."""
+    """Maximum number of passes. A pass that finds nothing new is the last."""
     width: int = 64
-    """Chunks that are chosen at once; the reader's `concurrency` limits how many are read in parallel."""
+    """Number of chunks that are chosen at once. The reader's `branches` limits how many are read in parallel."""
     name: ClassVar[str] = "parallel"
     roles: ClassVar[tuple[Role, ...]] = (EXTRACT, branching.MERGE, ANSWER)
     state: ClassVar[type] = ParallelState
@@ -54,7 +54,7 @@ class Parallel(branching.BranchingStrategy):
         self.require_at_least(1, "passes", "width")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add a pass, and the way to the next one."""
+        """Add a pass, and the edge to the next pass."""
         graph.add_node("choose_chunks", self._choose_chunks)
         graph.add_node("extract", _extract)
         graph.add_node("end_pass", self._end_pass)
@@ -69,7 +69,7 @@ class Parallel(branching.BranchingStrategy):
         return await branching.choose_chunks(state, step, self.width)
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
-        """Begin the next pass, unless this one was the last one or found nothing."""
+        """Begin the next pass, unless this pass was the last or found nothing."""
         number = state.get("number") or 1
         findings = branching.in_order(state.get("findings", {}))
         steps = [finding["step"] for finding in findings.values()]
@@ -92,7 +92,7 @@ async def _extract(state: ParallelBranch, step: StepContext) -> Change:
 
 
 def _previous_pass(state: ParallelState) -> dict[str, Any]:
-    """Return the memory of the previous passes, for the branches of this one."""
+    """Return the memory of the previous passes, for the branches of this pass."""
     return {"previous_memory": state.get("previous_memory") or "", "previous_steps": state.get("previous_steps") or []}
 
 

@@ -21,9 +21,9 @@ from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role, read_t
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"
 _CHARS_PER_TOKEN = 2
-"""With this many characters of a passage for each token of the room, it nearly always has one, and mostly several."""
+"""Passage characters per token of room. With this ratio at least one passage fits in nearly all cases."""
 _MAX_CANDIDATES = 64
-"""The most memories and passages to try, best first."""
+"""Maximum number of memories and passages to try, best first."""
 
 
 def memory_and_query(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
@@ -48,7 +48,7 @@ RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), temp
 
 
 class Recalled(TypedDict):
-    """The result of a look-up: places of passages, earlier memories, and the steps that wrote them."""
+    """The result of a look-up: spans of passages, earlier memories, and the steps that wrote them."""
 
     spans: list[dict[str, Any]]
     memories: list[str]
@@ -56,11 +56,11 @@ class Recalled(TypedDict):
 
 
 class RecallState(LineState):
-    """What to look up, and the result."""
+    """The state of a read with look-ups."""
 
     query: NotRequired[str | None]
     recalled: NotRequired[Recalled | None]
-    """What the next prompt shows; None if nothing was looked up for it."""
+    """The result of a look-up for the next prompt; None if there was no look-up."""
     lookups: NotRequired[int]
 
 
@@ -73,9 +73,9 @@ class Recall(Strategy):
     """
 
     lookups: int = 16
-    """The most look-ups in a run; each searches everything that was read."""
+    """Maximum number of look-ups in a run. A look-up searches everything that was read."""
     passage_chars: int = 600
-    """The most characters of a passage, which ends with a sentence if possible."""
+    """Maximum characters of a passage, which ends with a sentence if possible."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
     """Ranks memories and passages; BM25 by default."""
     name: ClassVar[str] = "recall"
@@ -84,7 +84,9 @@ class Recall(Strategy):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "lookups", "passage_chars", alternative="use overwrite to read without look-ups")
+        self.require_at_least(
+            1, "lookups", "passage_chars", alternative="use the strategy overwrite to read without look-ups"
+        )
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop and the look-up."""
@@ -120,7 +122,7 @@ class Recall(Strategy):
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
-        """Rank the run's earlier memories and passages of what it read, and use the best that fit."""
+        """Rank earlier memories and passages of the chunks read so far, and use the best that fit."""
         lookups = (state.get("lookups") or 0) + 1
         if lookups > self.lookups:
             return {"recalled": Recalled(spans=[], memories=[], steps=[]), "query": None}
@@ -142,7 +144,7 @@ class Recall(Strategy):
         ranking = await ranked(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MAX_CANDIDATES]:
             passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
-            text = _text_of(passage, step) if passage else earlier[number]
+            text = _read_span(passage, step) if passage else earlier[number]
             tokens = step.context.shown_tokens(text) + 2
             if tokens > room:
                 continue
@@ -183,7 +185,7 @@ def _after_look_up(state: RecallState) -> str:
 def _format(recalled: Recalled | None, step: StepContext) -> str:
     if not recalled:
         return _NOTHING
-    return "\n".join([*recalled["memories"], *(_text_of(span, step) for span in _spans(recalled))]) or _NOTHING
+    return "\n".join([*recalled["memories"], *(_read_span(span, step) for span in _spans(recalled))]) or _NOTHING
 
 
 def _spans(recalled: Recalled | None) -> list[Span]:
@@ -201,12 +203,12 @@ def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
     return EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
 
 
-def _text_of(span: Span, step: StepContext) -> str:
+def _read_span(span: Span, step: StepContext) -> str:
     return step.context.store.read(step.state["document"], span.start_byte, span.end_byte)
 
 
 def _part(span: Span, text: str, start: int, end: int) -> Span:
-    """Return the place of a passage of a chunk, with the chunk's number; its tokens are counted when it is chosen."""
+    """Return the span of a passage, with its chunk's index. Its tokens are counted when it is chosen."""
     start_byte = span.start_byte + len(text[:start].encode())
     chars = span.start_char + start, span.start_char + end
     return Span(span.index, *chars, start_byte, start_byte + len(text[start:end].encode()), tokens=0)

@@ -12,14 +12,14 @@ from memagent_graph.roles import ANSWER, Role, read_template
 from memagent_graph.strategies.overwrite import wire_line
 
 IMPROVE = Role("refine", template=read_template("refine"), stand_in="update")
-"""A new draft from a draft and the next chunk. A policy with its own prompts updates it like a memory."""
+"""Writes a new draft from a draft and the next chunk. A policy with its own prompts updates the draft like a memory."""
 
 
 @dataclass(frozen=True)
 class Refine(Strategy):
-    """Like the paper's loop it sees every chunk once, in order; unlike it, it keeps a draft instead of notes.
+    """The loop of the paper, but the memory is a draft of the answer instead of notes.
 
-    The whole draft is kept, with its reasons; the answer is taken from it at the end.
+    The draft includes its reasons. The answer is taken from it at the end.
     """
 
     name: ClassVar[str] = "refine"

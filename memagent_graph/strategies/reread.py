@@ -1,4 +1,4 @@
-"""Read, ask what is still missing, and read again for that: for facts that only make sense with a later one."""
+"""Reads the document, asks what is still missing, and reads it again for that."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
 
 def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
-    """Return a parser of ANSWER, or of ASK above a question; one of `questions` is refused."""
+    """Return a parser of ANSWER, or of ASK with a question below it. Earlier `questions` are refused."""
     normalised = {_plain(question) for question in questions}
 
     def parse(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
@@ -61,14 +61,14 @@ INTEGRATE = Role(
 
 
 class RereadState(LineState):
-    """The state of the rereads, and what is kept of the first read during them."""
+    """The state of the rereads, and the memory of the earlier reads."""
 
     branch: NotRequired[str]
-    """The branch that reads now: "" for the first read, then "1", "2", ..."""
+    """The branch of the current read: "" for the first read, then "1", "2", ..."""
     subquestions: NotRequired[list[str]]
     """The sub-questions so far; the document is read for the newest."""
     question_step: NotRequired[str]
-    """The step that asked it."""
+    """The step that asked the newest sub-question."""
     trunk_memory: NotRequired[str]
     """The memory after all previous reads."""
     finding: NotRequired[str]
@@ -84,13 +84,13 @@ class Reread(Strategy):
     """
 
     rounds: int = 2
-    """The most rereads."""
+    """Maximum number of rereads."""
     name: ClassVar[str] = "reread"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, DECOMPOSE, INTEGRATE, ANSWER)
     state: ClassVar[type] = RereadState
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "rounds", alternative="use overwrite to read once")
+        self.require_at_least(1, "rounds", alternative="use the strategy overwrite to read once")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the read, and the edge back to its beginning."""
@@ -110,7 +110,7 @@ class Reread(Strategy):
         graph.add_edge("answer", END)
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
-        """Return what was kept of the previous reads, while the document is read again."""
+        """Return the memory of the previous reads, also while the document is read again."""
         return (state.get("trunk_memory") if state.get("branch") else state.get("memory")) or ""
 
     async def _decompose(self, state: RereadState, step: StepContext) -> Change:

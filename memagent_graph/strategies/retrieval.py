@@ -16,12 +16,12 @@ from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
 
 _CHUNK_TOKENS: Final = 256
 _MIN_CHUNKS: Final = 8
-"""In a small window long chunks leave no choice: with four chunks in a window of 1024 tokens, the chunk with the fact
-was shown for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks half as long, for 27."""
+"""Minimum number of chunks in the window. With 4 chunks in a window of 1024 tokens, the chunk with the fact was shown
+for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks of half the length, for 27."""
 
 _TAIL_PERCENT: Final = 50
-"""In which part of a chunk its last sentence has to end. With its last 15 %, chunks of 80 tokens cut 17 of 320 planted
-sentences in two; with its second half, none."""
+"""A chunk ends with a sentence that ends in this last part of it (percent). With 15 %, chunks of 80 tokens cut 17 of
+320 planted sentences in two; with 50 %, none."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Retrieval(Excerpt):
 
     Raises:
         StrategyError: a number is too small.
-        MissingExtraError: it needs the extra "recall", which is a part of "eval".
+        MissingExtraError: the extra "recall" (a part of "eval") is not installed.
     """
 
     chunks: int = 0
@@ -47,7 +47,7 @@ class Retrieval(Excerpt):
         self.require_at_least(0, "chunks", "chunk_tokens")
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
-        """Return the best chunks that fit the window, or the beginning of the best one; and the document's tokens."""
+        """Return the best chunks that fit (or the beginning of the best chunk), and the document's tokens."""
         context, spans = window.context, list[Span]()
         chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.room // _MIN_CHUNKS))
         chunker = Chunker(
@@ -68,7 +68,7 @@ class Retrieval(Excerpt):
 
 
 def _best_within(tokens: int, best: Sequence[Span], window: ExcerptWindow) -> list[Span]:
-    """Return the best chunks with that many tokens in total, in the document's order."""
+    """Return the best chunks with this many tokens in total, in the document's order."""
     totals = accumulate(span.tokens for span in best)
     fitting = [span for span, total in zip(best, totals, strict=True) if total <= tokens]
     if fitting:

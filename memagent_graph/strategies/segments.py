@@ -1,4 +1,4 @@
-"""A document cut into segments that are read in parallel, each with its own memory; the memories are merged."""
+"""Cuts a document into segments, reads them in parallel with separate memories, and merges the memories."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
 class SegmentsState(branching.BranchingState):
-    """The segments' memories, and where each continues."""
+    """The memories and cursors of the segments."""
 
     segments: NotRequired[list[branching.Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
-    """By segment, named after its first chunk: where its next chunk begins."""
+    """The cursor of the next chunk, by segment. A segment has the name of its first chunk."""
     wave: NotRequired[list[str]]
-    """The segments that read a chunk next, at the same time."""
+    """The segments that read their next chunk now."""
 
 
 @dataclass(frozen=True)
 class Segments(branching.BranchingStrategy):
     """cut_segments -> next_chunks -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
-    The paper's loop, `count` times in parallel: as many calls in sequence as a segment has chunks.
+    The loop of the paper, `count` times in parallel. A segment needs one call in sequence per chunk.
     """
 
     count: int = 8
@@ -45,7 +45,7 @@ class Segments(branching.BranchingStrategy):
         self.require_at_least(1, "count")
 
     def wire(self, graph: StrategyGraph) -> None:
-        """Add the segments' loop."""
+        """Add the loop of the segments."""
         graph.add_node("cut_segments", self._cut_segments)
         graph.add_node("next_chunks", _next_chunks)
         graph.add_node("read_segment", _read_segment)
@@ -57,7 +57,7 @@ class Segments(branching.BranchingStrategy):
 
     @property
     def continues_after(self) -> str:
-        """Cut the document, once."""
+        """Cut the document into segments."""
         return "cut_segments"
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
@@ -83,7 +83,7 @@ def _branch_per_segment(state: SegmentsState) -> str | Sequence[Send]:
 
 
 def _open_segments(state: Mapping[str, Any]) -> dict[str, Cursor]:
-    """Return by segment where it continues; without those that were read to their end."""
+    """Return the cursors of all segments that were not read to their end."""
     cursors = state.get("cursors", {})
     segments = {str(segment["cursor"]["index"]): segment for segment in state.get("segments") or ()}
     return {

@@ -1,4 +1,4 @@
-"""A run's timeline, computed once and drawn by several renderers: terminal, page, notebook."""
+"""The timeline of a run, which the terminal, the page and the notebook draw."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _MAX_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One chunk read, or one merge of branches, and what it did to the memory."""
+    """A step of a timeline: a chunk or a merge of branches, and its change of the memory."""
 
     update: MemoryUpdate
     name: str
-    """Its name in a sentence, for people: "chunk 3", "chunk 41, branch 3", "merge of branches 0, 1, 2"."""
+    """The name for people, such as "chunk 3", "chunk 41, branch 3" or "merge of branches 0, 1, 2"."""
     kept: bool
     """Whether the policy decided not to change the memory."""
     sources: tuple[int, ...]
-    """The indices in `Timeline.steps` of the steps whose memories, joined, this step started from."""
+    """The indices in `Timeline.steps` of the steps whose joined memories are `previous`."""
     previous: str
-    """The memory that the step started from."""
+    """The memory before the step."""
     diff: tuple[Change, ...]
-    """From `previous` to the update's memory; empty if they are the same."""
+    """The difference from `previous` to the new memory; empty if they are equal."""
     inserted_words: int
     deleted_words: int
     density: float
-    """The share of words changed, 0 to 1: inserted and deleted words, divided by the words of both memories."""
+    """The fraction of changed words, 0 to 1: inserted and deleted words, divided by the words of both memories."""
     section: str | None
-    """The page or source in which the chunk begins."""
+    """The page or source at the beginning of the chunk."""
 
     @property
     def short_name(self) -> str:
-        """Its name in a list of chunks: for a chunk on the trunk only its number."""
+        """The name in a list of chunks: for a chunk on the trunk only its number."""
         return self.name.removeprefix("chunk ").replace(", branch", " on branch", 1)
 
     @property
@@ -59,16 +59,16 @@ class Step:
 
     @property
     def notable(self) -> bool:
-        """Whether it changed memory, has events, or merged branches."""
+        """Whether the step changed the memory, has events, or merged branches."""
         return self.changed or bool(self.update.events) or self.update.chunk_index is None
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a run. Tokens and seconds are summed over all steps that count, including answers and decisions."""
+    """The totals of a run. Tokens and seconds include answers and decisions."""
 
     chunks: int
-    """Chunks read; a chunk that was read twice counts twice."""
+    """Number of read chunks. A chunk that was read twice counts twice."""
     changes: int
     prompt_tokens: int
     completion_tokens: int
@@ -78,13 +78,13 @@ class Totals:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run with everything that can be computed without a model."""
+    """A run with the results of computations for display."""
 
     view: RunView
     steps: tuple[Step, ...]
-    """In topological order, with a branch's steps adjacent."""
+    """In topological order. The steps of a branch are adjacent."""
     step_index_by_update: tuple[int, ...]
-    """For each update in the trace, the index of its step in `steps`."""
+    """By index of an update in the trace: the index of its step in `steps`."""
     support_spans: tuple[SupportSpan, ...]
     """The parts of the final memory's lines whose words the answer repeats."""
     totals: Totals
@@ -101,7 +101,7 @@ class Timeline:
 
     @property
     def share(self) -> float:
-        """The share of the document that was read, 0 to 1; 1 if the run ended with an answer."""
+        """The fraction of the document that was read, 0 to 1; 1 if the run ended with an answer."""
         progress = [step.update.progress for step in self.steps if step.update.progress is not None]
         return max(progress, default=1.0) if self.view.answer is None else 1.0
 
@@ -120,15 +120,15 @@ class Timeline:
 
     @property
     def branches(self) -> list[str]:
-        """The branches' names in the order of their steps; the trunk, named "", is first if there is one."""
+        """The names of branches in the order of their steps. The trunk ("") is first, if it has steps."""
         return sorted(dict.fromkeys(step.update.branch for step in self.steps), key=bool)
 
     def step(self, update: int) -> Step:
-        """Return the step of the update at an index in the trace, which evidence and lines of memory use."""
+        """Return the step for the index of an update in the trace."""
         return self.steps[self.step_index_by_update[update]]
 
     def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
-        """Yield the steps in groups: a notable one by itself, or several of one branch that are not notable."""
+        """Yield groups of steps: a single notable step, or several steps of a branch that are not notable."""
         for (is_notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
             if is_notable:
                 yield from ((True, [step]) for step in steps)
@@ -136,7 +136,7 @@ class Timeline:
                 yield False, list(steps)
 
     def longest_lost_lines(self, count: int) -> list[LostLine]:
-        """Return the lost lines that were in memory for the most steps, in the order in which they were lost."""
+        """Return the lost lines that were in memory for most steps, in the order of their loss."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:count])]
@@ -153,7 +153,7 @@ class Timeline:
         return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
 
     def split_by_support(self, line_index: int) -> list[tuple[str, bool]]:
-        """Return a line of the final memory in pieces, and whether the answer repeats each."""
+        """Return the pieces of a line of the final memory, and whether the answer repeats them."""
         line = self.provenance.lines[line_index].line
         pieces: list[tuple[str, bool]] = []
         end = 0
@@ -172,13 +172,13 @@ def unchanged_label(steps: Sequence[Step]) -> str:
 
 
 def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
-    """Return names as a phrase; if there are many, only the first ones and the number of the others."""
+    """Return names as a phrase. Of many names, only the first are listed."""
     text = ", ".join(map(str, names[:count]))
     return text if len(names) <= count else f"{text} and {len(names) - count} more"
 
 
 def build_timeline(view: RunView) -> Timeline:
-    """Return a run's timeline, which is everything that the renderers draw.
+    """Return the timeline of a run, the input of renderers.
 
     For 700 chunks and memories of 1000 tokens, it takes about half a second, and a few seconds if every chunk
     rewrites the whole memory.
@@ -199,7 +199,7 @@ def build_timeline(view: RunView) -> Timeline:
             sum(count_words(part.text) for part in change if part.op is op)
             for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
         )
-        # A change of white space or punctuation only changes no word, but is a change.
+        # A change of white space or punctuation changes no word, but it is a change.
         share = max((inserted + deleted) / max(1, inserted + deleted + 2 * kept), 0.01) if change else 0.0
         reads = update.chunk_index is not None
         times[update.branch, update.chunk_index] += 1
@@ -229,8 +229,8 @@ def build_timeline(view: RunView) -> Timeline:
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
             changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(step.prompt_tokens for step in trace.steps),
-            completion_tokens=sum(step.completion_tokens for step in trace.steps),
+            prompt_tokens=sum(step.usage.prompt_tokens for step in trace.steps),
+            completion_tokens=sum(step.usage.completion_tokens for step in trace.steps),
             seconds=sum(step.seconds for step in trace.steps),
             events=count_events([*view.document_events, *(event for step in trace.steps for event in step.events)]),
         ),
@@ -238,7 +238,7 @@ def build_timeline(view: RunView) -> Timeline:
 
 
 def _order(trace: Trace) -> list[int]:
-    """Return the indices of a trace's updates, each after its sources; parallel branches one after the other."""
+    """Return the indices of a trace's updates in topological order. Parallel branches are not interleaved."""
     sources = [trace.sources(update) for update in trace.updates]
     ends = set(range(len(sources))).difference(*sources)
     order: list[int] = []
@@ -259,16 +259,16 @@ def _order(trace: Trace) -> list[int]:
 
 
 def _calls_by_update(trace: Trace) -> list[list[Call]]:
-    """Return the steps of each update."""
+    """Return the steps of every update."""
     calls: list[list[Call]] = [[] for _ in trace.updates]
     for step in trace.steps:
         if step.writes is Writes.MEMORY or (step.reads and step.writes is Writes.DECISION):
-            calls[trace.place(step.id)].append(step)
+            calls[trace.update_index(step.id)].append(step)
     return calls
 
 
 def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
-    """Return the name of an update; `branches` are the branches of the updates that it comes from."""
+    """Return the name of an update. `branches` are the branches of its source updates."""
     names = list(dict.fromkeys(branch or "trunk" for branch in branches))
     suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:

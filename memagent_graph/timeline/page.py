@@ -1,9 +1,9 @@
-"""The timeline as one HTML file that needs nothing else: no network, no server, and no other script.
+"""The timeline as a self-contained HTML file: no network, no server, no other script.
 
-Text of documents and models is included as JSON that cannot end its element, and the script shows it as text only. The
-content security policy names the one style sheet and the one script by their hashes, and allows nothing to be loaded.
-Memories are stored as differences; the script restores them. A step names its sources, itself and its
-anchor only if these are not those of the next chunk on the trunk, so that pages of long runs stay small.
+Texts of documents and models are in JSON that cannot end its element, and the script shows them as text. The content
+security policy allows the style sheet and the script by their hashes, and no other resource.
+Memories are stored as differences, which the script resolves. Name, sources and anchor of a step are left out if they
+are the defaults for the next chunk on the trunk, so pages of long runs stay small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_QUOTE = 2000
 _MAX_LOST_LINES = 300
 _MARK = b'<meta name="generator" content="memagent-graph">'
 _MARK_WITHIN_BYTES = 1024
-# What could end the element, and code points that a UTF-8 file cannot contain.
+# Characters that could end the element, and code points that a UTF-8 file cannot contain.
 _ESCAPED_IN_JSON = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
@@ -41,8 +41,7 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
 
     Args:
         timeline: the run.
-        document_link: where a server shows the document, to be followed by `/START/END`, a passage's characters; the
-            page's quotes then lead there.
+        document_link: the URL at which a server shows the document. Quotes link to it with `/START/END` (characters).
     """
     style, script = resource("page.css"), resource("page.js")
     question = timeline.view.question
@@ -62,21 +61,21 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
 
 
 def render_notebook(timeline: Timeline) -> str:
-    """Return the page in a frame, for `_repr_html_`; it can do nothing in the notebook around it."""
+    """Return the page in a sandboxed frame, for `_repr_html_`."""
     style = "width:100%;height:36em;border:1px solid rgba(128,128,128,.3)"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape_html(render_page(timeline))}"></iframe>'
 
 
 def write_page(page: str, path: Path, *, force: bool = False) -> None:
-    """Write what `render_page` gave, whole or not at all, for its owner alone. A link is never followed.
+    """Write a page as a whole file that only its owner can read. A link is not followed.
 
     Args:
-        page: the page.
-        path: the file; a page that is there is replaced.
-        force: replace another file, or a link, too.
+        page: the page from `render_page`.
+        path: the file. An existing page is replaced.
+        force: whether to replace another file or a link, too.
 
     Raises:
-        FileExistsError: there is something else of that name; the message says what, without the name.
+        FileExistsError: the path is another kind of file. The message has no path.
         OSError: it cannot be written.
     """
     if (what := _in_the_way(path, force=force)) is not None:
@@ -105,7 +104,7 @@ def _json(value: Any) -> str:
 
 
 def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
-    """Where quotes lead: to the document that a server shows, or else into its PDF file on this machine."""
+    """Return the link target of quotes: the document on a server, or else its PDF file on this machine."""
     if document_link:
         return {"documentLink": document_link}
     return {"pdf": file} if (file := timeline.view.places.file) else {}
@@ -223,7 +222,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _pack(diff: Sequence[Change]) -> list[str | int]:
-    """Return a difference for the script: a count of UTF-16 units to keep, a negative one to skip, a text to add."""
+    """Return a difference for the script: UTF-16 units to keep (positive) or skip (negative), and texts to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [
         change.text if change.op is DiffOp.INSERT else signs[change.op] * _utf16_units(change.text) for change in diff
@@ -267,12 +266,12 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
 
 
 def resource(name: str, package: str | None = None) -> str:
-    """Return the text of a file next to a package's modules; of this package if none is named."""
+    """Return the text of a file in a package, by default in this package."""
     return files(package or __package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def content_policy(style: str, script: str | None = None) -> str:
-    """Return a policy that allows this style sheet and this script, and nothing to be loaded or sent."""
+    """Return a content security policy that allows only this style sheet and this script."""
     scripts = [] if script is None else [f"script-src '{_hash(script)}'"]
     return "; ".join(
         (
@@ -287,7 +286,7 @@ def content_policy(style: str, script: str | None = None) -> str:
 
 
 def escape_html(text: str) -> str:
-    """Return a text as HTML, in an element or an attribute's value."""
+    """Return a text escaped for HTML elements and attributes."""
     return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
 
 

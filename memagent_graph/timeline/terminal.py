@@ -1,4 +1,4 @@
-"""The timeline on a terminal. Text of documents and models is shown as text, without markup and control characters."""
+"""The timeline on a terminal. Texts of documents and models are shown without markup and control characters."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
     """Return a run for `rich.console.Console.print`.
 
     Args:
-        timeline: from `build_timeline`.
-        chunk: show this chunk alone, counted from 1: its memory before and after, the difference, and its text in full;
-            several times if it was read again or on several branches.
+        timeline: the timeline.
+        chunk: the number of a chunk (from 1) to show alone: its memory before and after, the difference, and its text.
+            All of its reads are shown.
 
     Raises:
         ValueError: the run has not read that chunk.
@@ -181,7 +181,7 @@ def _events(events: Iterable[ReadEvent]) -> list[Text]:
 
 
 def _excerpt(timeline: Timeline) -> list[RenderableType]:
-    """Return what supports the answer, if an excerpt was shown instead of chunks."""
+    """Return the quotes of the answer, if an excerpt was shown instead of chunks."""
     if timeline.excerpt is None:
         return []
     quotes = [_quote(timeline, evidence) for evidence in timeline.excerpt]
@@ -244,7 +244,7 @@ def _chunk(timeline: Timeline, chunk: int) -> RenderableType:
 
 
 def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
-    """Return what a step did to the memory, in full."""
+    """Return the full difference of a step."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
     difference = [DiffText(step.diff)] if step.changed else [Text(unchanged_label([step]), style="dim")]
@@ -263,7 +263,7 @@ def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType
 
 
 def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
-    """Return what is left of unchanged text beside the changes before and after it."""
+    """Return unchanged text, cut to the parts next to changes."""
     if len(text) <= around * (before + after) + around:
         return text
     head, tail = text[: around * before], text[len(text) - around * after :]

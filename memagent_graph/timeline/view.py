@@ -1,4 +1,4 @@
-"""A run for viewing, from a run log and the documents it refers to, or from a result (`ReadResult.view`)."""
+"""A run for viewing, from a run log and the store of documents, or from a result (`ReadResult.view`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memagent_graph.provenance.evidence import (
     Evidence,
     Provenance,
     excerpt_evidence,
-    provenance_of,
+    find_provenance,
     sentence_around,
     supporting_lines,
 )
@@ -39,24 +39,24 @@ class RunView:
     document: DocumentRef
     model: str
     strategy: str
-    """The name of the way of reading."""
+    """The strategy's name."""
     trace: Trace = field(repr=False)
-    """All calls of the policy, and their results."""
+    """The trace of the run."""
     answer: str | None
     raw_answer: str | None
     stop_reason: str | None
-    """None while it runs, or after a crash."""
+    """The stop reason; None while the run goes on, or after a crash."""
     began: float | None = None
     ended: float | None = None
     rewards: tuple[Reward, ...] = ()
     sections: Sequence[SourceMark] = ()
-    """Where the document's pages or sources begin."""
+    """The starts of the document's pages or sources."""
     headings: Sequence[SourceMark] = field(default=(), repr=False)
-    """Where its headings and numbered clauses begin."""
+    """The starts of headings and numbered clauses."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
-    """The text that an update read; None if it is no longer stored."""
+    """Returns the text that an update read; None if it is no longer stored."""
     span_text: Callable[[Span], str | None] = field(default=lambda _: None, repr=False)
-    """The text of a chunk, or of a passage of an excerpt; None if it is no longer stored."""
+    """Returns the text of a chunk or a passage; None if it is no longer stored."""
 
     @property
     def places(self) -> Places:
@@ -65,7 +65,7 @@ class RunView:
 
     @property
     def updates(self) -> tuple[MemoryUpdate, ...]:
-        """Every memory update that counts, in order; empty for a run that has read nothing yet."""
+        """All memory updates, in order."""
         return self.trace.updates
 
     @property
@@ -80,21 +80,21 @@ class RunView:
 
     @cached_property
     def provenance(self) -> Provenance:
-        """Where the final memory comes from; if an excerpt was shown instead of chunks, quotes for the answer."""
+        """The provenance of the final memory, or quotes for the answer if an excerpt was shown instead of chunks."""
         if self.trace.excerpt is not None:
             return Provenance(evidence=excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places))
-        return provenance_of(self.trace, self.chunk_text, self.places)
+        return find_provenance(self.trace, self.chunk_text, self.places)
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The quotes that support the answer. If there is none yet, the quotes of all lines of memory."""
+        """The quotes that support the answer, or without an answer the quotes of all memory lines."""
         if self.answer is None or self.trace.excerpt is not None:
             return self.provenance.evidence
         lines = supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
         return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
 
     def sentences(self) -> list[tuple[str, Evidence]]:
-        """Return the document's sentences that the evidence is in, without repetition, each with its first quote."""
+        """Return the sentences of the evidence without duplicates, with their first quotes."""
         sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
         for quote in self.evidence:
             first, text = self._text_with(quote)
@@ -117,7 +117,7 @@ class RunView:
         return before, after
 
     def _text_with(self, quote: Evidence) -> tuple[int, str]:
-        """Return the text that a quote was found in, after the document's character at which it begins."""
+        """Return the text that contains a quote, and its position in the document."""
         if quote.update >= 0:
             update = self.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
@@ -130,8 +130,8 @@ Value = TypeVar("Value")
 Default = TypeVar("Default")
 
 
-def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
-    """Return a logged run, finished or not. Texts of chunks come from the store, if they are still there.
+def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
+    """Return a logged run, finished or not. The texts of chunks come from the store, if it still has them.
 
     Raises:
         RunNotFoundError: there is no such run in the log.
@@ -142,7 +142,7 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         run_id=run_id,
         question=record.question,
         document=record.document,
-        model=trace.steps[-1].model if trace.steps else "",
+        model=trace.steps[-1].completion.model if trace.steps else "",
         strategy=record.strategy,
         trace=trace,
         answer=record.answer,
@@ -151,12 +151,12 @@ def view_of_run(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         began=record.began,
         ended=record.ended,
         rewards=tuple(reward for reward in log.rewards(run_id) if reward.conversation is None),
-        **texts_of(store, record.document, trace),
+        **load_texts(store, record.document, trace),
     )
 
 
-def texts_of(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
-    """Return the fields of a `RunView` that come from the document's store, as far as the document is still there."""
+def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
+    """Return the fields of a `RunView` that come from the store, if the document is still stored."""
     if store is None:
         return {}
     nowhere: list[SourceMark] = []

@@ -1,4 +1,4 @@
-"""Tokenizers: exact token ids, and the place of each token in the text."""
+"""Tokenizers: exact token ids, and the position of tokens in the text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tokenizers: text to ids and back, and how many characters the first n tokens cover.
+"""Tokenizers: text to ids and back, and the number of characters that the first n tokens cover.
 
 `load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, a hub
-id. OpenAI's encodings run on tiktoken, everything else on the `tokenizers` library.
+id. OpenAI's encodings use tiktoken; all other tokenizers use the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _composed = functools.partial(unicodedata.normalize, "NFC")
 class Tokenizer(Protocol):
     """The protocol that the chunker, the budget and the prompts use.
 
-    `encode` treats every text as ordinary: the text `<|im_end|>` becomes the tokens of those characters, never
-    the control token. It accepts any str; lone surrogates are encoded like U+FFFD.
+    `encode` treats every text as ordinary text: `<|im_end|>` becomes the tokens of these characters, never the control
+    token. It accepts any str. Lone surrogates are encoded like U+FFFD.
     """
 
     @property
     def name(self) -> str:
-        """The argument of `load_tokenizer` that loads it again."""
+        """The argument with which `load_tokenizer` loads the same tokenizer."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Hash of vocabulary and rules: equal for the same tokenizer loaded another way."""
+        """A hash of vocabulary and rules. It does not depend on how the tokenizer was loaded."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`; incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
+        """Return the text of `ids`. Incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
         ...
 
     def count(self, text: str) -> int:
@@ -74,9 +74,9 @@ class Tokenizer(Protocol):
         ...
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return how many characters of `text` the first `n` of its `ids` cover.
+        """Return the number of characters of `text` that the first `n` of its `ids` cover.
 
-        None if token `n` ends inside a character. All the ids cover all the text.
+        None if token `n` ends inside a character. All ids cover all of the text.
         """
         ...
 
@@ -86,7 +86,7 @@ class TiktokenTokenizer:
 
     Args:
         encoding: the encoding.
-        name: the argument of `load_tokenizer` that loads it again; the encoding's own name if left out.
+        name: the argument with which `load_tokenizer` loads it again, by default the encoding's name.
     """
 
     def __init__(self, encoding: tiktoken.Encoding, *, name: str | None = None) -> None:
@@ -105,14 +105,14 @@ class TiktokenTokenizer:
         return digest.hexdigest()[:32]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; long texts go to tiktoken in pieces."""
+        """Return the ids of `text`. Long texts are encoded in pieces."""
         return [token for piece in pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
             return self._encoding.encode_ordinary(piece)
         except BaseException as error:
-            # tiktoken's Rust code panics with a BaseException if a pattern backtracks too far.
+            # tiktoken's Rust code panics (a BaseException) if a pattern backtracks too far.
             if type(error).__name__ != "PanicException" or len(piece) < 2:
                 raise
         middle = len(piece) // 2
@@ -130,7 +130,7 @@ class TiktokenTokenizer:
         return len(self.encode(text))
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return how many characters of `text` the first `n` of its `ids` cover; None inside a character."""
+        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
         if n >= len(ids):
             return len(text)
         from_start = n <= len(ids) // 2
@@ -146,7 +146,7 @@ class HFTokenizer:
 
     Args:
         specification: the parsed tokenizer.json.
-        name: the argument of `load_tokenizer` that loads it again.
+        name: the argument with which `load_tokenizer` loads it again.
 
     Raises:
         TokenizerError: the library refuses the file, or texts could take minutes or gigabytes with its rules.
@@ -166,7 +166,7 @@ class HFTokenizer:
         self._encoded = functools.lru_cache(maxsize=8)(self._encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled as its specification, because the cache of encodings cannot be sent to another process."""
+        """Pickle only the specification, because the cache of encodings cannot be pickled."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -198,7 +198,7 @@ class HFTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
-        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would leave them out
+        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop them
             raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_OTHER_TOKENIZER)
         with _library_errors(self.name):
             return self._backend.decode(ids, skip_special_tokens=False)
@@ -212,7 +212,7 @@ class HFTokenizer:
         return len(self._encoded(text)[0])
 
     def prefix_chars(self, text: str, ids: list[int], n: int) -> int | None:
-        """Return how many characters of `text` the first `n` of its `ids` cover; None inside a character."""
+        """Return the number of characters of `text` that the first `n` of its `ids` cover; None inside a character."""
         if n >= len(ids):
             return len(text)
         if n <= 0:
@@ -223,7 +223,7 @@ class HFTokenizer:
             return None
         if self._backend.normalizer is None or text[start:last].isascii():
             return end
-        # The library places a composed character at its first code point; its marks are in the gap that follows.
+        # The library reports only the first code point of a composed character. Its marks are in the gap after it.
         cut = end if text[end:following].isspace() else following
         parts = _composed(text[start:cut]) + _composed(text[cut:last])
         return cut if parts == _composed(text[start:last]) else None
@@ -231,7 +231,7 @@ class HFTokenizer:
 
 @contextlib.contextmanager
 def _library_errors(name: str) -> Iterator[None]:
-    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are no `Exception`."""
+    """Raise `TokenizerError` for bare exceptions and for panics of Rust code, which are not `Exception`s."""
     try:
         yield
     except BaseException as error:
@@ -239,12 +239,12 @@ def _library_errors(name: str) -> Iterator[None]:
             raise
         raise TokenizerError(
             f"the tokenizer.json of {name} cannot be used: {in_one_line(str(error), 300)}",
-            hint="It may be damaged, or newer than the installed tokenizers library; --tokenizer names another.",
+            hint="It may be damaged, or newer than the installed tokenizers library. Choose another with --tokenizer.",
         ) from error
 
 
 def _require_bounds(specification: dict[str, Any]) -> None:
-    """Raise `ValueError` for rules with which a text could take minutes or gigabytes."""
+    """Raise `ValueError` for rules that could take minutes or gigabytes for a text."""
     parts = [specification.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     for part in parts:  # and what is in them
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -280,8 +280,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             `Path` is always a file or folder.
 
     Raises:
-        TokenizerError: there is none with that name, or it cannot be loaded here.
-        MissingExtraError: it needs the extra `hub`.
+        TokenizerError: the name is unknown, or the tokenizer cannot be loaded.
+        MissingExtraError: the extra `hub` is not installed.
     """
     if isinstance(spec, str):
         if spec == EMBEDDED:
@@ -296,15 +296,15 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return _from_file(_download(spec), spec)
     names = [EMBEDDED, *tiktoken.list_encoding_names(), *tiktoken.model.MODEL_TO_ENCODING]
     accepted = (
-        f"Accepted are: embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
-        "a file or folder with a tokenizer.json, a hub id such as Qwen/Qwen2.5-7B-Instruct."
+        f"Use embedded, a tiktoken encoding or model name ({', '.join(tiktoken.list_encoding_names())}), "
+        "a file or folder with a tokenizer.json, or a hub id such as Qwen/Qwen2.5-7B-Instruct."
     )
     raise TokenizerError(f"there is no tokenizer {str(spec)!r}", hint=did_you_mean(str(spec), names, accepted))
 
 
 @functools.cache
 def _embedded() -> Tokenizer:
-    """Return the embedded policy's tokenizer; to parse it takes as long as reading a few chunks."""
+    """Return the embedded policy's tokenizer, cached because parsing it takes as long as reading a few chunks."""
     with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as folder:
         return _from_file(folder, EMBEDDED)
 
@@ -324,8 +324,8 @@ def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"the tiktoken encoding {name} is not on this machine and could not be fetched ({type(error).__name__})",
-            hint="Set TIKTOKEN_CACHE_DIR to a folder that has it, or name a local one: --tokenizer embedded, or the "
-            "path of a tokenizer.json.",
+            hint="Set TIKTOKEN_CACHE_DIR to a folder that has it, or use a local tokenizer: --tokenizer embedded, or "
+            "the path of a tokenizer.json.",
         ) from error
 
 
@@ -354,7 +354,7 @@ def _download(repository: str) -> Path:
         ) from error
 
 
-_OTHER_TOKENIZER = "The ids are of another tokenizer: name the one of the model that wrote them."
+_OTHER_TOKENIZER = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )

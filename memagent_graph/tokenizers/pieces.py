@@ -1,9 +1,9 @@
-"""Cuts long texts into pieces that together have the tokens of the whole, and shortens texts to a number of tokens.
+"""Cuts long texts into pieces that together have the tokens of the whole text, and shortens texts.
 
-Tokenizers first split text into words and then encode each word by itself, so a cut that falls between two words
-changes nothing. Between a letter and a space followed by a letter, and between a newline and a letter, every
-pre-tokenizer in use has such a boundary (`tests/unit/test_chunking.py` checks it). Giving a tokenizer pieces instead
-of megabytes also keeps its regular expressions below their limits: 1 MB of spaces makes tiktoken panic.
+Tokenizers split text into words and encode every word alone, so a cut between two words does not change the tokens. All
+pre-tokenizers in use have such a boundary between a letter and a space before a letter, and between a newline and a
+letter (`tests/unit/test_chunking.py` checks it). Pieces also keep regular expressions within their limits: 1 MB of
+spaces makes tiktoken panic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from memagent_graph.words import is_character_end
 
 PIECE_BYTES = 16_384
-"""A piece's usual largest size, in UTF-8 bytes (or in characters, where a text is cut in memory)."""
+"""The usual maximum size of a piece, in UTF-8 bytes (in characters for a text in memory)."""
 
 MAX_PIECE_BYTES = 262_144
 """The size at which a text without a safe cut is cut anyway."""
 
 
 def safe_cut(window: str, lowest: int) -> int | None:
-    """Find the last safe cut of `window` at or after the character `lowest`, or None.
+    """Return the last safe cut of `window` at or after the character `lowest`, or None.
 
     A cut at `i` separates `window[:i]` from `window[i:]`. Boundaries of words are preferred to boundaries of lines.
     """
@@ -55,7 +55,7 @@ def pieces(text: str) -> Iterator[str]:
 
 _ELLIPSIS = " [...] "
 _MAX_TOKEN_CHARACTERS = 16
-"""The most characters in a token that is worth trying; ordinary text has about four."""
+"""Maximum characters per token to try. Ordinary text has about 4."""
 
 
 def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
@@ -73,7 +73,7 @@ def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
 
 
 def _ends(text: str, characters: int) -> str:
-    """Return the first two thirds of a number of characters from the beginning, the others from the end."""
+    """Return two thirds of the characters from the beginning of a text, and one third from its end."""
     tail = characters // 3
     head, rest = (_character_start(text, at) for at in (characters - tail, len(text) - tail))
     return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()

@@ -17,16 +17,9 @@ from random_policy import write_random_policy
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_training.job.training_output import complete_policy
-from memagent_training.serving.policy_sync import (
-    PolicySync,
-    Probe,
-    RemoteServer,
-    SyncMethod,
-    SyncSettings,
-    folder_logprobs,
-)
-from memagent_training.serving.policy_sync.probe import find_fault
+from memagent_training.serving.policy_sync.probe import Probe, find_fault, folder_logprobs
 from memagent_training.serving.policy_sync.server_api import ServerAPI
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer
 from memagent_training.training_errors import TrainingError
 

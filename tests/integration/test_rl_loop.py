@@ -27,7 +27,6 @@ from memagent_training.job.training_output import find_checkpoints
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.loop_status import Phase
-from memagent_training.rl.rl_job import MeasureSettings
 from memagent_training.serving.vllm_server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +68,10 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
 
 def test_it_runs_through(server, tmp_path) -> None:
     watcher = Recorder()
-    measured = MeasureSettings(every=2, lengths=(500,), count=4)
-    found = run(small_job(tmp_path / "rl", base_url=server.base_url, measure=measured), watcher)
+    found = run(
+        small_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),
+        watcher,
+    )
     assert (found.steps, found.policy) == (3, tmp_path / "rl")
     assert_whole(found.policy)
 
@@ -116,7 +117,7 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
                 threading.Timer(0.3, lambda: killed.append(kill_server(others))).start()
 
     watcher = Killer()
-    at_once = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32, retries=0)
+    at_once = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32)
     found = run(small_job(out, iterations=2, collect=at_once), watcher)
     assert killed
     assert found.steps == 2

@@ -11,7 +11,7 @@ from memagent_evaluation.planted_facts import PlantedFacts
 from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph import DocumentStore, MemAgent, OpenAICompatiblePolicy, RunLog, load_tokenizer
 from memagent_graph.run_log import Conversation
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_training.serving.vllm_server import VLLMServer
 
 CHUNKS = 700
@@ -54,7 +54,7 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
     result = await agent.aread(document(), FACT.question, run_id="r")
     context, tokenizer = await agent.aprepare(), load_tokenizer("embedded")
     rows = list(log.conversations("r"))
-    view = view_of_run(log, "r", store)
+    view = load_run_view(log, "r", store)
     assert result.chunks_read >= CHUNKS
     assert len(rows) == result.chunks_read + 1 == result.usage.turns
     assert [update.memory for update in view.updates] == [update.memory for update in result.updates]

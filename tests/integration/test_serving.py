@@ -221,7 +221,7 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
         assert {each["status"] for each in answers[key]} == {200}
         assert all(facts[key].value in each["content"] for each in answers[key])
         ids = [each["run_id"] for each in answers[key]]
-        entries = ledger.list_of_owner(owner, newest=10**6)
+        entries = ledger.list_reads(owner, newest=10**6)
         assert sorted(ids) == sorted(each.run_id for each in entries), "each request is one read of its key"
         assert {each.state for each in entries} == {ReadState.FINISHED}
         positions = [[each.position for each in log.conversations(run_id, with_ids=False)] for run_id in ids]

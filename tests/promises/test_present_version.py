@@ -17,7 +17,7 @@ WRITTEN = Path(__file__).parent / "present_version"
 
 def test_a_log_of_an_earlier_version_is_refused(tmp_path) -> None:
     path = Path(shutil.copy(WRITTEN / "runs.sqlite", tmp_path))
-    with pytest.raises(RunLogError, match=r"runs\.sqlite.*another version.*Name another file"):
+    with pytest.raises(RunLogError, match=r"runs\.sqlite.*another version.*Choose another file"):
         RunLog(path)
     with home(tmp_path / "home"):
         code, out, errors = run("runs", "--log", path)

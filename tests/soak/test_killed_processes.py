@@ -74,7 +74,7 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
     ledger, log = Ledger(home / "serve" / "reads.sqlite"), RunLog(home / "runs.sqlite")
     reads = 0
     for owner, client in zip(("alice", "bob"), clients, strict=True):
-        entries = ledger.list_of_owner(owner, newest=10**6)
+        entries = ledger.list_reads(owner, newest=10**6)
         assert {each.state for each in entries} == {ReadState.FINISHED}
         ids = [each["run_id"] for each in answers[client]]
         assert sorted(ids) == sorted(each.run_id for each in entries), "each request is one read of its key"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from support.serving import SMALL, served
 
 from memagent_graph import Document, DocumentStore, MemAgent, ScriptedPolicy
-from memagent_graph.documents import store_of
+from memagent_graph.documents import find_store
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.replies import BrokenOffError, MalformedReplyError, decode_completion
@@ -34,7 +34,7 @@ from memagent_graph.storage.state_serializer import CompressedSerializer
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 
 SECONDS = int(os.environ.get("MEMAGENT_FUZZ_SECONDS", "3600"))
@@ -188,7 +188,7 @@ def check_log(path: Path, folder: Path) -> None:
     """Show all runs of a log in all forms."""
     with closing(RunLog(path)) as log:
         for run in log.runs():
-            view = view_of_run(log, run.run_id, store_of(run.document, folder / "runs.sqlite"))
+            view = load_run_view(log, run.run_id, find_store(run.document, folder / "runs.sqlite"))
             timeline = build_timeline(view)
             render_page(timeline)
             render_timeline(timeline)

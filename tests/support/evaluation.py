@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow, Results, table_of
+from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow, Results, make_results
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
 from support.scripts import document_with
 
@@ -55,4 +55,4 @@ def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outc
 def results(*rows: ResultRow, settings: dict[str, Any] | None = None) -> Results:
     """A finished table of these rows."""
     plans = [EvaluationPlan.grid((each.system,), (each.task,), (each.length,), 0) for each in rows]
-    return table_of(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])
+    return make_results(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

@@ -19,11 +19,11 @@ from memagent_evaluation.statistics import Estimate
 from memagent_graph import RunLog
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.job.collect import CollectSettings
-from memagent_training.rewards import ExactMatch
+from memagent_training.rewards.outcome_rewards import ExactMatch
 from memagent_training.rl import RLJob, run
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
-from memagent_training.rl.rl_job import RUN_LOG, MeasureSettings
+from memagent_training.rl.rl_job import RUN_LOG
 
 SETTINGS = {
     "learning_rate": 1e-4,
@@ -42,7 +42,7 @@ def small_job(out: Path, **changes: Any) -> RLJob:
         "iterations": 3,
         "settings": SETTINGS,
         "collect": CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32),
-        "measure": MeasureSettings(every=0),
+        "measure_every": 0,
         "small": True,
     }
     return RLJob(out=out, **(wanted | changes))

@@ -86,7 +86,8 @@ def served(
             sessions = PageSessions(serving.settings.keys) if page else None
             routes = LivePage(serving, sessions).routes() if sessions else []
             app = make_app(serving, routes, sessions)
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **BOUNDED_HTTP))
+            options = {**BOUNDED_HTTP, "limit_concurrency": serving.settings.max_connections}
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **options))
             server.config.timeout_graceful_shutdown = 1
             running = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started and not running.done():  # noqa: ASYNC110  uvicorn tells no other way

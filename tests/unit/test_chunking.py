@@ -130,7 +130,7 @@ def test_a_safe_cut_changes_no_token(seed, mixed):
             assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7", "😀", "\x00", "-", "e\u0301", "ab ", "語\n"])
+@pytest.mark.parametrize("unit", ["a", "\n", "語", "e\u0301", "ab "])
 def test_much_text_without_borders_is_cut_without_loss(unit, store):
     text = (unit * 300_000)[: 300_000 // len(unit.encode())] + "."
     chunks = list(chunker(store, text, 5000).chunks())

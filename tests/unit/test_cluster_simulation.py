@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -61,17 +60,6 @@ def test_one_document_alone_takes_what_it_takes_on_paper() -> None:
     )
 
 
-def test_a_batch_that_writes_together_shares_the_weights() -> None:
-    """Where prompts cost nothing, sequences that write together take one pass over the weights for each token."""
-    fast = replace(REPLICA, tokens_per_second=1e12)
-    workload = Workload(16, mean_tokens=5000, spread=0.0, answer_tokens=600)
-    together = simulate(fast, workload, Operation(1, 16))
-    step = fast.weights_seconds + 16 * fast.sequence_seconds
-    assert together.seconds == pytest.approx(1200 * step, rel=0.05)
-    half = simulate(replace(fast, batch=8), workload, Operation(1, 16))
-    assert half.seconds == pytest.approx(2 * 1200 * (fast.weights_seconds + 8 * fast.sequence_seconds), rel=0.05)
-
-
 def test_questions_share_a_section_only_with_a_prefix_cache() -> None:
     workload = Workload(4, mean_tokens=20_000, spread=0.0, questions=8)
     cached = simulate(REPLICA, workload, Operation(1, 32))
@@ -79,23 +67,6 @@ def test_questions_share_a_section_only_with_a_prefix_cache() -> None:
     assert plain.computed_tokens == plain.prompt_tokens == cached.prompt_tokens
     assert cached.prompt_tokens - cached.computed_tokens == 4 * 4 * 7 * 5000
     assert cached.seconds < plain.seconds
-
-
-def test_a_cluster_of_equal_replicas_is_as_fast_as_its_parts() -> None:
-    workload = Workload(16, mean_tokens=20_000, spread=0.0)
-    one = simulate(REPLICA, replace(workload, documents=4), Operation(1, 4))
-    four = simulate(REPLICA, workload, Operation(4, 16))
-    assert four.seconds == pytest.approx(one.seconds)
-    slow = simulate(REPLICA, workload, Operation(4, 16, slow_share=0.25, slow_rate=0.5))
-    assert slow.seconds == pytest.approx(2 * one.seconds)
-
-
-def test_a_merge_takes_few_memories_and_ends_with_one() -> None:
-    workload = Workload(1, mean_tokens=100_000, spread=0.0, strategy="parallel")
-    sizes = [len(stage) for stage in stages_of(workload, document_random(1, 0))]
-    assert sizes == [20, 4, 1, 1]
-    sizes = [len(stage) for stage in stages_of(replace(workload, strategy="segments"), document_random(1, 0))]
-    assert sizes == [8, 8, 4, 2, 1, 1] and math.ceil(20 / 8) == 3
 
 
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

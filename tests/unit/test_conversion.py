@@ -13,7 +13,7 @@ import pytest
 from support.document_files import docx, pdf
 from support.made_documents import opened, sheets, slides, tc, word, zipped
 
-from memagent_converters.html_to_markdown import html_as_markdown
+from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.documents import Document, DocumentStore, conversion
 from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.sources import MEDIA_TYPES
@@ -79,13 +79,13 @@ def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tm
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
 def test_what_is_nested_without_end_keeps_its_text_and_grows_no_further(tags: str) -> None:
     words = [f"w{number}" for number in range(1000)]
-    text = html_as_markdown("".join(tags + word for word in words))
+    text = render_markdown("".join(tags + word for word in words))
     assert not [word for word in words if word not in text]
     assert len(text) < 1_000_000
 
 
 def test_a_line_break_in_preformatted_text_is_one() -> None:
-    assert html_as_markdown("<pre>a<br>b</pre>") == "```\na\nb\n```"
+    assert render_markdown("<pre>a<br>b</pre>") == "```\na\nb\n```"
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.html"])
@@ -134,7 +134,9 @@ def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch)
     with pytest.raises(DocumentError, match="MB of text"):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html"))
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
-    with pytest.raises(DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB is 'much'.*such as 500"):
+    with pytest.raises(
+        DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB must be a number above 0, got 'much'.*such as 500"
+    ):
         DocumentStore(tmp_path).add(Document.from_bytes(b"<p>x", name="a.html"))
 
 
@@ -220,10 +222,9 @@ def _repeated(rows: int, columns: int) -> bytes:
     return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
 
 
-def _book(text: str = "<p>word", *, chapters: int = 1) -> bytes:
-    """A book that has one chapter several times."""
-    items = '<manifest><item id="c" href="c.xhtml"/></manifest>'
-    spine = '<itemref idref="c"/>' * chapters
+def _book(text: str) -> bytes:
+    """A book of one chapter."""
+    items, spine = '<manifest><item id="c" href="c.xhtml"/></manifest>', '<itemref idref="c"/>'
     return zipped(
         {
             "mimetype": MEDIA_TYPES["epub"],
@@ -237,7 +238,7 @@ def _book(text: str = "<p>word", *, chapters: int = 1) -> bytes:
 _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
 
 
-_LARGE = "needs more than 800 MB|takes more than 2 seconds"
+_LARGE = "needs more than 800 MB|takes more than 1 seconds"
 """One of the bounds, which a quick and a busy machine reach in different order."""
 
 
@@ -250,14 +251,13 @@ _LARGE = "needs more than 800 MB|takes more than 2 seconds"
         ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
         ("deep.pptx", slides("<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000), "nested too deeply"),
         ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
-        ("chapters.epub", _book(chapters=1_000_000), _LARGE),
         ("zipped.epub", _book("<p>" + "a " * 100_000_000), _LARGE),
         ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), _LARGE),
         ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "2")
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "1" if error is _LARGE else "20")
     monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "800")
     store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=error):

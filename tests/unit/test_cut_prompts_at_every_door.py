@@ -17,10 +17,10 @@ from memagent_graph import MemAgent, ReadResult, RunLog, load_tokenizer
 from memagent_graph.documents import DocumentStore
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.view import view_of_run
-from memagent_mcp.tool_results import run_text
+from memagent_graph.timeline.view import load_run_view
+from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
-from memagent_serve.live.page_values import update_value
+from memagent_serve.live.page_values import format_update
 
 QUESTION = "What is the key of harbor?"
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=500)
@@ -60,7 +60,7 @@ def result_of(place: Path) -> ReadResult:
 
 def timeline_of(place: Path) -> Any:
     result = result_of(place)
-    return build_timeline(view_of_run(RunLog(place / "log.sqlite"), result.run_id, DocumentStore(place / "texts")))
+    return build_timeline(load_run_view(RunLog(place / "log.sqlite"), result.run_id, DocumentStore(place / "texts")))
 
 
 def rows_of(place: Path) -> str:
@@ -76,9 +76,9 @@ DOORS: dict[str, Callable[[Path], str]] = {
     ),
     "log": lambda place: (result_of(place), memagent("show", "latest", "--log", place / "log.sqlite").stdout)[1],
     "page": lambda place: render_page(timeline_of(place)),
-    "live page": lambda place: json.dumps([update_value(update, "") for update in result_of(place).updates]),
+    "live page": lambda place: json.dumps([format_update(update, "") for update in result_of(place).updates]),
     "serve": lambda place: json.dumps(read_details(result_of(place), ["upload"])),
-    "mcp": lambda place: run_text(timeline_of(place)),
+    "mcp": lambda place: format_run(timeline_of(place)),
     "corpus": rows_of,
 }
 

@@ -118,9 +118,9 @@ def checkpoints(path: Path) -> sqlite3.Connection:
     ("kind", "table", "remedy"),
     [
         (RunLog, "runs", "run_log"),
-        (Ledger, "reads", "Move it away"),
+        (Ledger, "reads", "Move the file away"),
         (CorpusLedger, "rows", "it is built again"),
-        (checkpoints, "checkpoints", "Name another file"),
+        (checkpoints, "checkpoints", "Choose another file"),
     ],
 )
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The data that the embedded policy is trained and measured on, and the training script's promises."""
+"""The data that the embedded policy is trained on, and the training script's promises."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ import torch
 from tokenizers import Tokenizer
 
 from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
-from memagent_graph.tokenizers import load_tokenizer
 from recipes.embedded import release as release_script
 from recipes.embedded import train
 from recipes.embedded.batches import collate, make_batch
-from recipes.embedded.documents import Setting, questions_alone, questions_with_foreign_facts
 from recipes.embedded.policy_network import load_policy, new_policy
 from recipes.embedded.release import interpolate, release
 from recipes.embedded.structured_start import give_structure
@@ -190,24 +188,6 @@ def test_a_branch_in_a_batch_gets_the_logits_of_the_shipped_architecture_on_its_
                 for place, _, _ in branch.learned:
                     assert torch.allclose(logits.pop(0), alone[len(before) + place], atol=2e-3)
     assert not logits
-
-
-# --- documents and statistics
-
-
-@pytest.mark.parametrize("foreign", [True, False])
-def test_documents_have_exactly_their_chunks_and_know_where_each_fact_stands(form: PromptFormat, foreign: bool) -> None:
-    facts = PlantedFacts(9, held_out=True, number_share=1.0)
-    setting = Setting(8, foreign, chunk_tokens=128)
-    make = questions_with_foreign_facts if foreign else questions_alone
-    questions = make(load_tokenizer("embedded"), PROSE, setting, facts, 4)
-    present = [question for question in questions if question.value is not None]
-    assert len(present) == 4
-    for question in present:
-        assert len(question.chunks) == 8
-        stating = [index for index, chunk in enumerate(question.chunks) if str(question.value) in chunk]
-        assert [question.fact_chunk] == stating or not question.whole
-    assert sum(question.whole for question in present) >= 3
 
 
 # --- training

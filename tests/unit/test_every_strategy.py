@@ -40,12 +40,11 @@ from memagent_graph import (
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError, RunMismatchError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_training.data.replay import load_groups
 
 FACTS = {0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}
@@ -216,12 +215,11 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     ]
 
 
-def test_another_way_of_reading_may_not_continue_it(agent, make_reader, tmp_path) -> None:
-    agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=3))
-    other = make_reader(
-        strategy="refine" if agent.strategy.name == "overwrite" else "overwrite",
-        checkpoints=tmp_path / "checkpoints.sqlite",
+def test_another_way_of_reading_may_not_continue_it(make_reader, tmp_path) -> None:
+    agent, other = (
+        make_reader(strategy=strategy, checkpoints=tmp_path / "c.sqlite") for strategy in ("overwrite", "refine")
     )
+    agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=3))
     for attempt in (lambda: other.resume("r"), lambda: other.edit_memory("r", 0, "x")):
         with pytest.raises(RunMismatchError, match="strategy") as caught:
             attempt()
@@ -231,7 +229,7 @@ def test_another_way_of_reading_may_not_continue_it(agent, make_reader, tmp_path
 
 def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
     agent, log, _ = finished
-    timeline = build_timeline(view_of_run(log, "r", agent.store))
+    timeline = build_timeline(load_run_view(log, "r", agent.store))
     out = io.StringIO()
     rich.console.Console(file=out, width=100).print(render_timeline(timeline))
     assert "4711" in out.getvalue()
@@ -239,43 +237,6 @@ def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
     assert "harbor 4711" in render_page(timeline)
     assert timeline.provenance.evidence[0].quote
     assert timeline.totals.completion_tokens == sum(each.completion_tokens for each in log.conversations("r"))
-
-
-def test_its_export_comes_back_the_same(agent, log, tmp_path) -> None:
-    agent.read(TEXT, QUESTION, run_id="r")
-    agent.edit_memory("r", 2, "harbor 99")
-    agent.resume("r")
-    export_runs(log, tmp_path / "runs.parquet")
-    other = RunLog(tmp_path / "other.sqlite")
-    import_runs(other, tmp_path / "runs.parquet")
-    for superseded in (False, True):
-        first, second = (
-            [
-                replace(each, id=None, prompt_token_ids=list(each.prompt_token_ids), token_ids=list(each.token_ids),
-                        logprobs=list(each.logprobs))
-                for each in some.conversations("r", superseded=superseded)
-            ]
-            for some in (log, other)
-        )  # fmt: skip
-        assert first == second
-    assert comparable(log.trace("r")) == comparable(other.trace("r"))
-    assert import_runs(other, tmp_path / "runs.parquet").skipped == 1
-    other.close()
-
-
-def test_its_runs_are_replayed_as_a_group(agent, log) -> None:
-    for number in range(3):
-        agent.read(TEXT, QUESTION, run_id=f"r{number}")
-        log.reward(f"r{number}", float(number == 0))
-    (group,) = load_groups(log).require_groups()
-    for rollout in group.rollouts_G:
-        logged = list(log.conversations(rollout.run_id))
-        assert sorted(len(each.completion_ids_T) for each in rollout.conversations_K) == sorted(
-            each.completion_tokens for each in logged
-        )
-        assert {(each.role, each.branch, each.slot) for each in rollout.conversations_K} == {
-            (each.role, each.branch, each.slot) for each in logged
-        }
 
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:

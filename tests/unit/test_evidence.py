@@ -12,7 +12,7 @@ from support.traces import line as line_of
 from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.provenance.evidence import Provenance, find_support, memory_lines, provenance_of, supporting_lines
+from memagent_graph.provenance.evidence import Provenance, find_provenance, find_support, memory_lines, supporting_lines
 from memagent_graph.provenance.overlap import MAX_QUOTES, quotes
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -30,7 +30,7 @@ def made_of(memories: Sequence[str], chunks: Sequence[str], edited: Sequence[int
 
 def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited: Sequence[int] = ()) -> Provenance:
     texts = chunks or [""] * len(memories)
-    return provenance_of(made_of(memories, texts, edited), lambda update: texts[update.chunk_index])
+    return find_provenance(made_of(memories, texts, edited), lambda update: texts[update.chunk_index])
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
@@ -47,7 +47,7 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
     memories, chunks = zip(*steps, strict=True)
     document = "".join(chunks)
     made = made_of(memories, chunks)
-    result = provenance_of(made, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
+    result = find_provenance(made, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
     assert [line.line for line in result.lines] == memory_lines(memories[-1])
     for quote in result.evidence:
         assert quote.quote == document[quote.start_char : quote.end_char]
@@ -158,12 +158,12 @@ def test_a_quote_names_the_page_it_begins_in() -> None:
     chunk = "x" * 50 + " Ilse built the lighthouse."
     made = made_of(["Ilse built the lighthouse"], [chunk])
     marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in provenance_of(made, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
-    assert [quote.section for quote in provenance_of(made, lambda _: chunk, Places(marks[2:])).evidence] == [None]
+    assert [quote.section for quote in find_provenance(made, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
+    assert [quote.section for quote in find_provenance(made, lambda _: chunk, Places(marks[2:])).evidence] == [None]
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
-    result = provenance_of(made_of(["Ilse built it"], ["gone"]), lambda _: None)
+    result = find_provenance(made_of(["Ilse built it"], ["gone"]), lambda _: None)
     assert [line.first_chunk for line in result.lines] == [0]
     assert result.evidence == ()
 
@@ -229,7 +229,7 @@ def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> No
         asked.append(update.chunk_index)
         return chunks[update.chunk_index]
 
-    result = provenance_of(made_of(memories, chunks), text_of)
+    result = find_provenance(made_of(memories, chunks), text_of)
     assert sorted(asked) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
 
@@ -241,7 +241,7 @@ def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
         "Ilse Thornbury built the lighthouse\nlit in 1743\nEnough is said of the rest",
         chunks,
     )
-    result = provenance_of(trace, lambda update: chunks[update.chunk_index])
+    result = find_provenance(trace, lambda update: chunks[update.chunk_index])
     assert [(line.branch, line.first_chunk, line.reworded) for line in result.lines] == [
         ("0", 0, ()),
         ("1", 1, (None,)),
@@ -259,7 +259,7 @@ def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
     dropped = step("l", "Jonas keeps bees", "t", reads=second, branch="l")
     carried = step("r", "Marta sold the granary in 1716", "t", reads=third, branch="r")
     merged = step("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
-    result = provenance_of(Trace((trunk, dropped, carried, merged)), lambda _: None)
+    result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.first_chunk for line in result.lines] == [0]
 
@@ -268,7 +268,7 @@ def test_a_branch_that_the_answer_does_not_come_from_has_no_part_in_the_final_me
     first, second = spans(["a", "b"])
     left = step("l", "Ilse built it", reads=first, branch="l")
     right = step("r", "Per ran the ferry", reads=second, branch="r")
-    result = provenance_of(Trace((left, right, answered("l"))), lambda _: None)
+    result = find_provenance(Trace((left, right, answered("l"))), lambda _: None)
     assert [line.line for line in result.lines] == ["Ilse built it"]
     assert result.lost == ()
 
@@ -279,7 +279,7 @@ def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
     left = step("l", "Ilse built it", reads=first, branch="l")
     right = step("r", "Per Lindqvist is the keeper", reads=second, branch="r", events=(edit,))
     merged = step("m", "Ilse built it\nPer Lindqvist is the keeper", "l", "r", role="merge")
-    result = provenance_of(Trace((left, right, merged)), lambda _: "nothing")
+    result = find_provenance(Trace((left, right, merged)), lambda _: "nothing")
     assert [line.edited for line in result.lines] == [False, True]
 
 

@@ -503,19 +503,6 @@ def test_a_shuffled_file_is_refused(tmp_path, log, other) -> None:
         import_runs(other, tmp_path / "shuffled.parquet", replace=True)
 
 
-def test_a_file_that_was_cut_off_is_refused_and_no_run_is_half_there(tmp_path, log, other) -> None:
-    for run_id in ("a", "b"):
-        rows = write_run(log, run_id, 2)
-        log.reward(run_id, 1.0, conversation=rows[0])
-    export_runs(log, tmp_path / "runs.parquet")
-    data = (tmp_path / "runs.parquet").read_bytes()
-    for length in (3, 4, len(data) // 2, len(data) - 1):
-        (tmp_path / "cut.parquet").write_bytes(data[:length])
-        with pytest.raises(RunLogError, match=r"cut.parquet"):
-            import_runs(other, tmp_path / "cut.parquet")
-        assert content(other).items() <= content(log).items()
-
-
 # The log's own part
 
 

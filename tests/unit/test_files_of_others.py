@@ -52,7 +52,7 @@ from memagent_graph.storage import parquet_rows
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, decompress
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.view import view_of_run
+from memagent_graph.timeline.view import load_run_view
 from memagent_graph.tokenizers.loading import load_tokenizer
 from memagent_serve.keys import Keys
 from memagent_serve.ledger import Ledger
@@ -99,7 +99,7 @@ def shown(log: RunLog, folder: Path) -> str:
     """The runs of a log in all forms in which people see them."""
     pages = []
     for run in log.runs():
-        view = view_of_run(log, run.run_id, DocumentStore(folder / "documents"))
+        view = load_run_view(log, run.run_id, DocumentStore(folder / "documents"))
         pages.append(render_page(build_timeline(view)))
     return "".join(pages)
 
@@ -493,7 +493,7 @@ def rows_with(*bound: Any, **columns: Any) -> Callable[[Path], str]:
         pq.write_table(table, folder / "rows.parquet")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(*bound)
-            return str(qa_records.records_of([folder / "rows.parquet"], "squad"))
+            return str(qa_records.read_records([folder / "rows.parquet"], "hotpotqa"))
 
     return read
 
@@ -630,8 +630,8 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
-        pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**5, title="t", context="a" * 10**3, question="q",
-                               answers="a"), r"rows\.parquet, row 100: .* more than 100,000", id="rows: equal texts"),
+        pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
+                     r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
         pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),
         pytest.param(preset("a: 2021-99-99"), "rl.yaml", id="preset: date"),

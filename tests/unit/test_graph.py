@@ -4,7 +4,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -61,21 +60,6 @@ def parent_of(node: Any) -> StateGraph:
 class TestRecursionLimitsOfCallersDoNotReachIt:
     def test_as_a_bare_graph(self, graph) -> None:
         assert graph.invoke(INPUT, TIGHT)["answer"] == "4711"
-
-    async def test_as_a_bare_graph_asynchronously(self, graph) -> None:
-        assert (await graph.ainvoke(INPUT, TIGHT))["answer"] == "4711"
-
-    def test_in_batch(self, graph) -> None:
-        assert [each["answer"] for each in graph.batch([INPUT, INPUT])] == ["4711", "4711"]
-
-    async def test_in_an_lcel_chain(self, graph) -> None:
-        chain = RunnableLambda(lambda text: {"question": QUESTION, "document": text}) | graph
-        assert (await chain.ainvoke(TEXT))["answer"] == "4711"
-        assert chain.invoke(TEXT, TIGHT)["answer"] == "4711"
-
-    def test_with_retry_and_with_config(self, graph) -> None:
-        assert graph.with_retry().invoke(INPUT)["answer"] == "4711"
-        assert graph.with_config(TIGHT).invoke(INPUT)["answer"] == "4711"
 
     async def test_as_a_subgraph_node(self, graph) -> None:
         parent = parent_of(graph).compile()

@@ -38,8 +38,8 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
 from memagent_mcp import server as server_module
-from memagent_mcp.client_roots import local_path
-from memagent_mcp.server import allow_names, url_of
+from memagent_mcp.client_roots import get_local_path
+from memagent_mcp.server import allow_hosts, get_url
 from memagent_mcp.tools import shield_work
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of castle is 1234."}, words=600)
@@ -225,17 +225,19 @@ async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> No
 
 
 async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
-    castle = "What is the key of castle?"
-    with FakeServer() as server:
-        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
-            heard = Heard()
-            asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
-            read = await session.call_tool("read_document", asked, progress_callback=heard)
+    castle, prompts, heard = "What is the key of castle?", list[str](), Heard()
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return perfect_reader(prompt)
+
+    async with in_process(folder, script=script) as session:
+        asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
+        read = await session.call_tool("read_document", asked, progress_callback=heard)
     first, second, third = read.structuredContent["answers"]
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
-    prompts = [body["messages"][0]["content"] for body in server.requests]
     sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
     shares = [share for share, *_ in heard.told]
@@ -249,9 +251,8 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    assert set(tools) == {
-        "read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run", "write_report"
-    }  # fmt: skip
+    names = {"read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"}
+    assert set(tools) == names
     assert set(tools["read_document"].inputSchema["properties"]) == {
         "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds",
         "background",
@@ -262,7 +263,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
         assert all("description" in each for each in tool.inputSchema["properties"].values())
     answers = tools["read_document"].outputSchema["properties"]["answers"]["description"]
     assert "the limit at which the read stopped" in answers
-    for name in ("read_document", "ask_again", "write_report"):
+    for name in ("read_document", "ask_again"):
         assert "The reader is shown all of it, from beginning to end" in tools[name].description
 
 
@@ -297,7 +298,7 @@ async def test_without_a_log_there_is_only_reading(folder) -> None:
     with FakeServer() as server:
         async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
             offered = [tool.name for tool in (await session.list_tools()).tools]
-            assert offered == ["read_document", "wait", "cancel_read", "resume_read", "write_report"]
+            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
             read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
             assert read.structuredContent["answers"][0]["answer"] == "4711"
 
@@ -505,26 +506,22 @@ async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_he
 def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
     named = tmp_path / "a b#c"
     named.mkdir()
-    assert local_path(named.as_uri()) == named.resolve()
-    assert local_path(f"file://localhost{tmp_path}") == tmp_path.resolve()
+    assert get_local_path(named.as_uri()) == named.resolve()
+    assert get_local_path(f"file://localhost{tmp_path}") == tmp_path.resolve()
     for other in ("https://example.org/", f"file://host{tmp_path}", "file://", "file:", (tmp_path / "no").as_uri()):
-        assert local_path(other) is None
+        assert get_local_path(other) is None
 
 
 # Cancelling and stopping
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder, transport) -> None:
-    with FakeServer(delay=0.1) as server:
-        options = ("--root", folder, "--base-url", server.base_url, *SMALL)
-        if transport == "stdio":
-            async with over_stdio(*options) as session:
-                await cancel_a_read(session, server)
-        else:
-            with http_server(*options) as (url, _):
-                async with over_http(url) as session:
-                    await cancel_a_read(session, server)
+async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder) -> None:
+    with (
+        FakeServer(delay=0.1) as server,
+        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
+    ):
+        async with over_http(url) as session:
+            await cancel_a_read(session, server)
 
 
 async def cancel_a_read(session: Any, server: FakeServer) -> None:
@@ -576,13 +573,13 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
         with listen("127.0.0.1", 0) as listener:
             serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
-                hello = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                hello = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
                 session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
-                await client.post(url_of(listener), json=call, headers=session)
-                second = await client.post(url_of(listener), json=HELLO, headers=ACCEPT)
+                await client.post(get_url(listener), json=call, headers=session)
+                second = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
                 assert (hello.status_code, second.status_code) == (200, 503)
-                await client.delete(url_of(listener), headers=session)
-                assert (await client.post(url_of(listener), json=HELLO, headers=ACCEPT)).status_code == 200
+                await client.delete(get_url(listener), headers=session)
+                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 200
             serving.cancel()
             await asyncio.wait([serving])
     assert "none [2J" in log.getvalue()
@@ -606,17 +603,16 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                     assert await asyncio.to_thread(process.wait, 60) == 130
 
 
-def test_a_client_that_sends_headers_without_end_is_cut_off(folder) -> None:
-    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port), timeout=5) as client:
-            client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
-            try:
-                for number in range(64):
-                    client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
-                assert client.recv(100).startswith(b"HTTP/1.1 400")
-            except (ConnectionResetError, BrokenPipeError):
-                pass  # it was closed while the rest was sent
+def test_a_client_that_sends_headers_without_end_is_cut_off(http_url) -> None:
+    address = urlsplit(http_url)
+    with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+        client.sendall(f"POST /mcp HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
+        try:
+            for number in range(64):
+                client.sendall(f"X-{number}: {'x' * 2**14}\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it was closed while the rest was sent
 
 
 async def test_a_cancellation_waits_for_a_read_to_be_closed() -> None:
@@ -708,7 +704,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
 
 
 def test_names_given_are_answered_besides_this_machines_own() -> None:
-    settings = allow_names(["reader.example.org", "::2"])
+    settings = allow_hosts(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
     assert "https://reader.example.org:*" in settings.allowed_origins

@@ -25,8 +25,8 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
-from langchain_memagent.questions import latest_request, result_question
-from langchain_memagent.transcripts import safe_cuts, transcript
+from langchain_memagent.questions import find_latest_request, make_result_question
+from langchain_memagent.transcripts import find_safe_cuts, format_transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
 from memagent_graph.installation import install_command
@@ -45,13 +45,18 @@ def fetch(name: str) -> str:
     return LONG if name == "long" else "a short text"
 
 
-@pytest.fixture(params=["invoke", "ainvoke"])
+BOTH = pytest.mark.parametrize("run", ["invoke", "ainvoke"], indirect=True)
+"""One test for each of the middleware's synchronous methods, which run the asynchronous ones."""
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Call an agent synchronously, and once more asynchronously."""
+    """Call an agent, asynchronously unless a test says otherwise."""
+    way = getattr(request, "param", "ainvoke")
 
     async def call(agent: Any, given: Any, thread: str = "one") -> list[AnyMessage]:
         config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
-        state = agent.invoke(given, config) if request.param == "invoke" else await agent.ainvoke(given, config)
+        state = agent.invoke(given, config) if way == "invoke" else await agent.ainvoke(given, config)
         return list(state["messages"])
 
     return call
@@ -92,6 +97,7 @@ class Traced(BaseCallbackHandler):
 
 
 class TestToolResults:
+    @BOTH
     async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
         self, make_reader: MakeReader, run: Any
     ) -> None:
@@ -122,6 +128,7 @@ class TestToolResults:
         agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=bound)])
         assert tool_message(await run(agent, ASK)).content == LONG
 
+    @BOTH
     async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
         def script(messages: list[BaseMessage]) -> AIMessage:
             results = [message for message in messages if isinstance(message, ToolMessage)]
@@ -408,7 +415,7 @@ class TestHistories:
         assert states[0] == states[1]
 
     def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
-        with pytest.raises(BudgetError, match="history_tokens=248 or more"):
+        with pytest.raises(BudgetError, match="history_tokens must be at least 248"):
             MemAgentMiddleware(make_reader(), history_tokens=200)
 
     async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(
@@ -438,6 +445,7 @@ class TestHistories:
         assert usage["input_tokens"] > 2000
         assert [each.name for each in recorder.runs].count("MemAgent") == 2
 
+    @BOTH
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
         def keep_every_key(prompt: str) -> str:
             memory, section = part(prompt, "memory"), part(prompt, "section")
@@ -524,13 +532,6 @@ class TestHistories:
         assert shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
 
-    async def test_so_is_one_that_is_the_first_message(self, make_reader: MakeReader, run: Any) -> None:
-        model, saver = in_turn("fine"), InMemorySaver()
-        messages = await run(self.agent(make_reader(), model, saver), {"messages": [HumanMessage("word " * 500)]})
-        assert load_tokenizer("embedded").count(model.prompts[-1][-1].text) <= 100
-        assert "memory" not in str(model.prompts[-1])
-        assert messages[0].content == "word " * 500
-
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")
         said = [
@@ -589,18 +590,18 @@ class TestQuestions:
     tokenizer = load_tokenizer("embedded")
 
     def test_the_request_comes_first_and_then_the_call(self) -> None:
-        question = result_question("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
+        question = make_result_question("Who won?", "search", {"query": "cup"}, 1024, self.tokenizer)
         assert question == 'Who won?\n(The text is the result of search({"query": "cup"}).)'
 
     def test_a_small_budget_is_the_requests_alone(self) -> None:
-        assert result_question("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
+        assert make_result_question("Who won?", "search", {"query": "cup"}, 96, self.tokenizer) == "Who won?"
 
     def test_without_a_request_the_call_is_asked_about(self) -> None:
-        assert "search" in result_question(None, "search", {}, 100, self.tokenizer)
+        assert "search" in make_result_question(None, "search", {}, 100, self.tokenizer)
 
     @given(st.text(max_size=2000), st.dictionaries(st.text(max_size=9), st.text(max_size=900)), st.integers(20, 600))
     def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
-        question = result_question(request, "search", arguments, tokens, self.tokenizer)
+        question = make_result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
 
     def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
@@ -612,8 +613,8 @@ class TestQuestions:
 
     def test_what_a_middleware_says_in_the_users_place_is_no_request(self) -> None:
         summary = HumanMessage("a summary", additional_kwargs={"lc_source": "summarization"})
-        assert latest_request([HumanMessage("Who won?"), summary, AIMessage("hm")]) == (0, "Who won?")
-        assert latest_request([summary]) is None
+        assert find_latest_request([HumanMessage("Who won?"), summary, AIMessage("hm")]) == (0, "Who won?")
+        assert find_latest_request([summary]) is None
 
 
 @st.composite
@@ -640,7 +641,7 @@ def histories(draw: st.DrawFn) -> list[BaseMessage]:
 class TestCuts:
     @given(histories())
     def test_no_cut_parts_a_call_from_a_result(self, messages: list[BaseMessage]) -> None:
-        for cut in safe_cuts(messages):
+        for cut in find_safe_cuts(messages):
             older, recent = messages[:cut], messages[cut:]
             made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
             given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
@@ -651,7 +652,7 @@ class TestCuts:
     @given(histories())
     def test_every_other_position_would(self, messages: list[BaseMessage]) -> None:
         """All that is not offered begins with a result, parts a call from one, or parts one that is still awaited."""
-        for cut in set(range(len(messages) + 1)) - set(safe_cuts(messages)):
+        for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]
             made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
             given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
@@ -662,10 +663,10 @@ class TestCuts:
             )
 
     def test_a_call_that_waits_is_on_the_later_side(self) -> None:
-        assert safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
+        assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
 
     def test_a_call_that_was_never_answered_does_not_hold_all_that_follows(self) -> None:
-        assert safe_cuts([calls(("fetch", {})), HumanMessage("a"), AIMessage("b")]) == [0, 1, 2, 3]
+        assert find_safe_cuts([calls(("fetch", {})), HumanMessage("a"), AIMessage("b")]) == [0, 1, 2, 3]
 
 
 def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -> None:
@@ -679,7 +680,7 @@ def test_a_transcript_shows_speakers_calls_results_and_names_what_is_no_text() -
         ToolMessage("a cat", tool_call_id="x"),
         ToolMessage("gone", tool_call_id="y", name="find", status="error"),
     ]
-    assert transcript(messages).split("\n\n") == [
+    assert format_transcript(messages).split("\n\n") == [
         "User: What is this?\n[image]",
         "Assistant: I look.",
         'Assistant calls look({"at": "it"})',

@@ -26,7 +26,7 @@ async def test_an_address_in_the_policy_s_place_is_the_server() -> None:
 
 
 def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -> None:
-    with pytest.raises(MemAgentError, match=r"Pass it as base_url"):
+    with pytest.raises(MemAgentError, match=r"Pass the address as base_url"):
         MemAgent(model="http://localhost:8000/v1")
 
 

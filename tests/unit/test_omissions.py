@@ -7,7 +7,7 @@ from support.made_documents import made_documents
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
-from memagent_graph.documents.omissions import document_events, omissions_of, summary_of
+from memagent_graph.documents.omissions import document_events, stored_omissions, summarize_omissions
 from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -15,8 +15,8 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.storage.paths import default_store
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_graph.timeline.view import view_of_run
-from memagent_mcp.tool_results import run_text
+from memagent_graph.timeline.view import load_run_view
+from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
 
 MIXED = next(made for made in made_documents() if made.name == "mixed.pdf")
@@ -44,10 +44,10 @@ def test_each_door_shows_the_same_event():
         assert IMAGE in result.extent
         assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
         assert any(IMAGE in detail for detail in read_details(result, [])["not_in_text"])
-        logged = build_timeline(view_of_run(agent.run_log, result.run_id, DocumentStore(default_store())))
+        logged = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(default_store())))
     assert logged.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
     assert IMAGE in render_page(logged)
-    assert "document_incomplete 1" in run_text(logged)
+    assert "document_incomplete 1" in format_run(logged)
 
 
 def test_a_read_stops_before_it_where_it_should():
@@ -146,11 +146,11 @@ def test_many_omissions_are_a_short_list():
     pages = [Omission("scans", f"page {number}", "Do.") for number in (1, 2, 3, 7, 9, 10)]
     files = [Omission("files", f"file {number}") for number in range(500)]
     kinds = [Omission(f"kind {number}") for number in range(500)]
-    summary = summary_of([*pages, *files, *kinds])
+    summary = summarize_omissions([*pages, *files, *kinds])
     assert summary[0] == {"what": "scans", "count": 6, "places": "pages 1-3, page 7, pages 9-10", "remedy": "Do."}
     assert summary[1]["count"] == 500
     assert len(str(summary)) < 4_000
-    assert omissions_of({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
+    assert stored_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
 
 
 def test_a_text_of_blocks_keeps_labels_and_omissions(tmp_path):

@@ -71,22 +71,22 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("variable", "text", "said"),
         [
-            ("MEMAGENT_CHUNK_TOKENS", "many", "'many' and not a whole number"),
-            ("MEMAGENT_TEMPERATURE", "warm", "'warm' and not a number"),
-            ("MEMAGENT_LOGPROBS", "perhaps", "'perhaps' and not true or 1 or false"),
-            ("MEMAGENT_BOUNDARY", "line", "'line' and not token or sentence or paragraph"),
+            ("MEMAGENT_CHUNK_TOKENS", "many", "a whole number, got 'many'"),
+            ("MEMAGENT_TEMPERATURE", "warm", "a number, got 'warm'"),
+            ("MEMAGENT_LOGPROBS", "perhaps", "true or 1 or false or 0, got 'perhaps'"),
+            ("MEMAGENT_BOUNDARY", "line", "token or sentence or paragraph or heading, got 'line'"),
             ("MEMAGENT_CHUNK_TOKEN", "5", "not a setting.*MEMAGENT_CHUNK_TOKENS"),
         ],
     )
     def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, said) -> None:
-        with pytest.raises(MemAgentError, match=f"{variable} is .*{said}"):
+        with pytest.raises(MemAgentError, match=f"{variable} (must be|is) .*{said}"):
             ReadSettings.from_environment({variable: text})
 
 
 async def test_remedies_name_variables(monkeypatch) -> None:
     with FakeServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        with pytest.raises(TokenizerError, match=r"Name it \(MEMAGENT_TOKENIZER\)"):
+        with pytest.raises(TokenizerError, match=r"Set it \(MEMAGENT_TOKENIZER\)"):
             await make_graph()
 
 

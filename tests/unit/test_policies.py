@@ -102,17 +102,6 @@ def pauses(monkeypatch) -> list[float]:
     return slept
 
 
-async def test_retry_after_is_waited_for(pauses) -> None:
-    def respond(body, number):
-        return web.json_response({}, status=429, headers={"Retry-After": "1.2"}) if number == 0 else "ok"
-
-    with FakeServer(respond) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        await ask(policy)
-        await policy.aclose()
-    assert [each for each in pauses if each] == [1.2]
-
-
 @pytest.mark.parametrize(
     ("respond", "error", "words", "requests"),
     [
@@ -243,15 +232,6 @@ def test_one_policy_serves_several_event_loops() -> None:
             return text
 
         assert [asyncio.run(once()) for _ in range(3)] == ["x", "x", "x"]
-
-
-async def test_a_refusal_is_no_text() -> None:
-    reply = {"choices": [{"message": {"content": None, "refusal": "I will not"}, "finish_reason": "stop"}]}
-    with FakeServer(lambda body, number: reply) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        completion = await ask(policy)
-        await policy.aclose()
-    assert (completion.text, completion.finish_reason, completion.usage) == ("", FinishReason.REFUSED, None)
 
 
 async def test_any_langchain_chat_model_is_a_policy() -> None:

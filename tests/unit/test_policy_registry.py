@@ -82,7 +82,7 @@ def test_the_policies_that_come_with_the_package_are_in_the_same_registry(added,
         make_policy(ReadSettings(policy="local"))
     with pytest.raises(PolicyError, match=r"^no server is named.*\(base_url\)"):
         make_policy(ReadSettings(policy="server"))
-    with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave dtype out"):
+    with pytest.raises(PolicyError, match=r"float16 was asked for, but a server.*leave out dtype"):
         make_policy(ReadSettings(policy="server", model="x", base_url=URL, dtype="float16"))
 
 

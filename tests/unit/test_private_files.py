@@ -22,7 +22,7 @@ from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
 from memagent_graph.storage.private_files import private_file, private_folder
-from memagent_serve.keys import installation_secret
+from memagent_serve.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes here")
 
@@ -117,7 +117,7 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
         (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
         (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
          "CheckpointError.*keep checkpoints elsewhere"),
-        (lambda: installation_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
+        (lambda: load_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", [0o700, 0o555])

@@ -117,13 +117,13 @@ def test_what_is_no_question_is_refused_before_anything_is_read(make_reader) -> 
     policy = ScriptedPolicy(perfect_reader)
     reader = make_reader(policy)
     for questions, kind, told in (
-        ([], MemAgentError, "Give at least one"),
+        ([], MemAgentError, "Pass at least one"),
         ([HARBOR, " "], MemAgentError, "the question is empty"),
         ([HARBOR, "why " * 200], BudgetError, "its budget is 50"),
     ):
         with pytest.raises(kind, match=told):
             reader.read(TEXT, questions=questions)
-    with pytest.raises(MemAgentError, match="max_concurrency is 0"):
+    with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
         reader.read(TEXT, questions=[HARBOR], max_concurrency=0)
     assert not policy.prompts
     assert [each.question for each in reader.read(TEXT, questions=HARBOR)] == [HARBOR]

@@ -90,36 +90,35 @@ def graph_of(node: Any, state: Any = Asked) -> StateGraph:
     return builder
 
 
-async def called(graph: Any, given: Any, config: Any = CONFIG, *, sync: bool) -> Any:
-    return graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
+async def called(graph: Any, given: Any, config: Any = CONFIG) -> Any:
+    return await graph.ainvoke(given, config)
 
 
-@pytest.mark.parametrize("sync", [True, False])
 class TestTheTool:
-    @pytest.mark.parametrize("kept", ["nowhere", "agent's", "reader's"])
-    async def test_eight_questions_share_one_pass(self, make_reader, kept, sync) -> None:
+    @pytest.mark.parametrize("kept", ["agent's", "reader's"])
+    async def test_eight_questions_share_one_pass(self, make_reader, kept) -> None:
         policy = Uneven()
         own = {"checkpoints": InMemorySaver()} if kept == "reader's" else {}
         tool = ReadLongDocument(agent=make_reader(policy, run_log=False, **own))
         saver = InMemorySaver() if kept == "agent's" else None
         agent = create_agent(asking({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=saver)
-        (message,) = told(await called(agent, ASK, sync=sync))
+        (message,) = told(await called(agent, ASK))
         assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS
         for number, (question, key) in enumerate(zip(QUESTIONS, KEYS, strict=True), 1):
             assert f"Question {number}: {question}\nAnswer: {key}\nEvidence" in message.text
         assert policy.shared_one_pass()
 
     @pytest.mark.parametrize("own", [False, True])
-    async def test_raised_a_failure_costs_the_others_nothing_and_all_continue(self, make_reader, own, sync) -> None:
+    async def test_raised_a_failure_costs_the_others_nothing_and_all_continue(self, make_reader, own) -> None:
         policy = Uneven()
         policy.broken = True
         reader = make_reader(policy, run_log=False, **({"checkpoints": InMemorySaver()} if own else {}))
         tool = ReadLongDocument(agent=reader, on_failure="raise")
         agent = create_agent(asking({"questions": QUESTIONS, "text": TEXT}), [tool], checkpointer=InMemorySaver())
         with pytest.raises(PolicyError, match="gone") as failure:
-            await called(agent, ASK, sync=sync)
+            await called(agent, ASK)
         policy.broken = False
-        (message,) = told(await called(agent, None, sync=sync))
+        (message,) = told(await called(agent, None))
         assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS
         assert all(reading["evidence"] for reading in message.artifact["readings"])
         assert message.artifact["readings"][0]["run_id"] == failure.value.run_id
@@ -128,35 +127,33 @@ class TestTheTool:
         assert again == {QUESTIONS[0]}, "the others had ended before the error was raised"
         assert sum(policy.asked.values()) == len(policy.asked) + 1
 
-    async def test_told_of_a_failure_the_model_has_the_other_answers_and_asks_that_one_again(
-        self, make_reader, sync
-    ) -> None:
+    async def test_told_of_a_failure_the_model_has_the_other_answers_and_asks_that_one_again(self, make_reader) -> None:
         policy = Uneven()
         policy.broken = True
         tool, saver = ReadLongDocument(agent=make_reader(policy, run_log=False)), InMemorySaver()
         agent = create_agent(asking({"questions": QUESTIONS[:3], "text": TEXT}), [tool], checkpointer=saver)
-        (first,) = told(await called(agent, ASK, sync=sync))
+        (first,) = told(await called(agent, ASK))
         assert first.status == "success"
         assert [reading["answer"] for reading in first.artifact["readings"]] == [None, *KEYS[1:3]]
         assert "The read failed: gone" in first.text
         policy.broken = False
         agent = create_agent(asking({"questions": QUESTIONS[:1], "text": TEXT}), [tool], checkpointer=saver)
-        _, second = told(await called(agent, ASK, sync=sync))
+        _, second = told(await called(agent, ASK))
         assert second.artifact["readings"][0]["answer"] == KEYS[0]
         assert second.artifact["readings"][0]["run_id"] == first.artifact["readings"][0]["run_id"]
         assert sum(policy.asked.values()) == len(policy.asked) + 1, "only the chunk that failed was read again"
 
-    async def test_equal_questions_are_read_for_once_and_answered_each(self, make_reader, sync) -> None:
+    async def test_equal_questions_are_read_for_once_and_answered_each(self, make_reader) -> None:
         policy = Uneven()
         tool = ReadLongDocument(agent=make_reader(policy, run_log=False))
         asked = [QUESTIONS[0], QUESTIONS[1], f" {QUESTIONS[0]} "]
         agent = create_agent(asking({"questions": asked, "text": TEXT}), [tool])
-        (message,) = told(await called(agent, ASK, sync=sync))
+        (message,) = told(await called(agent, ASK))
         first, _, third = message.artifact["readings"]
         assert first == third
         assert policy.shared_one_pass(2)
 
-    async def test_in_a_plain_tool_node_each_call_has_a_pass_of_its_own(self, make_reader, sync) -> None:
+    async def test_in_a_plain_tool_node_each_call_has_a_pass_of_its_own(self, make_reader) -> None:
         policy = Uneven()
         tool = ReadLongDocument(agent=make_reader(policy, run_log=False))
         texts = [TEXT, TEXT.replace("word", "term")]
@@ -165,30 +162,29 @@ class TestTheTool:
             for n, text in enumerate(texts)
         ]
         graph = graph_of(ToolNode([tool]), MessagesState).compile(checkpointer=InMemorySaver())
-        messages = told(await called(graph, {"messages": [AIMessage("", tool_calls=wanted)]}, sync=sync))
+        messages = told(await called(graph, {"messages": [AIMessage("", tool_calls=wanted)]}))
         for message in messages:
             assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS
         for word in ("word", "term"):
             sections = [section for section in policy.sections if word in section]
             assert sections == [section for section in dict.fromkeys(sections) for _ in QUESTIONS]
 
-    async def test_a_caller_who_bounds_concurrency_has_it_bounded(self, make_reader, sync) -> None:
+    async def test_a_caller_who_bounds_concurrency_has_it_bounded(self, make_reader) -> None:
         tool = ReadLongDocument(agent=make_reader(Uneven(), run_log=False))
         agent = create_agent(asking({"questions": QUESTIONS[:3], "text": TEXT}), [tool], checkpointer=InMemorySaver())
-        (message,) = told(await called(agent, ASK, {**CONFIG, "max_concurrency": 2}, sync=sync))
+        (message,) = told(await called(agent, ASK, {**CONFIG, "max_concurrency": 2}))
         assert [reading["answer"] for reading in message.artifact["readings"]] == KEYS[:3]
 
 
-@pytest.mark.parametrize("sync", [True, False])
 class TestTheNode:
-    async def test_a_list_of_questions_gives_lists_in_their_order(self, make_reader, sync) -> None:
+    async def test_a_list_of_questions_gives_lists_in_their_order(self, make_reader) -> None:
         policy = Uneven()
         node = memagent_node(
             make_reader(policy), memory="notes", run_id="run", evidence="quotes", stop_reason="why",
             write=lambda state, results: {"document": [result.chunks_read for result in results]},
         )  # fmt: skip
         given = {"question": QUESTIONS, "document": TEXT}
-        out = await called(graph_of(node).compile(), given, sync=sync)
+        out = await called(graph_of(node).compile(), given)
         assert out["answer"] == KEYS
         assert [notes.split()[-1] for notes in out["notes"]] == KEYS
         assert [quotes[0]["quote"].split()[-1] for quotes in out["quotes"]] == KEYS
@@ -197,14 +193,14 @@ class TestTheNode:
         assert len(set(out["document"])) == 1
         assert policy.shared_one_pass()
 
-    async def test_a_list_of_one_gives_lists_too_and_equal_questions_are_read_for_once(self, make_reader, sync) -> None:
+    async def test_a_list_of_one_gives_lists_too_and_equal_questions_are_read_for_once(self, make_reader) -> None:
         policy = Uneven()
         graph = graph_of(memagent_node(make_reader(policy), run_id="run")).compile()
-        out = await called(graph, {"question": QUESTIONS[:1], "document": TEXT}, sync=sync)
+        out = await called(graph, {"question": QUESTIONS[:1], "document": TEXT})
         assert out["answer"] == KEYS[:1]
         policy.prompts.clear()
         asked = (QUESTIONS[0], QUESTIONS[1], QUESTIONS[0])
-        out = await called(graph, {"question": asked, "document": TEXT}, sync=sync)
+        out = await called(graph, {"question": asked, "document": TEXT})
         assert out["answer"] == [KEYS[0], KEYS[1], KEYS[0]]
         assert out["run"][0] == out["run"][2] != out["run"][1]
         assert policy.shared_one_pass(2)
@@ -212,7 +208,7 @@ class TestTheNode:
     @pytest.mark.parametrize(
         ("question", "kind", "words"),
         [
-            ([], MemAgentError, "Give at least one"),
+            ([], MemAgentError, "Pass at least one"),
             ([QUESTIONS[0], " "], MemAgentError, "the question is empty"),
             ([QUESTIONS[0], 5], MemAgentError, "a question is of type int"),
             ([QUESTIONS[0], "why " * 200], BudgetError, "its budget is 50"),
@@ -220,29 +216,26 @@ class TestTheNode:
         ],
     )
     async def test_what_is_no_question_is_refused_before_anything_is_read(
-        self, make_reader, sync, question, kind, words
+        self, make_reader, question, kind, words
     ) -> None:
         policy = Uneven()
         graph = graph_of(memagent_node(make_reader(policy))).compile()
         with pytest.raises(kind, match=words):
-            await called(graph, {"question": question, "document": TEXT}, sync=sync)
+            await called(graph, {"question": question, "document": TEXT})
         assert not policy.prompts
 
-    async def test_limits_stop_each_question_and_progress_names_its_run(self, make_reader, sync) -> None:
+    async def test_limits_stop_each_question_and_progress_names_its_run(self, make_reader) -> None:
         reader = make_reader(limits=Limits(max_chunks=3))
         graph = graph_of(memagent_node(reader, run_id="run", stop_reason="why")).compile(checkpointer=InMemorySaver())
         given, modes = {"question": QUESTIONS[:3], "document": TEXT}, ["custom", "values"]
-        if sync:
-            parts = list(graph.stream(given, CONFIG, stream_mode=modes, subgraphs=True))
-        else:
-            parts = [each async for each in graph.astream(given, CONFIG, stream_mode=modes, subgraphs=True)]
+        parts = [each async for each in graph.astream(given, CONFIG, stream_mode=modes, subgraphs=True)]
         out = [part for place, mode, part in parts if mode == "values" and not place][-1]
         assert out["why"] == ["max_chunks"] * 3
         events = [part for _, mode, part in parts if mode == "custom" and part["type"] == "memagent.memory_update"]
         assert Counter(event["run_id"] for event in events) == dict.fromkeys(out["run"], 3)
 
     async def test_nested_one_that_fails_is_raised_once_the_others_have_ended_and_alone_continues(
-        self, make_reader, tmp_path, sync
+        self, make_reader, tmp_path
     ) -> None:
         policy = Uneven()
         log = RunLog(tmp_path / "runs.sqlite")
@@ -250,11 +243,11 @@ class TestTheNode:
         outer = graph_of(graph_of(node).compile()).compile(checkpointer=InMemorySaver())
         policy.broken = True
         with pytest.raises(PolicyError, match="gone"):
-            await called(outer, {"question": QUESTIONS, "document": TEXT}, sync=sync)
+            await called(outer, {"question": QUESTIONS, "document": TEXT})
         others = [question for question, section in policy.asked if not section]
         assert sorted(others) == sorted(QUESTIONS[1:]), "the others were answered"
         policy.broken = False
-        out = await called(outer, None, sync=sync)
+        out = await called(outer, None)
         assert out["answer"] == KEYS
         assert all(out["quotes"])
         again = [question for (question, _), count in policy.asked.items() if count > 1]
@@ -264,8 +257,7 @@ class TestTheNode:
         log.close()
 
 
-@pytest.mark.parametrize("sync", [True, False])
-async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader, sync) -> None:
+async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader) -> None:
     policy = Uneven()
     middleware, saver = MemAgentMiddleware(make_reader(policy), result_tokens=500), InMemorySaver()
 
@@ -276,11 +268,11 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader,
     def agent(*replies: Any) -> Any:
         return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
-    (first,) = told(await called(agent(calls(("fetch", {})), "read"), ASK, sync=sync))
+    (first,) = told(await called(agent(calls(("fetch", {})), "read"), ASK))
     policy.prompts.clear()
     policy.broken = True
     more = {"run_id": first.response_metadata["memagent"]["run_id"], "questions": QUESTIONS[:3]}
-    *_, asked = told(await called(agent(calls(("ask_tool_result", more), prefix="b"), "done"), ASK, sync=sync))
+    *_, asked = told(await called(agent(calls(("ask_tool_result", more), prefix="b"), "done"), ASK))
     for number in (1, 2):
         assert f"Question {number + 1}: {QUESTIONS[number]}\nAnswer: {KEYS[number]}" in asked.text
     assert f"Question 1: {QUESTIONS[0]}\nThe result could not be read: gone" in asked.text
@@ -289,13 +281,13 @@ async def test_a_tool_result_is_asked_several_questions_in_one_pass(make_reader,
     assert [reading["answer"] for reading in others] == KEYS[1:3]
     policy.prompts.clear()
     policy.broken = False
-    *_, asked = told(await called(agent(calls(("ask_tool_result", more), prefix="c"), "done"), ASK, sync=sync))
+    *_, asked = told(await called(agent(calls(("ask_tool_result", more), prefix="c"), "done"), ASK))
     assert [reading["answer"] for reading in asked.artifact["readings"]] == KEYS[:3]
     assert policy.shared_one_pass(3)
     policy.broken = True
     alone = {**more, "questions": QUESTIONS[:1]}
-    *_, asked = told(await called(agent(calls(("ask_tool_result", alone), prefix="d"), "done"), ASK, sync=sync))
+    *_, asked = told(await called(agent(calls(("ask_tool_result", alone), prefix="d"), "done"), ASK))
     assert (asked.status, "The result could not be read: gone" in asked.text) == ("error", True)
     many = {**more, "questions": QUESTIONS * 2}
-    *_, asked = told(await called(agent(calls(("ask_tool_result", many), prefix="e"), "done"), ASK, sync=sync))
+    *_, asked = told(await called(agent(calls(("ask_tool_result", many), prefix="e"), "done"), ASK))
     assert "at most 8 items" in asked.text

@@ -44,50 +44,41 @@ class Breaking(ScriptedPolicy):
         return Counter(part(prompt, "section") for prompt in self.prompts if "<section>" in prompt)
 
 
-async def run(graph: Any, given: Any, told: list[Any], *, sync: bool) -> Any:
+async def run(graph: Any, given: Any, told: list[Any]) -> Any:
     """The graph's last state; what it puts on its custom stream is added to `told`, also where it fails."""
     modes: Any = ["custom", "values"]
     state = None
-
-    def take(mode: str, part: Any) -> Any:
+    async for mode, value in graph.astream(given, CONFIG, stream_mode=modes):
         if mode == "custom":
-            told.append(part)
-        return part if mode == "values" else state
-
-    if sync:
-        for mode, part in graph.stream(given, CONFIG, stream_mode=modes):
-            state = take(mode, part)
-    else:
-        async for mode, part in graph.astream(given, CONFIG, stream_mode=modes):
-            state = take(mode, part)
+            told.append(value)
+        else:
+            state = value
     return state
 
 
-@pytest.mark.parametrize("sync", [True, False])
-async def test_a_node_has_the_evidence_of_all_branches_also_of_those_read_before_a_failure(make_reader, sync) -> None:
+async def test_a_node_has_the_evidence_of_all_branches_also_of_those_read_before_a_failure(make_reader) -> None:
     policy = Breaking()
     reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False)
     parent = parent_of(memagent_node(reader, evidence="quotes", memory="notes")).compile(checkpointer=InMemorySaver())
     with pytest.raises(PolicyError):
-        await run(parent, {"question": QUESTION, "document": TEXT}, [], sync=sync)
+        await run(parent, {"question": QUESTION, "document": TEXT}, [])
     policy.broken = False
-    out = await run(parent, None, [], sync=sync)
+    out = await run(parent, None, [])
     assert out["answer"] == ANSWER
     assert {quote["quote"] for quote in out["quotes"]} == FOUND
     assert sum(policy.sections.values()) == len(policy.sections) + 1, "only the chunk that failed was asked twice"
 
 
-@pytest.mark.parametrize("sync", [True, False])
-async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_failure(make_reader, sync) -> None:
+async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_failure(make_reader) -> None:
     policy = Breaking()
     reader = make_reader(policy, strategy=MapReduce(width=8), run_log=False, branches=3)
     tool = ReadLongDocument(agent=reader, on_failure="raise")
     agent = create_agent(asking({"questions": [QUESTION], "text": TEXT}), [tool], checkpointer=InMemorySaver())
     told, again = [], []
     with pytest.raises(PolicyError):
-        await run(agent, {"messages": [("user", "?")]}, told, sync=sync)
+        await run(agent, {"messages": [("user", "?")]}, told)
     policy.broken = False
-    out = await run(agent, None, again, sync=sync)
+    out = await run(agent, None, again)
     (message,) = [each for each in out["messages"] if each.type == "tool"]
     (reading,) = message.artifact["readings"]
     assert (reading["answer"], reading["chunks_read"]) == (ANSWER, len(policy.sections))

@@ -158,7 +158,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"enum": [{1, 2}]}, "cannot be written as JSON"),
         ({"const": float("nan")}, "cannot be written as JSON"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "has no schema in it"),
-        ({"description": "x" * MAX_SCHEMA_BYTES}, "may have 32,768"),
+        ({"description": "x" * MAX_SCHEMA_BYTES}, "at most 32,768 bytes"),
         (deep(MAX_SCHEMA_DEPTH), "levels deep"),
         (deep(5000), "cannot be written|levels deep"),
         ({"$ref": "https://example.org/schema.json"}, "outside of it"),

@@ -33,11 +33,9 @@ from memagent_graph import (
 )
 from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
-from memagent_graph.storage import database
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
@@ -109,22 +107,6 @@ def test_logging_is_on_unless_it_is_turned_off(make_reader, own_home) -> None:
     assert not (own_home / "runs.sqlite").exists()
     result = make_reader().read(TEXT, QUESTION)
     assert RunLog(own_home / "runs.sqlite").get(result.run_id).answer == "4711"
-
-
-def test_a_bare_graph_logs_as_the_facade_does(make_reader, log) -> None:
-    state = make_reader(run_log=log).graph().invoke({"question": QUESTION, "document": TEXT})
-    assert log.get(state["run_id"]).answer == "4711"
-    assert len(list(log.conversations(state["run_id"]))) == state["chunks_read"] + 1
-
-
-def test_a_resumed_run_has_one_trajectory(make_reader, log, tmp_path) -> None:
-    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
-    reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
-    assert log.get("r").stop_reason == "max_chunks"
-    result = reader.resume("r")
-    rows = list(log.conversations("r", superseded=True))
-    assert [row.position for row in rows] == list(range(result.chunks_read + 1))
-    assert log.get("r").stop_reason == "answered"
 
 
 def test_a_run_under_the_id_of_another_replaces_it(make_reader, log, tmp_path) -> None:
@@ -256,21 +238,6 @@ def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_
     (event,) = (each for each in result.events if each.kind is EventKind.LOGGING_STOPPED)
     assert "no such pattern" in event.detail
     assert list(log.conversations("r")) == []
-
-
-def test_keys_never_reach_the_file(tmp_path, monkeypatch) -> None:
-    from memagent_graph.settings import ReadSettings
-
-    settings = ReadSettings(model="m", base_url="http://user:hunter2@host/v1", tokenizer="embedded", chunk_tokens=100)
-    reader = MemAgent(
-        settings=settings.replace(api_key="sk-secret"), run_log=tmp_path / "k.sqlite", store=tmp_path / "d"
-    )
-    reader.run_log.wait(reader.run_log.begin("r", QUESTION, REF, settings.for_log()))
-    reader.run_log.close()
-    raw = b"".join(path.read_bytes() for path in tmp_path.glob("k.sqlite*"))
-    assert b"host/v1" in raw
-    assert b"hunter2" not in raw
-    assert b"sk-secret" not in raw
 
 
 def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
@@ -437,18 +404,6 @@ def test_a_kept_memory_that_equals_the_refused_reply_is_logged_as_it_is(make_rea
     assert sorted(texts) == sorted((step.branch, step.role, step.text) for step in log.trace("r").steps)
 
 
-def test_a_locked_file_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
-    monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.05)
-    with sqlite3.connect(log.path, isolation_level=None) as holder:
-        holder.execute("BEGIN IMMEDIATE")
-        result = make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")
-        holder.execute("ROLLBACK")
-    holder.close()
-    assert result.answer == "4711"
-    assert [event.kind for event in result.events] == [EventKind.LOGGING_STOPPED]
-    assert list(log.runs()) == []
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -528,20 +483,6 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
     assert len({row.trace["langchain_run_id"] for row in rows}) == len(rows)
     untraced = make_reader(run_log=log).read(TEXT, QUESTION, run_id="u")
     assert all(not row.trace for row in log.conversations(untraced.run_id))
-
-
-def test_the_embedded_policy_logs_ids_that_spell_its_text(tmp_path) -> None:
-    from memagent_graph import MemAgent, load_tokenizer
-
-    log = RunLog(tmp_path / "runs.sqlite")
-    with MemAgent("embedded", store=tmp_path / "documents", run_log=log) as reader:
-        reader.read("The harbor is quiet. " * 60, "What is the access code of the quiet falcon?", run_id="r")
-    tokenizer = load_tokenizer("embedded")
-    rows = list(log.conversations("r"))
-    assert all(row.has_ids and len(row.logprobs) == len(row.token_ids) for row in rows)
-    assert all(tokenizer.decode(list(row.token_ids)).startswith(row.text) for row in rows)
-    assert {len(row.policy_version) for row in rows} == {12}
-    log.close()
 
 
 def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:

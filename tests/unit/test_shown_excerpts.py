@@ -16,7 +16,7 @@ from rich.console import Console
 from support.scripts import document_with, part
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
-from memagent_graph.cli.show import view_of
+from memagent_graph.cli.show import load_view
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
@@ -43,7 +43,7 @@ def view(make_reader: Any, tmp_path: Path) -> RunView:
     """A logged run that asked about an excerpt."""
     log = RunLog(tmp_path / "runs.sqlite")
     reader = make_reader(ScriptedPolicy(answers_from_the_text), strategy=STRATEGY, run_log=log)
-    return view_of(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
+    return load_view(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
 
 
 def printed(view: RunView) -> str:
@@ -61,7 +61,7 @@ def test_the_terminal_has_the_quotes_and_no_empty_memory(view: RunView) -> None:
 
 
 def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: RunView, tmp_path: Path) -> None:
-    gone = view_of(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
+    gone = load_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
     assert "the document's text is no longer stored" in printed(gone)
     assert "no verbatim quote" not in printed(gone)
 

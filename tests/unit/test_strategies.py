@@ -64,7 +64,7 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
     ("given", "words"),
     [
         ("overwrit", "Did you mean overwrite"),
-        ("nothing_like_it", "There are: overwrite, gated, refine, map_reduce, parallel, segments, reread, recall"),
+        ("nothing_like_it", "Choose one of: overwrite, gated, refine, map_reduce, parallel, segments, reread, recall"),
         ("no_such_file.py:Mine", "no_such_file.py"),
         (3, "not a strategy"),
     ],
@@ -79,7 +79,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path) -> None:
     class Refine(Line):
         name = "refine"
 
-    with pytest.raises(StrategyError, match=r"name 'refine'.*Give it another name"):
+    with pytest.raises(StrategyError, match=r"name 'refine'.*Choose another name"):
         load_strategy(Refine())
 
 

@@ -14,11 +14,13 @@ from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, mod
 
 LAYERS = (
     {"memagent_graph"},
-    {"memagent_converters", "memagent_corpus", "memagent_report", "memagent_serve", "memagent_evaluation"},
-    {"langchain_memagent", "memagent_mcp"},
+    {
+        "langchain_memagent", "memagent_converters", "memagent_corpus", "memagent_mcp", "memagent_report",
+        "memagent_serve", "memagent_evaluation",
+    },
     {"memagent_training"},
     {"recipes"},
-)
+)  # fmt: skip
 """From the lowest to the highest; no package imports a higher one or one beside it."""
 
 

@@ -187,7 +187,7 @@ class Fed:
         return call
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "語", "7", "😀", "\ud800", "\x00", "-", "e\u0301"])
+@pytest.mark.parametrize("unit", ["a", "\n", "語", "\ud800", "e\u0301"])
 def test_much_of_one_character_neither_crashes_nor_crawls(unit, tokenizer, monkeypatch):
     """No text that the library's patterns could take for ever over is given to it: pieces are bounded, and few."""
     text = (unit * 100_000)[: 100_000 // len(unit.encode("utf-8", "replace"))]

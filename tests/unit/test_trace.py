@@ -11,8 +11,8 @@ from support.traces import answered, fan_out, line, spans, step
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter, RunLog
 from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
-from memagent_graph.run_log.exchange.exporting import export_runs
-from memagent_graph.run_log.logged_trace import trace_of
+from memagent_graph.run_log.exchange import export_runs
+from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
 from memagent_graph.trace import Trace
 
@@ -46,9 +46,9 @@ def test_a_chunks_steps_on_a_branch_are_one_update_that_began_from_the_memory_be
     ]
     assert (trace.memory_before("g"), trace.memory_after("g")) == ("a", "a")
     assert (trace.memory_before("u"), trace.memory_after("u")) == ("a", "b")
-    assert trace.place("g") == trace.place("u") == 1
+    assert trace.update_index("g") == trace.update_index("u") == 1
     with pytest.raises(KeyError):
-        trace.place("answer")
+        trace.update_index("answer")
 
 
 def test_a_chunk_that_is_read_again_later_is_an_update_of_its_own() -> None:
@@ -83,7 +83,7 @@ def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -
         logged(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
     ]
     edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", step="2")
-    trace = trace_of(conversations, [edit])
+    trace = build_trace(conversations, [edit])
     assert [(update.branch, update.memory) for update in trace.updates] == [
         ("left", "a"),
         ("right", "b"),

@@ -1,4 +1,4 @@
-"""Makes the row of one attempt at a question: scores, costs, where facts were lost."""
+"""Makes the row of one attempt at a question: its scores, its costs, and the chunks where facts were lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OpenQuestion:
 
     system: str
     repeat: int
-    """Which of several samples of its answer this is, from 0."""
+    """The index of this sample of its answer, from 0."""
     stored: StoredSample
 
     @property
@@ -34,13 +34,13 @@ class OpenQuestion:
         return self.system, sample.task.name, sample.length, sample.index, self.repeat
 
 
-def run_id_of(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
+def make_run_id(evaluation: str, system: str, sample_id: str, repeat: int = 0) -> str:
     """Return the id of a question's run: the same whenever it is asked in one evaluation, and different in others."""
     name = f"{evaluation}-{system}-{sample_id}" + (f"-repeat-{repeat}" if repeat else "")
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def row_of(
+def make_row(
     question: OpenQuestion,
     attempt: Attempt,
     *,
@@ -55,9 +55,9 @@ def row_of(
     Args:
         question: the question.
         attempt: the attempt's outcome.
-        attempts: how often it was asked.
+        attempts: the number of times that it was asked.
         seed: the task's seed.
-        answer_format: how the prompts ask for the answer.
+        answer_format: the form in which the prompts ask for the answer.
         scripted: whether a script answered.
         error: the error, if it failed.
     """
@@ -104,9 +104,9 @@ def row_of(
 
 
 async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store: DocumentStore) -> ResultRow:
-    """Return the row; if its answer is wrong, with the places where facts were lost, from the run log.
+    """Return the row; if its answer is wrong, with the chunks where facts were lost, from the run log.
 
-    A run that is not in the log failed at the start, or its log did.
+    A row has no run id if its run is not in the log: either the run failed at the start, or the log did.
     """
     run_id = row.run_id
     if log is None or run_id is None:
@@ -127,7 +127,5 @@ async def with_losses(row: ResultRow, sample: Sample, log: RunLog | None, store:
 
 
 def _is_found(needle: Needle, sample: Sample, answer: str) -> bool:
-    """Return whether an answer has a needle's gold string, or, for a needle that only leads to the answer, any gold
-    string.
-    """
+    """Return whether an answer has a needle's gold string; if the needle only leads to the answer, any gold string."""
     return any(contains(answer, gold) for gold in ((needle.gold,) if needle.gold in sample.gold else sample.gold))

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -112,20 +111,16 @@ class MoreFacts:
     numbers: dict[str, tuple[int, int]]
     """The smallest and largest number of each kind."""
     frames: tuple[str, ...]
-    digest: str = ""
-    """Of the file that they are from: the first digits of its SHA-256."""
 
     @classmethod
     def read(cls, path: Path) -> MoreFacts:
-        """From a file in the format of `english_facts.toml`."""
-        content = path.read_bytes()
-        facts = _parse(content.decode("utf-8"))
+        """Read a file in the format of `english_facts.toml`."""
+        facts = _parse(path.read_text("utf-8"))
         return cls(
             tuple(replace(relation, all_wordings=True) for relation in facts.relations),
             {kind: _split_list(text) for kind, text in facts.words.items()},
             facts.numbers,
             facts.frames,
-            sha256(content).hexdigest()[:16],
         )
 
 

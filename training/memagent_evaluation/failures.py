@@ -17,7 +17,7 @@ from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.provenance.evidence import memory_lines
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
-from memagent_graph.timeline.view import RunView, view_of_run
+from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate, Trace
 
 _CUT: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
@@ -67,11 +67,11 @@ _ENDED: Final = frozenset(reason.value for reason in StopReason if not reason.re
 
 
 def analyse(sample: Sample, run: RunView, completions: Mapping[str, str] | None = None) -> tuple[NeedleLoss, ...]:
-    """Return the outcome of each of a sample's needles, in order; empty if it has none.
+    """Return the outcome of each needle of a sample, in order; empty if it has none.
 
     Args:
         sample: the question.
-        run: the read, from the log (`view_of_run`) or from a result (`ReadResult.view`).
+        run: the read, from the log (`load_run_view`) or from a result (`ReadResult.view`).
         completions: what the policy wrote at each step before it was cut to the memory's budget, by the steps' ids, if
             known.
     """
@@ -93,7 +93,7 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
         for conversation in log.conversations(run_id, with_ids=False)
         if conversation.writes is Writes.MEMORY and conversation.text
     }
-    return view_of_run(log, run_id, store), completions
+    return load_run_view(log, run_id, store), completions
 
 
 def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
@@ -188,7 +188,7 @@ def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, b
     position = needle.depth * characters
     following = {chunk.start_char: chunk for chunk in chunks}
     if chunks and run.stop_reason != StopReason.ENOUGH and all(run.chunk_text(chunk) is None for chunk in chunks):
-        start = needle.place(characters)[0] + needle.text.index(fact)
+        start = needle.span(characters)[0] + needle.text.index(fact)
         first = next((chunk for chunk in chunks if chunk.start_char <= start < chunk.end_char), None)
         if first is not None and start + len(fact) <= characters:
             yield first, start + len(fact) <= first.end_char

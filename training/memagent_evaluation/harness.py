@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, Final, Protocol
+from statistics import fmean
+from typing import Any, Final
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_evaluation.attempt_rows import OpenQuestion, row_of, run_id_of, with_losses
+from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id, with_losses
+from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.planning import completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
     EvaluationError,
@@ -40,14 +44,14 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""How often a question is asked before it counts as failed; as often again at the end, if the server may be down."""
+"""Attempts at a question before it counts as failed; as many again at the end, if the server may be down."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
-"""So many failures without a success mean that the server is down."""
+"""After this many failures without a success, the server counts as down."""
 
 
 class EvaluationEnd(StrEnum):
-    """Why an evaluation ended. All but the first can be resumed."""
+    """The reason why an evaluation ended. It can be resumed after all but the first."""
 
     DONE = "done"
     """Every row is there."""
@@ -56,40 +60,79 @@ class EvaluationEnd(StrEnum):
     MAX_SECONDS = "max_seconds"
 
 
-class EvaluationWatcher(Protocol):
-    """Sees the progress of an evaluation."""
+class EvaluationProgress:
+    """Shows an evaluation while it runs."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._total = self._done = self._failed = self._tokens = 0
+        self._length_left = self._length_done = 0
+        self._began = time.monotonic()
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """Note that the evaluation begins, or continues with existing rows."""
-        ...
+        """Count the rows that exist, and the lengths of the documents that are left."""
+        keys = list(dict.fromkeys(plan.keys()))
+        self._total = len(keys)
+        for key in keys:
+            if (row := rows.get(key)) is not None:
+                self._count(row)
+            else:
+                self._length_left += key[2]
+        self._began = time.monotonic()
+        self._display.update(self._done, total=self._total)
 
     def on_row(self, row: ResultRow) -> None:
-        """Note a new row."""
-        ...
+        """Count a new row, and update the display."""
+        self._count(row)
+        self._tokens += row.prompt_tokens + row.completion_tokens
+        self._length_done += row.length
+        self._length_left -= row.length
+        self._display.update(self._done, self.status, total=self._total)
+
+    @property
+    def status(self) -> str:
+        """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
+        lengths = " ".join(
+            f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
+            for (unit, length), scores in sorted(self._scores.items())
+        )
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
+        if self._length_done:  # by length, not by number, since long documents come first
+            left = timedelta(seconds=round(seconds * self._length_left / self._length_done))
+            parts.append(f"{left} left")
+        return ", ".join(filter(None, parts))
+
+    def _count(self, row: ResultRow) -> None:
+        self._done += 1
+        self._failed += row.outcome is QuestionOutcome.FAILED
+        if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
+            self._scores[row.unit, row.length].append(row.lenient)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated, and how."""
+    """The request for an evaluation: systems, tasks, and limits."""
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    """By their names in the plan."""
+    """Keyed by name, as in the plan."""
     systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""
     seed: int = 0
     """The tasks' seed."""
     answer_format: AnswerFormat = AnswerFormat.BOXED
-    """How the systems' prompts ask for the answer."""
+    """The form in which the systems' prompts ask for the answer."""
     answer_tokens: int = 1
-    """The minimum of the maximum tokens for an answer's completion; a task that needs more gets more."""
+    """The maximum tokens of an answer's completion, unless the task needs more."""
     scripted: bool = False
     """Whether the systems' policy is a script."""
     run_log: RunLog | None = None
     """The systems' run log; without it, it is unknown where facts were lost."""
     saver: BaseCheckpointSaver[Any] | None = None
-    """The systems' checkpoints; those of questions with a row are deleted."""
+    """The systems' checkpoints; they are deleted once the question has a row."""
     keep_documents: bool = False
     retry_failed: bool = False
     """Whether to ask again questions that an earlier call counted as failed."""
@@ -97,7 +140,7 @@ class Evaluation:
     """Questions in progress at once. As many more may have their documents ready: if many end at the same time, as many
     begin."""
     max_questions: int | None = None
-    """Here and below: a limit of this call, also if it resumes an evaluation; None means no limit."""
+    """The limit of questions in this call, resumed or not. Here and below, None means no limit."""
     max_tokens: int | None = None
     """Prompt and completion tokens of finished questions; running questions are finished."""
     max_seconds: float | None = None
@@ -105,7 +148,7 @@ class Evaluation:
 
 
 async def evaluate(
-    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None = None
+    evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None = None
 ) -> EvaluationEnd:
     """Add the plan's missing rows to the journal.
 
@@ -123,7 +166,7 @@ async def evaluate(
 class _EvaluationCall:
     """One call of `evaluate`."""
 
-    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationWatcher | None) -> None:
+    def __init__(self, evaluation: Evaluation, journal: ResultJournal, watcher: EvaluationProgress | None) -> None:
         self._evaluation = evaluation
         self._journal = journal
         self._watcher = watcher
@@ -132,7 +175,7 @@ class _EvaluationCall:
         )
         self._end = EvaluationEnd.DONE
         self._attempts: Counter[Key] = Counter()
-        """How often each question has been asked."""
+        """The number of attempts at each question."""
         self._tokens = 0
         self._unsure_failures: list[tuple[ResultRow, Exception]] = []
         """Failures that the server may have caused; recorded when another question succeeds."""
@@ -255,7 +298,7 @@ class _EvaluationCall:
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, and again if it fails; return its row and the error."""
         evaluation, sample = self._evaluation, question.stored.sample
-        run_id = run_id_of(self._journal.evaluation, question.system, sample.id, question.repeat)
+        run_id = make_run_id(self._journal.evaluation, question.system, sample.id, question.repeat)
         began = time.monotonic()
         for _ in range(ATTEMPTS):
             self._attempts[question.key] += 1
@@ -279,7 +322,7 @@ class _EvaluationCall:
 
     async def _row(self, question: OpenQuestion, attempt: Attempt, error: str | None = None) -> ResultRow:
         evaluation = self._evaluation
-        row = row_of(
+        row = make_row(
             question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
@@ -308,7 +351,7 @@ class _EvaluationCall:
         if self._watcher is not None:
             self._watcher.on_row(row)
         if self._evaluation.saver is not None:
-            await self._evaluation.saver.adelete_thread(run_id_of(self._journal.evaluation, row.system, *row.attempt))
+            await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
 
 
 def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:

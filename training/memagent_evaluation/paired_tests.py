@@ -1,6 +1,6 @@
 """Compares two systems on the same questions: the difference, its interval, and a p-value. Needs SciPy (extra "eval").
 
-The p-value is that of the sign-flip test: how probable is so large a difference if the two systems were swapped at
+The p-value comes from the sign-flip test: how probable is so large a difference if the two systems were swapped at
 random, question by question? For scores of 0 and 1 this is the exact McNemar test. If questions share documents, the
 systems are swapped for whole documents.
 """
@@ -72,7 +72,7 @@ def compare(
 
     Args:
         first: the scores of one system.
-        second: those of the other on the same samples.
+        second: the scores of the other system on the same samples.
         names: the names of the systems.
         clusters: the document of each sample; every sample has its own if None.
 
@@ -104,10 +104,10 @@ def compare(
 
 
 def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
-    """Return the interval of the difference of two paired shares, from how many questions which systems have right.
+    """Return the interval of the difference of two paired proportions, from the counts of right answers.
 
-    Newcombe 1998, Statistics in Medicine 17, method 10: Wilson's intervals of both shares, squared and added with their
-    correlation. It keeps its confidence if few questions differ, and at shares of 0 and 1.
+    Newcombe 1998, Statistics in Medicine 17, method 10: Wilson's intervals of both proportions, squared and added with
+    their correlation. It keeps its confidence if few questions differ, and at proportions of 0 and 1.
     """
     n = both + only_first + only_second + neither
     first = wilson(both + only_first, n)

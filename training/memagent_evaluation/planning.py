@@ -8,10 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
-from memagent_evaluation.sample_documents import sample_of
+from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
 from memagent_evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
@@ -43,7 +45,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
             )
         lengths.append(length)
     if not lengths:
-        raise EvaluationError("no length was given", hint="Give some, as in --lengths 8k,64k.")
+        raise EvaluationError("no length was given", hint="Pass some, as in --lengths 8k,64k.")
     return tuple(dict.fromkeys(lengths))
 
 
@@ -76,15 +78,6 @@ class OwnLengths(Protocol):
         ...
 
 
-@runtime_checkable
-class OwnQuestions(Protocol):
-    """A task whose questions are available without making their documents."""
-
-    def question(self, length: int, index: int) -> str:
-        """Return the question of a sample."""
-        ...
-
-
 def build_plan(
     systems: Sequence[str], tasks: Mapping[str, Task], lengths: Sequence[int] | None, count: int, repeats: int = 1
 ) -> EvaluationPlan:
@@ -105,11 +98,11 @@ def build_plan(
 
 
 def completion_tokens(task: Task, answer_tokens: int) -> int:
-    """Return the maximum tokens of a completion with an answer: the larger of the reader's and the task's number.
+    """Return the maximum tokens of an answer's completion: the larger of the reader's and the task's limit.
 
     RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
-    has begun. A chat model writes something before the box, and would be measured by its brevity. So the maximum is
-    never below that of `read`.
+    has begun. A chat model writes something before the box, and would be measured by its brevity. So the
+    maximum is never below the reader's own.
 
     Args:
         task: the task of the answer.
@@ -123,7 +116,7 @@ def check_plan(
 ) -> None:
     """Check that there are enough samples of each length, and that questions and answers fit the reader's budget.
 
-    For a task that provides its questions (`OwnQuestions`), such as those of data files, all questions are checked.
+    All questions of tasks from data files are checked.
     Of short documents, which may be too short for some samples, all samples are made; of long documents, the last
     sample and some others. A sample that cannot be made later is reported at the evaluation's end.
 
@@ -141,8 +134,8 @@ def check_plan(
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
-                    check_question(sample_of(task, cell.length, index, seed).question, context)
-                if isinstance(task, OwnQuestions):
+                    check_question(make_sample(task, cell.length, index, seed).question, context)
+                if isinstance(task, FileTask | PassagesTask):
                     for index in range(cell.count):
                         check_question(task.question(cell.length, index), context)
         except BudgetError as error:
@@ -152,8 +145,8 @@ def check_plan(
 
 def _choose_checks(cell: PlanCell, unit: LengthUnit) -> list[int]:
     """Return the indices of the samples to make as a check: the last of the cell, and others evenly before it."""
-    number = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
-    return [cell.count - 1 - step * cell.count // number for step in range(number)]
+    count = min(cell.count, max(1, _TOKENS_TO_CHECK[unit] // cell.length))
+    return [cell.count - 1 - step * cell.count // count for step in range(count)]
 
 
 def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:

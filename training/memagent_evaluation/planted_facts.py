@@ -61,16 +61,16 @@ MAGIC_QUESTIONS = (
 MAGIC = "special magic "
 
 
-def is_held_out(text: str, share: float = 0.15) -> bool:
+def is_held_out(text: str, fraction: float = 0.15) -> bool:
     """Return whether a word or value belongs to the held-out split; a fixed property of its text."""
-    return crc32(text.lower().encode()) / 2**32 < share
+    return crc32(text.lower().encode()) / 2**32 < fraction
 
 
 class PlantedFacts:
     """A seeded stream of facts from one split.
 
     `words` widens the vocabulary of entities and attributes beyond the lists of this module (for example a training
-    corpus's own words); they are filtered by the split like any other. `number_share` is the share of numeric values.
+    corpus's own words); they are filtered by the split like any other. `number_share` is the fraction of numbers.
     """
 
     def __init__(

@@ -98,19 +98,19 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     A length at which no document fits in a system's context window has no point.
     """
     axes = figure.subplots()
-    for number, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
+    for index, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
         fitting = {row.length for row in group if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
         cells = sorted(
             (length, cell) for length, cell in group_items(group, lambda row: row.length) if length in fitting
         )
         lengths = [length for length, _ in cells]
         lenient, strict = ([accuracy(cell, score) for _, cell in cells] for score in ("lenient", "strict"))
-        colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
+        colour = CURVE_COLOURS[index % len(CURVE_COLOURS)]
         low, high = [100 * value.low for value in lenient], [100 * value.high for value in lenient]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict], linestyle=(0, (1, 1.5)), color=colour)
         label = system if cells else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(number))
+        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(index))
     _length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)
     axes.set_yticks(range(0, 101, 20))
@@ -132,16 +132,17 @@ def depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
 
 
 def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: str, unit: str, tasks: str) -> None:
-    """Draw a heat map of the share of facts that answers have, by length and depth. Cells without facts stay empty."""
+    """Draw a heat map of the percentage of facts in answers, by length and depth. Cells without facts stay empty."""
     axes = figure.subplots()
     lengths = sorted({length for length, _ in grid})
     tenths = range(_DEPTH_BINS)
-    shares = [[100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in tenths]
-    image = axes.imshow(shares, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    percentages = [[100 * fmean(grid.get((length, tenth), [math.nan])) for length in lengths] for tenth in tenths]
+    image = axes.imshow(percentages, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     for length, tenth in grid:
-        column, share = lengths.index(length), shares[tenth][lengths.index(length)]
-        colour = "white" if share < 55 else "black"
-        axes.text(column, tenth, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour)
+        column = lengths.index(length)
+        percentage = percentages[tenth][column]
+        colour = "white" if percentage < 55 else "black"
+        axes.text(column, tenth, f"{percentage:.0f}", ha="center", va="center", fontsize=9, color=colour)
     axes.grid(visible=False)
     axes.set_xticks(range(len(lengths)), [format_length(length, unit) for length in lengths])
     axes.set_yticks(tenths, [f"{10 * tenth}–{10 * tenth + 10} %" for tenth in tenths])

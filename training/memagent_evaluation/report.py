@@ -78,8 +78,8 @@ _OUTCOME_TITLES: Final = {
     QuestionOutcome.FAILED: "failed",
     QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
-_RUN_PLACE: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
-"""The place in an error's message; see `MemAgentError`."""
+_RUN_LOCATION: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
+"""Run, branch and chunk in an error's message; see `MemAgentError`."""
 _MAX_FAILURES: Final = 12
 _MAX_CELL_CHARACTERS: Final = 60
 
@@ -189,18 +189,18 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     """Return pass@k by k (1, 2, 4 and so on, and the number of samples); empty if questions have one sample each.
 
     Args:
-        rows: those of one system, task and length.
+        rows: the rows of one system, task and length.
         score: "strict" or "lenient".
     """
     questions = [group for _, group in group_items(rows, lambda row: row.sample_id)]
     samples = min(map(len, questions))
     if samples < 2 or all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
         return {}
-    right = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
+    counts = [(sum(getattr(row, score) == 1 for row in group), len(group)) for group in questions]
     clusters = [group[0].cluster for group in questions]
     powers = (1 << power for power in range(samples.bit_length()))
     return {
-        k: estimate([pass_at_k(number, total, k) for number, total in right], clusters=clusters)
+        k: estimate([pass_at_k(correct, total, k) for correct, total in counts], clusters=clusters)
         for k in sorted({*powers, samples})
     }
 
@@ -298,7 +298,7 @@ def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
     }
     if prices is not None:
         costs["price"] = (
-            fmean(prices.of(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
+            fmean(prices.cost(row.prompt_tokens, row.completion_tokens) for row in finished) if finished else None
         )
     return costs
 
@@ -313,7 +313,7 @@ def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
 
 
 def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
-    """Return where wrong answers lost their facts, and how to look at them; systems without memories are left out."""
+    """Return tables of the facts that wrong answers lost, and of failures; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
     parts: list[str] = []
@@ -335,7 +335,7 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         ]
     if failed:
         # Run, branch and chunk differ at every question.
-        reasons = Counter(_short(_RUN_PLACE.sub("", row.error or ""), 200) for row in failed)
+        reasons = Counter(_short(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_FAILURES))
         verb = "counts" if len(failed) == 1 else "count"
         parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.grading import judge_rows
-from memagent_evaluation.harness import Evaluation, EvaluationEnd, evaluate
-from memagent_evaluation.markdown_tables import format_length
+from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationProgress, evaluate
 from memagent_evaluation.planning import (
     build_plan,
     check_plan,
@@ -32,7 +27,7 @@ from memagent_evaluation.result_journal import (
     ResultJournal,
     open_results,
 )
-from memagent_evaluation.result_table import TABLE, EvaluationPlan, Key, QuestionOutcome, ResultRow, write_table
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, write_table
 from memagent_evaluation.samples import Task
 from memagent_evaluation.suites import expand_suites
 from memagent_evaluation.systems import load_system
@@ -53,7 +48,7 @@ async def run_evaluation(options: EvalOptions, log: Path, command: str) -> Evalu
     """Check everything, then run to the end, or to a limit.
 
     Args:
-        options: those of the command.
+        options: the command's options.
         log: the run log.
         command: the command line, for the report.
 
@@ -112,7 +107,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
     context = await reader.aprepare()
     if options.repeats > 1 and not context.sampling.temperature:
         raise EvaluationError(
-            "at temperature 0 all samples of an answer are alike", hint="Give a --temperature, or leave out --repeats."
+            "at temperature 0 all samples of an answer are alike", hint="Set a --temperature, or leave out --repeats."
         )
     identities = [(name, await load_system(name, reader).identity()) for name in systems]
     task_settings = TaskSettings(
@@ -181,54 +176,3 @@ async def _measure(
         for path in options.out.glob(f"{CHECKPOINTS}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases
     return ended
-
-
-class EvaluationProgress:
-    """Shows an evaluation while it runs: a watcher of the harness."""
-
-    def __init__(self, display: ProgressDisplay) -> None:
-        self._display = display
-        self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._total = self._done = self._failed = self._tokens = 0
-        self._length_left = self._length_done = 0
-        self._began = time.monotonic()
-
-    def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
-        """Count the rows that exist, and the lengths of the documents that are left."""
-        keys = list(dict.fromkeys(plan.keys()))
-        self._total = len(keys)
-        for key in keys:
-            if (row := rows.get(key)) is not None:
-                self._count(row)
-            else:
-                self._length_left += key[2]
-        self._began = time.monotonic()
-        self._display.update(self._done, total=self._total)
-
-    def on_row(self, row: ResultRow) -> None:
-        """Count a new row, and update the display."""
-        self._count(row)
-        self._tokens += row.prompt_tokens + row.completion_tokens
-        self._length_done += row.length
-        self._length_left -= row.length
-        self._display.update(self._done, self.status, total=self._total)
-
-    @property
-    def status(self) -> str:
-        """Lenient accuracy so far by length, failures, tokens per second, and the estimated time left."""
-        lengths = " ".join(
-            f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
-            for (unit, length), scores in sorted(self._scores.items())
-        )
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
-        if self._length_done:  # by length, not by number, since long documents come first
-            left = timedelta(seconds=round(seconds * self._length_left / self._length_done))
-            parts.append(f"{left} left")
-        return ", ".join(filter(None, parts))
-
-    def _count(self, row: ResultRow) -> None:
-        self._done += 1
-        self._failed += row.outcome is QuestionOutcome.FAILED
-        if row.outcome is not QuestionOutcome.DOES_NOT_FIT:
-            self._scores[row.unit, row.length].append(row.lenient)

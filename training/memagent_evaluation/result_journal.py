@@ -29,8 +29,8 @@ from memagent_evaluation.result_table import (
     EvaluationPlan,
     ResultRow,
     Results,
+    make_results,
     require_same,
-    table_of,
     writing,
 )
 from memagent_graph.errors import EvaluationError
@@ -43,10 +43,10 @@ CHECKPOINTS: Final = "checkpoints.sqlite"
 KEPT_DOCUMENTS: Final = "documents"
 OPEN_DOCUMENTS: Final = "open-documents"
 REPLACED: Final = (TABLE, REPORT, "*.png", "*.svg")
-"""What is made again from the rows at the end."""
+"""The files that are made again from the rows at the end."""
 _MAX_PLANNED: Final = 10**7
 _SYNC_SECONDS: Final = 1.0
-"""How much work a power failure may cost; a killed process loses nothing that it wrote."""
+"""The seconds of work that a power failure may cost; a killed process loses nothing that it wrote."""
 
 
 class _Header(TypedDict):
@@ -112,7 +112,7 @@ class ResultJournal:
     @property
     def results(self) -> Results:
         """The table so far."""
-        return table_of(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
+        return make_results(self.rows.values(), self.plans, self.settings, self.evaluation, self.commands)
 
     def close(self) -> None:
         """Write everything to disk, and let other processes write.
@@ -191,7 +191,7 @@ def load_results(folder: Path) -> Results:
     if not path.is_file():
         raise EvaluationError(f"there are no results in {folder}", hint="Name a folder that `memagent eval` wrote to.")
     header, plans, commands, rows = _parse(read_journal(path, error=EvaluationError), path)
-    return table_of(rows, plans, header["settings"], header["evaluation"], commands)
+    return make_results(rows, plans, header["settings"], header["evaluation"], commands)
 
 
 def _parse(

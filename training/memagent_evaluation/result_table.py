@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[str, str, int, int, int]
 
 
 class QuestionOutcome(StrEnum):
-    """How an attempt ended. All but ANSWERED are wrong in every score, counted separately, and in the denominator."""
+    """The outcome of an attempt. All but ANSWERED are wrong in every score, and counted separately as well."""
 
     ANSWERED = "answered"
     """There is an answer to score."""
@@ -61,7 +61,7 @@ class ResultRow:
     task: str
     length: Int64
     unit: str
-    """What `length` counts; a value of `LengthUnit`."""
+    """The unit of `length`; a value of `LengthUnit`."""
     index: Int64
     sample_id: str
     question: str
@@ -92,10 +92,10 @@ class ResultRow:
     full_context_flops: float | None
     """The estimate for one call of the same model with the whole document in its context."""
     chunks: Int64
-    """How many the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
+    """The number of chunks that the policy read; 0 if a system asks about an excerpt, or the attempt failed."""
     document_bytes: Int64
     needle_depths: tuple[float, ...]
-    """The place of each fact that the answer is based on, as a share of the document, 0 to 1."""
+    """The position of each fact that the answer is based on, as a fraction of the document, 0 to 1."""
     needles_found: tuple[bool, ...]
     """Whether the answer has each of them."""
     where_lost: tuple[str, ...]
@@ -103,7 +103,7 @@ class ResultRow:
     lost_at: tuple[Int64 | None, ...]
     """The chunk at which each was lost, if there is one."""
     attempts: Int64
-    """How often the question was asked: 1, or more if attempts failed."""
+    """The number of attempts: 1, or more if some failed."""
     seed: Int64
     document: str = ""
     """The document's key in the store, a digest of its text."""
@@ -133,7 +133,7 @@ class ResultRow:
 
     @property
     def has_costs(self) -> bool:
-        """Whether its tokens, calls and seconds are those of a finished attempt; a failure has none."""
+        """Whether its tokens, calls and seconds are known: a failed attempt has none."""
         return self.outcome not in {QuestionOutcome.FAILED, QuestionOutcome.DOES_NOT_FIT}
 
     @property
@@ -162,7 +162,7 @@ class EvaluationPlan:
     identities: tuple[tuple[str, str], ...] = ()
     """For each system, its name and identity (`ReaderSystem.identity`); none may change meanwhile."""
     repeats: int = 1
-    """How often each system is asked each question."""
+    """The number of times that each system is asked each question."""
 
     @classmethod
     def grid(
@@ -193,19 +193,19 @@ class Results:
     """A table of results with the settings it was made with."""
 
     rows: tuple[ResultRow, ...]
-    """By task, length, index and system, tasks and systems in the order in which they were asked for."""
+    """Sorted by task, length, index and system; tasks and systems keep the order of the request."""
     settings: Mapping[str, Any]
     """The settings that determined the rows: policy, tokenizer, budgets, sampling, seed, data."""
     evaluation: str
     """Its id, with which all its runs' ids begin."""
     missing: int = 0
-    """How many planned rows are missing."""
+    """The number of planned rows that are missing."""
     commands: tuple[str, ...] = ()
     """The command lines."""
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """The systems' names, in the order in which they were asked for."""
+        """The systems' names, in the order of the request."""
         return tuple(dict.fromkeys(row.system for row in self.rows))
 
 
@@ -256,7 +256,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
-    """Check that settings equal those that a folder's results were made with.
+    """Check that settings equal the settings of a folder's results.
 
     Raises:
         EvaluationError: they do not; the message names every difference.
@@ -274,7 +274,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
         )
 
 
-def table_of(
+def make_results(
     rows: Iterable[ResultRow],
     plans: Sequence[EvaluationPlan],
     settings: Mapping[str, Any],
@@ -285,10 +285,10 @@ def table_of(
     by_key = {row.key: row for row in rows}
     keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
     tasks = {
-        name: place for place, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
+        name: index for index, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
     }
     systems = {
-        name: place for place, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
+        name: index for index, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
     }
     ordered = sorted(
         by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)

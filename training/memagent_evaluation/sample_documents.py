@@ -26,7 +26,7 @@ class StoredSample:
     sample: Sample
     document: DocumentRef
     readers: int
-    """How many systems still need it."""
+    """The number of systems that still need it."""
 
 
 class OpenDocuments:
@@ -40,7 +40,7 @@ class OpenDocuments:
     """
 
     workers: Final = 2
-    """How many samples are made at once."""
+    """The number of samples that are made at once."""
 
     def __init__(
         self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None, *, keep: bool = False
@@ -73,7 +73,7 @@ class OpenDocuments:
         return stored
 
     def release(self, stored: StoredSample) -> None:
-        """Note that one system needs a sample no longer; after the last one, remove its document."""
+        """Note that a system has finished with a sample; after the last system, remove its document."""
         stored.readers -= 1
         if stored.readers == 0:
             key = stored.document["key"]
@@ -110,7 +110,7 @@ class OpenDocuments:
 
     def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
         seed = self._seed
-        sample = sample_of(task, length, index, seed)
+        sample = make_sample(task, length, index, seed)
 
         def text() -> Iterator[str]:
             try:
@@ -134,7 +134,7 @@ class OpenDocuments:
         return StoredSample(sample, document, readers)
 
 
-def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
+def make_sample(task: Task, length: int, index: int, seed: int | None = None) -> Sample:
     """Return a task's sample; `seed` is the task's seed, for the message.
 
     Raises:
@@ -149,9 +149,9 @@ def sample_of(task: Task, length: int, index: int, seed: int | None = None) -> S
 def _sample_error(error: Exception, method: str, task: Task, length: int, index: int, seed: int | None) -> SampleError:
     if isinstance(error, EvaluationError):
         return SampleError(error.message, hint=error.hint)
-    place = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
+    sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
     return SampleError(
-        f"{method}() of the task {task.name} failed at {place}: {type(error).__name__}: {error}",
+        f"{method}() of the task {task.name} failed at {sample}: {type(error).__name__}: {error}",
         hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
     )
 

@@ -1,4 +1,4 @@
-"""What a task provides: documents as streams, questions, gold answers. Twenty lines make your own task.
+"""The interface of a task: documents as streams, questions, gold answers. Twenty lines make your own task.
 
     import random
     from itertools import chain, repeat
@@ -35,16 +35,16 @@ from memagent_graph.tokenizers import Tokenizer
 
 
 class Metric(StrEnum):
-    """How several gold strings count in RULER's string match."""
+    """The rule by which several gold strings count in RULER's string match."""
 
     ALL = "all"
-    """The share of gold strings that the prediction contains."""
+    """The fraction of gold strings that the prediction contains."""
     ANY = "any"
     """1 if the prediction contains any of them: they are wordings of one answer. RULER calls it "part"."""
 
 
 class LengthUnit(StrEnum):
-    """What a task's lengths count."""
+    """The unit of a task's lengths."""
 
     TOKENS = "tokens"
     """The policy's tokens of document, question and answer together, and of the prompt around them
@@ -61,11 +61,10 @@ class Needle:
     gold: str
     """Its gold string; for one that only leads to the answer, its contribution, such as the name for the next hop."""
     depth: float
-    """Where it begins, as a share of the document's characters, 0 to 1: times their number, rounded, it is the place.
-    """
+    """The position of its first character, as a fraction of the document's characters, 0 to 1."""
 
-    def place(self, characters: int) -> tuple[int, int]:
-        """Return the places where it begins and ends in a document of that many characters."""
+    def span(self, characters: int) -> tuple[int, int]:
+        """Return where it begins and ends in a document of that many characters."""
         start = round(self.depth * characters)
         return start, start + len(self.text)
 
@@ -85,12 +84,12 @@ class Task(Protocol):
 
     @property
     def unit(self) -> LengthUnit:
-        """What `length` counts."""
+        """The unit of `length`."""
         ...
 
     @property
     def answer_tokens(self) -> int:
-        """How many tokens of `length` are reserved for the answer, as in RULER.
+        """The tokens of `length` that are reserved for the answer, as in RULER.
 
         A completion may have more if the reader's budget is larger: `planning.completion_tokens`.
         """
@@ -142,7 +141,7 @@ class TaskSettings:
     data: Path | None = None
     """A data file, or a folder of data files under their published names; `evaluation` in the data folder if None."""
     questions_per_document: int = 1
-    """How many consecutive samples ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
+    """The number K of consecutive samples that ask about one document: 0 to K - 1, K to 2 K - 1, and so on."""
     prompt_tokens: int = 0
     """What a length counts besides document, question and answer: the text around them in one call with the whole
     document, so that a document as long as the window fits in such a call, as in RULER."""

@@ -1,6 +1,6 @@
 r"""Scores an answer against the gold strings: strict, lenient, RULER's string match and token F1.
 
-A read that failed, did not finish or gave no answer is wrong in every score. It X
+A read that failed, did not finish or gave no answer is wrong in every score.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARKS: Final = frozenset("-./:+#")
 _GROUPED: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!,\d)")
 """Numbers whose commas group digits by three; "12,7" and "1234567,12" are two each."""
 _BOX_CHARACTERS: Final = 300
-"""How far from the completion's end the paper looks for the box."""
+"""The characters at the completion's end in which the paper looks for the box."""
 _BETWEEN_ITEMS: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
 _MARK_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
@@ -52,8 +52,7 @@ class Scores:
     lenient: float
     """0 or 1: the gold string, or each of several required ones, is in the answer as whole words."""
     string_match: float
-    """The share of gold strings that the completion contains, or whether it contains any, as in RULER; for a task with
-    its own metric (`OwnMetric`), that."""
+    """RULER's metric: the fraction of gold strings in the completion, or 1 if it has any. `OwnMetric` replaces it."""
     token_f1: float
     """F1 over words, as in SQuAD."""
 
@@ -141,7 +140,7 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
-    """Return the share of gold strings in the completion, as in RULER: in lower case, and also inside words."""
+    """Return the fraction of gold strings in the completion, as in RULER: in lower case, and also inside words."""
     lowered = reply.lower()
     matches = [string.lower() in lowered for string in gold]
     return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)

@@ -19,8 +19,8 @@ from memagent_graph.errors import EvaluationError
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
-    "first system, in points, on the questions that both were asked and that fit both, by lenient and by strict "
-    "accuracy; p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
+    "first system, in points, on the questions that both were asked and that fit both, by lenient accuracy; "
+    "p corrected for all comparisons of the column (Holm). Not worse: the interval's lower end lies above "
     f"-{100 * MARGIN:g} points. A question that was asked at several lengths counts once in a line over all of them. "
     "Costs are means per question. Turns: replies that had to wait for each other. –: unknown."
 )
@@ -38,18 +38,17 @@ class SystemStanding:
     length: str
     """With its unit, or "all"."""
     n: int
-    """How many questions."""
+    """The number of questions."""
     documents: int
     scripted: bool
     accuracy: Estimate | None
     """Lenient; documents that did not fit count as wrong; None for a script, and if nothing fitted."""
     against_first: Comparison | None
     """This system, then the first, by lenient accuracy."""
-    against_first_strict: Comparison | None
     prompt_tokens: float | None
     completion_tokens: float | None
     cached_share: float | None
-    """The share of prompt tokens from the server's prefix cache."""
+    """The fraction of prompt tokens from the server's prefix cache."""
     turns: float | None
     seconds: float | None
 
@@ -77,25 +76,16 @@ def standings(results: Results) -> list[SystemStanding]:
     if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
-    lenient = _correct_known([line.against_first for line in lines])
-    strict = _correct_known([line.against_first_strict for line in lines])
-    return [
-        replace(line, against_first=first, against_first_strict=other)
-        for line, first, other in zip(lines, lenient, strict, strict=True)
-    ]
-
-
-def _correct_known(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    correction = iter(correct_p_values([comparison for comparison in comparisons if comparison is not None]))
-    return [None if comparison is None else next(correction) for comparison in comparisons]
+    corrected = iter(correct_p_values([line.against_first for line in lines if line.against_first is not None]))
+    return [line if line.against_first is None else replace(line, against_first=next(corrected)) for line in lines]
 
 
 def compare_evaluations(first: Results, second: Results, names: tuple[str, str]) -> dict[str, list[SystemStanding]]:
     """Return the standings of two evaluations on their common questions, for each system that both have.
 
     Args:
-        first: the one that the other is compared with.
-        second: the other one.
+        first: the evaluation to compare with.
+        second: the other evaluation.
         names: of the evaluations; in the standings they are the names of the systems.
 
     Raises:
@@ -114,20 +104,15 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
                 f"{row.sample_id} is not the same question in {names[0]} and {names[1]}",
                 hint="Compare evaluations with the same seed, tokenizer, haystack and data.",
             )
-    compared = {}
+    by_system = {}
     for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
         rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
-        compared[system] = standings(replace(first, rows=tuple(rows)))
-    return compared
+        by_system[system] = standings(replace(first, rows=tuple(rows)))
+    return by_system
 
 
 def standings_table(lines: Sequence[SystemStanding]) -> str:
-    """Return standings in Markdown."""
-    return markdown(standings_cells(lines))
-
-
-def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
-    """Return standings as rows of cells, the header first; columns without a value for any system are left out."""
+    """Return standings in Markdown; columns without a value for any system are left out."""
     columns: dict[str, Callable[[SystemStanding], str]] = {
         "task": lambda line: line.task,
         "length": lambda line: line.length,
@@ -137,17 +122,15 @@ def standings_cells(lines: Sequence[SystemStanding]) -> list[list[str]]:
         "difference": lambda line: line.against_first.points if line.against_first else "",
         "p": lambda line: line.against_first.p if line.against_first else "",
         "not worse": lambda line: {None: "", True: "yes", False: "not shown"}[line.not_worse],
-        "strict difference": lambda line: line.against_first_strict.points if line.against_first_strict else "",
-        "strict p": lambda line: line.against_first_strict.p if line.against_first_strict else "",
         "tokens in": lambda line: _number(line.prompt_tokens),
-        "cached": lambda line: _percent(line.cached_share),
+        "cached": lambda line: "–" if line.cached_share is None else f"{100 * line.cached_share:.0f} %",
         "tokens out": lambda line: _number(line.completion_tokens),
         "turns": lambda line: _number(line.turns, 1),
         "seconds": lambda line: _number(line.seconds, 2),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return [names, *([cells[name][number] for name in names] for number in range(len(lines)))]
+    return markdown([names, *([cells[name][index] for name in names] for index in range(len(lines)))])
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
@@ -157,7 +140,6 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
         fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in group)
         prompt = _mean(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in group)
-        comparisons = [_pair(fitting, (system, first), score) for score in ("lenient", "strict")]
         yield SystemStanding(
             system=system,
             task=task,
@@ -166,8 +148,7 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             documents=len({row.cluster for row in group}),
             scripted=scripted,
             accuracy=accuracy(group, "lenient") if fits and not scripted else None,
-            against_first=comparisons[0],
-            against_first_strict=comparisons[1],
+            against_first=_pair(fitting, (system, first), "lenient"),
             prompt_tokens=prompt,
             completion_tokens=_mean(row.completion_tokens for row in answered),
             cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
@@ -189,10 +170,10 @@ def _pair(
 ) -> Comparison | None:
     """Return the comparison of two different systems on the questions of both; None if there are none."""
     first, second = (rows.get(name, {}) for name in names)
-    shared = [attempt for attempt in first if attempt in second]
-    if names[0] == names[1] or not shared:
+    common = [attempt for attempt in first if attempt in second]
+    if names[0] == names[1] or not common:
         return None
-    first_rows, second_rows = [first[attempt] for attempt in shared], [second[attempt] for attempt in shared]
+    first_rows, second_rows = [first[attempt] for attempt in common], [second[attempt] for attempt in common]
     clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(first_rows, _question)}
     return compare(_by_question(first_rows, score), _by_question(second_rows, score), names=names, clusters=clusters)
 
@@ -222,7 +203,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"

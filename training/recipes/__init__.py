@@ -1,1 +1,1 @@
-"""How the policies that ship were made: their data, their training, their measurement. Not a library."""
+"""The recipes of the policies that ship: their data, their training, their measurement. Not a library."""

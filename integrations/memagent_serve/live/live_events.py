@@ -16,16 +16,16 @@ from memagent_serve.api_errors import ApiError
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.live.page_values import read_value, update_value
+from memagent_serve.live.page_values import format_read, format_update
 from memagent_serve.reads import ReadManager, ServedRead
 
 _SECONDS_BETWEEN_CHECKS: Final = 0.2
 _NEWEST_UPDATES: Final = 40
-"""How many of a read's newest updates are sent when the page opens it; its run page has all."""
+"""The number of newest updates that are sent when the page opens a read. The read's run page has all updates."""
 
 
-class Watch:
-    """Keeps track of what was sent to a page about the read that it shows."""
+class ReadWatcher:
+    """Sends a page the changes of the read that it shows."""
 
     def __init__(self, reads: LiveReads, manager: ReadManager, owner: Owner, run_id: str) -> None:
         self._reads, self._manager, self._owner, self._run_id = reads, manager, owner, run_id
@@ -42,12 +42,12 @@ class Watch:
         Raises:
             ApiError: 404; there is no such read.
         """
-        entry = await self._reads.entry(self._owner, self._run_id)
+        entry = await self._reads.get_entry(self._owner, self._run_id)
         read = self._manager.find(self._owner, self._run_id)
         edits = self._reads.edits[self._run_id]
         if edits != self._edits:
             self._edits, self._read, self._sent = edits, read, 0
-            yield _event("snapshot", await self._snapshot())
+            yield _event("snapshot", await self._make_snapshot())
         elif read is not None and read is not self._read:
             self._read, self._sent = read, 0
         if self._read is not None:
@@ -56,21 +56,21 @@ class Watch:
                 self._sent += 1
                 if update.step not in self._by_step:
                     yield _event("update", self._format(update))
-        state = json.dumps([entry.edited, read_value(entry, read)["state"]])
+        state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
             self._state = state
-            value = {**read_value(entry, read), **await self._end()}
+            value = {**format_read(entry, read), **await self._get_outcome()}
             yield _event("state", value)
 
-    async def _snapshot(self) -> dict[str, Any]:
+    async def _make_snapshot(self) -> dict[str, Any]:
         self._memories, self._by_step = {}, {}
         try:
-            updates = await self._reads.updates(self._owner, self._run_id)
+            updates = await self._reads.list_updates(self._owner, self._run_id)
         except ApiError:  # it has not begun
             return {"updates": [], "earlier": 0}
-        return await asyncio.to_thread(self._history, updates)
+        return await asyncio.to_thread(self._format_history, updates)
 
-    def _history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
+    def _format_history(self, updates: Sequence[MemoryUpdate]) -> dict[str, Any]:
         values = []
         # The newest update of each branch is always sent, because its memory can be edited.
         newest = {update.branch: index for index, update in enumerate(updates)}
@@ -84,16 +84,16 @@ class Watch:
     def _format(self, update: MemoryUpdate) -> dict[str, Any]:
         sources = dict.fromkeys(self._by_step.get(step, "") for step in update.sources or ())
         before = self._memories.get(update.branch)
-        value = update_value(update, "\n".join(filter(None, sources)) if before is None else before)
+        value = format_update(update, "\n".join(filter(None, sources)) if before is None else before)
         self._record(update)
         return value
 
     def _record(self, update: MemoryUpdate) -> None:
         self._memories[update.branch] = self._by_step[update.step] = update.memory
 
-    async def _end(self) -> dict[str, Any]:
+    async def _get_outcome(self) -> dict[str, Any]:
         try:
-            view = await self._reads.view(self._owner, self._run_id)
+            view = await self._reads.get_view(self._owner, self._run_id)
         except ApiError:
             return {"answer": None, "stop_reason": None, "thumb": None}
         thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
@@ -114,23 +114,23 @@ async def events(
     Events: "reads" has a list of the reads that changed. The read with `run_id` has "snapshot", "update" and "state",
     or "gone" if it does not exist.
     """
-    heads: dict[str, Any] = {}  # by run id: the state and the progress that the page knows
-    watch = Watch(reads, manager, owner, run_id) if run_id else None
+    known: dict[str, Any] = {}  # by run id: the state and progress that the page has
+    watch = ReadWatcher(reads, manager, owner, run_id) if run_id else None
     while True:
-        running = {read.run_id: read for read in manager.running(owner)}
-        changed = []
-        for run in {**dict.fromkeys(heads), **running}:
+        running = {read.run_id: read for read in manager.list_running(owner)}
+        changed_reads = []
+        for run in {**dict.fromkeys(known), **running}:
             read = running.get(run)
-            head = (read.state, read.chunks) if read else None
-            if run in heads and heads[run] == head:
+            state = (read.state, read.chunks) if read else None
+            if run in known and known[run] == state:
                 continue
             entry = await asyncio.to_thread(ledger.get, owner.name, run)
             if entry is not None:
-                changed.append(read_value(entry, read or manager.find(owner, run)))
-            heads[run] = head
-        heads = {run: head for run, head in heads.items() if head is not None}
-        if changed:
-            yield _event("reads", changed)
+                changed_reads.append(format_read(entry, read or manager.find(owner, run)))
+            known[run] = state
+        known = {run: state for run, state in known.items() if state is not None}
+        if changed_reads:
+            yield _event("reads", changed_reads)
         if watch is not None:
             try:
                 async for event in watch.events():

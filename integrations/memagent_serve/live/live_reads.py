@@ -17,14 +17,14 @@ from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
-from memagent_graph.timeline.view import RunView, view_of_run
+from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
 from memagent_serve.reads import ReadRequest, ServedRead
-from memagent_serve.request_texts import Source, document_of, stored_pieces
+from memagent_serve.request_texts import Source, join_sources, stored_pieces
 from memagent_serve.uploads import UploadedFile
 
 _MAX_REQUESTS: Final = 1024
@@ -49,7 +49,7 @@ class LiveReads:
 
     # Documents and questions
 
-    async def document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
+    async def get_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
         """Return the text of an uploaded file.
 
         Raises:
@@ -64,15 +64,15 @@ class LiveReads:
             _drop_oldest(self._documents, _MAX_DOCUMENTS)
         return self._documents[key]
 
-    async def take(self, owner: Owner, file: UploadedFile) -> DocumentRef:
+    async def add_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
         """Return the text of a file that was just uploaded; a file without text is not kept."""
         try:
-            return await self.document(owner, file)
+            return await self.get_document(owner, file)
         except MemAgentError:
             await asyncio.to_thread(self._serving.uploads.delete, owner, file.id)
             raise
 
-    async def ask(
+    async def start_reads(
         self, owner: Owner, files: Sequence[str], questions: Sequence[str], *, read_again: bool
     ) -> list[ServedRead]:
         """Read files, in order and as one document, for each of several questions.
@@ -87,7 +87,7 @@ class LiveReads:
         for question in questions:
             _require_answerable(question, context, "questions")
         uploads = [self._serving.uploads.get(owner, file_id) for file_id in files]
-        references = [await self.document(owner, upload) for upload in uploads]
+        references = [await self.get_document(owner, upload) for upload in uploads]
         document = references[0] if len(references) == 1 else await self._join(owner, references)
         reads = []
         for question in questions:
@@ -100,11 +100,11 @@ class LiveReads:
     async def _join(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
         sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
-        return await self._serving.uploads.add_text(owner, document_of(sources))
+        return await self._serving.uploads.add_text(owner, join_sources(sources))
 
     # Queries
 
-    async def entry(self, owner: Owner, run_id: str) -> Entry:
+    async def get_entry(self, owner: Owner, run_id: str) -> Entry:
         """Return a read of a key.
 
         Raises:
@@ -115,21 +115,21 @@ class LiveReads:
             raise not_found("there is no such read")
         return entry
 
-    async def view(self, owner: Owner, run_id: str) -> RunView:
-        """Return the current state of a read. Raises like `entry`, and also if the read has not begun."""
-        await self.entry(owner, run_id)
+    async def get_view(self, owner: Owner, run_id: str) -> RunView:
+        """Return the current state of a read. Raises like `get_entry`, and also if the read has not begun."""
+        await self.get_entry(owner, run_id)
         try:
-            return await asyncio.to_thread(view_of_run, self._log, run_id, self._reader.store)
+            return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
         except RunNotFoundError as error:
             raise not_found("the read has not begun") from error
 
-    async def updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
-        """Return the valid memory updates of a read, in order. Raises like `view`.
+    async def list_updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
+        """Return the valid memory updates of a read, in order. Raises like `get_view`.
 
         If a read was paused or killed at the wrong moment, the log is one chunk ahead of the checkpoints. This chunk is
         read again, so its update is left out unless the read is running.
         """
-        view = await self.view(owner, run_id)
+        view = await self.get_view(owner, run_id)
         updates = list(view.updates)
         if view.stop_reason is not None or self._manager.find(owner, run_id) is not None:
             return updates
@@ -141,7 +141,7 @@ class LiveReads:
             return updates
         return [update for update in updates if update.step in steps]
 
-    def answers(self, run_ids: Sequence[str]) -> dict[str, str | None]:
+    def get_answers(self, run_ids: Sequence[str]) -> dict[str, str | None]:
         """Return the answers in the run log, by run id."""
         if self._reader.run_log is None or not run_ids:
             return {}
@@ -157,7 +157,7 @@ class LiveReads:
 
     async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
         """Pause or stop a read. The chunk that was being read is read again when the read continues."""
-        entry = await self.entry(owner, run_id)
+        entry = await self.get_entry(owner, run_id)
         read = self._manager.find(owner, run_id)
         if read is not None:
             self._remember(read)
@@ -173,12 +173,12 @@ class LiveReads:
             ApiError: 409, it has ended; 404, its document is no longer known; 429, too many reads are running.
         """
         async with self._changing:
-            entry = await self.entry(owner, run_id)
+            entry = await self.get_entry(owner, run_id)
             if entry.state is ReadState.FINISHED:
                 raise ApiError(409, "the read has ended; edit its memory to continue it", code="read_ended")
-            self._remember(await self._manager.resume(await self._request_of(owner, entry), entry))
+            self._remember(await self._manager.resume(await self._find_request(owner, entry), entry))
 
-    async def _request_of(self, owner: Owner, entry: Entry) -> ReadRequest:
+    async def _find_request(self, owner: Owner, entry: Entry) -> ReadRequest:
         """Return the request of a read: the original one, or, after a restart of the server, from the run's log."""
         if (read := self._manager.find(owner, entry.run_id)) is not None:
             return read.read_request
@@ -208,10 +208,10 @@ class LiveReads:
             ApiError: 409, it is running, or the memory has changed; 400, the text is too long.
         """
         async with self._changing:
-            entry = await self.entry(owner, run_id)
+            entry = await self.get_entry(owner, run_id)
             if self._manager.find(owner, run_id) is not None:
                 raise ApiError(409, "the read is running; pause it first", code="read_running")
-            updates = await self.updates(owner, run_id)
+            updates = await self.list_updates(owner, run_id)
             newest = next((update for update in reversed(updates) if update.branch == branch), None)
             if newest is None or newest.chunk_index != chunk or newest.memory != before:
                 self.edits[run_id] += 1
@@ -228,14 +228,14 @@ class LiveReads:
             await asyncio.to_thread(self._ledger.mark, run_id, ReadState.PAUSED)
             self.edits[run_id] += 1
 
-    async def answer(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
+    async def answer_now(self, owner: Owner, run_id: str, question: str | None) -> AnswerSoFar:
         """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
             ApiError: 404, the read has not begun; 400, the question is empty or too long.
         """
-        entry = await self.entry(owner, run_id)
-        reader = await self._manager.reader_for(await self._request_of(owner, entry))
+        entry = await self.get_entry(owner, run_id)
+        reader = await self._manager.get_reader(await self._find_request(owner, entry))
         if question is not None:
             _require_answerable(question, await reader.aprepare(), "question")
         try:
@@ -248,7 +248,7 @@ class LiveReads:
 
     async def judge(self, owner: Owner, run_id: str, *, up: bool, note: str | None) -> None:
         """Record a thumb up or down for a read, with the key's name as the source."""
-        await self.entry(owner, run_id)
+        await self.get_entry(owner, run_id)
         try:
             await asyncio.to_thread(
                 self._log.reward, run_id, float(up), name="thumbs", source=owner.name, note=note or None

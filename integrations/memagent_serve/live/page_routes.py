@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_serve.api_errors import bad_request, not_found, too_busy
-from memagent_serve.app import ServerResources, owner_of, store_upload
+from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import limit_body, require_plain
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
@@ -28,7 +28,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import events
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.live.page_values import passage_value, read_value, sources_value
+from memagent_serve.live.page_values import format_passage, format_read, format_sources
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
 
 _BODY_BYTES: Final = 1 << 20
@@ -125,7 +125,7 @@ class LivePage:
         ]
 
     async def _serve_file(self, request: Request) -> Response:
-        return _file_response(request.path_params.get("name", "index.html"))
+        return _make_file_response(request.path_params.get("name", "index.html"))
 
     async def _sign_in(self, request: Request) -> Response:
         body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
@@ -135,7 +135,7 @@ class LivePage:
         context = await self._serving.reader.aprepare()
         return _json_response(
             {
-                "owner": owner_of(request).name,
+                "owner": get_owner(request).name,
                 "model": self._serving.reader.policy.name,
                 "memory_tokens": context.budget.memory_tokens,
                 "question_tokens": context.budget.question_tokens,
@@ -148,7 +148,7 @@ class LivePage:
 
     async def _add_file(self, request: Request) -> Response:
         file = await store_upload(self._serving, request)
-        document = await cancel_on_disconnect(request, self._live.take(owner_of(request), file))
+        document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
         return _json_response(
             {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
         )
@@ -156,13 +156,14 @@ class LivePage:
     async def _start_reads(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
-            raise bad_request(f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files at once", "questions")
-        start = self._live.ask(owner_of(request), body.files, body.questions, read_again=body.read_again)
+            limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
+            raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
+        start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _json_response({"reads": [read.run_id for read in reads]})
 
     async def _list_reads(self, request: Request) -> Response:
-        owner, query = owner_of(request), request.query_params
+        owner, query = get_owner(request), request.query_params
         newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
             self._serving.ledger.search,
@@ -171,57 +172,57 @@ class LivePage:
             newest=newest,
             skip=_parse_number(query.get("skip"), 0),
         )
-        answers = await asyncio.to_thread(self._live.answers, [entry.run_id for entry in entries])
+        answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
         find = self._serving.manager.find
-        reads = [read_value(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
+        reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _json_response({"reads": reads, "total": total})
 
     async def _pause(self, request: Request) -> Response:
-        await self._live.pause(*_owner_and_run_id(request))
+        await self._live.pause(*_get_owner_and_run_id(request))
         return Response(status_code=204)
 
     async def _stop(self, request: Request) -> Response:
-        await self._live.pause(*_owner_and_run_id(request), ReadState.CANCELLED)
+        await self._live.pause(*_get_owner_and_run_id(request), ReadState.CANCELLED)
         return Response(status_code=204)
 
     async def _resume(self, request: Request) -> Response:
-        await self._live.resume(*_owner_and_run_id(request))
+        await self._live.resume(*_get_owner_and_run_id(request))
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Edit)
-        await self._live.edit(*_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
+        await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        answer = await self._live.answer(
-            *_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
+        answer = await self._live.answer_now(
+            *_get_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
         )
         return _json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
         body = await _parse_body(self._serving, request, Thumb)
-        await self._live.judge(*_owner_and_run_id(request), up=body.up, note=body.note)
+        await self._live.judge(*_get_owner_and_run_id(request), up=body.up, note=body.note)
         return Response(status_code=204)
 
     async def _show_sources(self, request: Request) -> Response:
-        view = await self._live.view(*_owner_and_run_id(request))
-        return _json_response({"lines": await asyncio.to_thread(lambda: sources_value(build_timeline(view)))})
+        view = await self._live.get_view(*_get_owner_and_run_id(request))
+        return _json_response({"lines": await asyncio.to_thread(lambda: format_sources(build_timeline(view)))})
 
     async def _show_passage(self, request: Request) -> Response:
-        view, query = await self._live.view(*_owner_and_run_id(request)), request.query_params
+        view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _json_response(await asyncio.to_thread(passage_value, view, self._serving.reader.store, start, end))
+        return _json_response(await asyncio.to_thread(format_passage, view, self._serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
-        owner, run_id = _owner_and_run_id(request)
-        view = await self._live.view(owner, run_id)
+        owner, run_id = _get_owner_and_run_id(request)
+        view = await self._live.get_view(owner, run_id)
         page = await asyncio.to_thread(lambda: render_page(build_timeline(view), document_link=f"/#document/{run_id}"))
         return Response(page.encode("utf-8"), media_type="text/html; charset=utf-8", headers=_RUN_PAGE_HEADERS)
 
     async def _stream_events(self, request: Request) -> Response:
-        owner = owner_of(request)
+        owner = get_owner(request)
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
@@ -250,8 +251,8 @@ class _Stream(EventSourceResponse):
             self._on_end()
 
 
-def _owner_and_run_id(request: Request) -> tuple[Owner, str]:
-    return owner_of(request), request.path_params["id"]
+def _get_owner_and_run_id(request: Request) -> tuple[Owner, str]:
+    return get_owner(request), request.path_params["id"]
 
 
 async def _parse_body(serving: ServerResources, request: Request, kind: type[T]) -> T:
@@ -278,7 +279,7 @@ def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
 
 
-def _file_response(name: str) -> Response:
+def _make_file_response(name: str) -> Response:
     if name not in _FILES:
         raise not_found("the page has no such file")
     package, kind = _FILES[name]

@@ -24,7 +24,7 @@ _CONTEXT_BYTES: Final = 6000
 _MAX_QUOTES: Final = 4
 
 
-def read_value(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
+def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
     """Return a read for the list. A read that has not ended and is not running here was interrupted.
 
     `answer` is the one in the run log, for a read that this process no longer holds.
@@ -45,7 +45,7 @@ def read_value(entry: Entry, read: ServedRead | None, answer: str | None = None)
     }
 
 
-def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
+def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
     """Return a memory update, with the differences from the previous memory."""
     name = "merge" if update.chunk_index is None else f"chunk {update.chunk_number}"
     return {
@@ -66,12 +66,12 @@ def update_value(update: MemoryUpdate, before: str) -> dict[str, Any]:
     }
 
 
-def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
+def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the lines that the answer rests on, each with its origin and quotes; without an answer, all of memory."""
     supporting = {quote.line_index for quote in timeline.view.evidence}
     if timeline.excerpt is not None:
         return [
-            {"line": line, "from": "an excerpt", "edited": False, "quotes": _quotes(list(quotes))}
+            {"line": line, "from": "an excerpt", "edited": False, "quotes": _format_quotes(list(quotes))}
             for line, quotes in groupby(timeline.excerpt, key=attrgetter("line"))
         ]
     return [
@@ -79,21 +79,21 @@ def sources_value(timeline: Timeline) -> list[dict[str, Any]]:
             "line": line.line,
             "from": timeline.step(line.update).name,
             "edited": line.edited,
-            "quotes": _quotes(timeline.quotes(index)),
+            "quotes": _format_quotes(timeline.quotes(index)),
         }
         for index, line in enumerate(timeline.provenance.lines)
         if timeline.view.answer is None or index in supporting
     ]
 
 
-def _quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
+def _format_quotes(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
     return [
         {"text": quote.quote, "start": quote.start_char, "end": quote.end_char, "section": quote.place}
         for quote in evidence[:_MAX_QUOTES]
     ]
 
 
-def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
+def format_passage(view: RunView, store: DocumentStore, start: int, end: int) -> Mapping[str, Any]:
     """Return a passage of a run's document with up to 6,000 bytes of text on each side.
 
     Args:
@@ -114,10 +114,10 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
     first = span.start_byte + len(text[: start - span.start_char].encode())
     last = first + len(text[start - span.start_char : end - span.start_char].encode())
     size = view.document["size"] or last
-    began, ended = max(0, first - _CONTEXT_BYTES), min(size, last + _CONTEXT_BYTES)
+    begin, end_byte = max(0, first - _CONTEXT_BYTES), min(size, last + _CONTEXT_BYTES)
     before, passage, after = (
         store.read_bytes(view.document, *span).decode(errors="ignore")
-        for span in ((began, first), (first, last), (last, ended))
+        for span in ((begin, first), (first, last), (last, end_byte))
     )
     return {
         "document": view.document["name"],
@@ -126,6 +126,6 @@ def passage_value(view: RunView, store: DocumentStore, start: int, end: int) -> 
         "before": before,
         "passage": passage,
         "after": after,
-        "begins": began == 0,
-        "ends": ended >= size,
+        "begins": begin == 0,
+        "ends": end_byte >= size,
     }

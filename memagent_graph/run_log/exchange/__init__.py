@@ -1,16 +1,256 @@
-"""Runs from a log to one Parquet file and back, and from several logs to one, without loss.
+"""Exports runs to a Parquet file, imports them, and merges logs, without loss.
 
-exporting   export_runs: from a log to a file
-importing   import_runs, merge_logs: from a file, or from other logs, to a log
-logged_run  a run of a log with everything that belongs to it, and what several logs have of one, put together
-parquet     the columns of a file (the extra `export`)
+logged_run  a run with all of its records; merges the parts of a run from several logs
+parquet     reads and writes the files (the extra `export`)
 
 One run at a time is in memory.
 """
 
 from __future__ import annotations
 
-from memagent_graph.run_log.exchange.exporting import ExportReport, export_runs
-from memagent_graph.run_log.exchange.importing import ImportReport, import_runs, is_log, merge_logs
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-__all__ = ["ExportReport", "ImportReport", "export_runs", "import_runs", "is_log", "merge_logs"]
+from memagent_graph.errors import RunLogError
+from memagent_graph.run_log.exchange import parquet
+from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts, with_arrays
+from memagent_graph.run_log.log import RunLog
+from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
+from memagent_graph.storage.bounded_files import open_regular
+from memagent_graph.storage.private_files import whole_file
+
+_MAX_NAMES: Final = 3
+"""Maximum number of runs that an error names."""
+_SQLITE: Final = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The result of an export: the counts of written records."""
+
+    runs: int
+    conversations: int
+    rewards: int
+    events: int
+    bytes: int
+
+
+def export_runs(
+    log: RunLog,
+    destination: Path | str,
+    *,
+    selection: RunFilter | None = None,
+    for_training: bool = False,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write runs to one Parquet file, oldest first. The file appears under its name when it is complete.
+
+    One run at a time is in memory. The log may be written to meanwhile.
+
+    Args:
+        log: the log.
+        destination: the file.
+        selection: the runs to export, by default all.
+        for_training: whether to refuse runs with missing conversations, token ids or log-probs.
+        overwrite: whether to replace an existing file.
+
+    Raises:
+        RunLogError: the destination exists, has no folder or no space; runs cannot be trained on; or the log cannot be
+            read.
+        MissingExtraError: the extra `export` is not installed.
+    """
+    destination = Path(destination)
+    _check_destination(log, destination, overwrite=overwrite)
+    run_ids = [record.run_id for record in log.runs(selection)][::-1]
+    if for_training and (incomplete := _incomplete_runs(log, run_ids)):
+        raise RunLogError(
+            f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
+            f"missing: {_list_names(incomplete)}",
+            hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
+        )
+    tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
+    try:
+        with whole_file(destination) as file:
+            with closing(parquet.ParquetWriter(file)) as writer:
+                for run_id in run_ids:
+                    if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
+                        writer.write(dataclasses.replace(run, conversations=_count(run, tally)))
+            size = file.tell()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunLogError(f"{destination} cannot be written: {reason}", hint="Choose a file elsewhere.") from error
+    return ExportReport(**tally, bytes=size)
+
+
+def _count(run: LoggedRun, tally: dict[str, int]) -> Iterator[Conversation]:
+    """Yield the conversations of a run, and count its conversations, events and rewards."""
+    rewarded = [reward.conversation for reward in run.rewards]
+    tally["runs"] += 1
+    tally["events"] += len(run.events)
+    tally["rewards"] += rewarded.count(None)
+    for conversation in run.conversations:
+        tally["conversations"] += 1
+        tally["events"] += len(conversation.events)
+        tally["rewards"] += rewarded.count(conversation.id)
+        yield conversation
+
+
+def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> None:
+    """Check that a file can be written, and may be replaced if it exists.
+
+    Raises:
+        RunLogError: it cannot, or may not.
+    """
+    if destination.suffix.lower() in {".jsonl", ".ndjson", ".json", ".csv"}:
+        raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Use the suffix .parquet.")
+    if not destination.parent.is_dir():
+        raise RunLogError(f"there is no folder {destination.parent}", hint="Create it first.")
+    if destination.is_dir():
+        raise RunLogError(f"{destination} is a folder", hint="Choose a file in it.")
+    if destination.exists() and destination.samefile(log.path):
+        raise RunLogError(f"{destination} is the run log itself", hint="Choose another file.")
+    if destination.exists() and not overwrite:
+        raise RunLogError(f"{destination} exists", hint="Choose another file, or replace it with --overwrite.")
+
+
+def _incomplete_runs(log: RunLog, run_ids: Sequence[str]) -> list[str]:
+    totals = log.totals(run_ids)
+    return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
+
+
+def _list_names(run_ids: Sequence[str]) -> str:
+    more = len(run_ids) - _MAX_NAMES
+    return ", ".join(map(repr, run_ids[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """The result of an import or merge: the counts of added records."""
+
+    runs: int
+    conversations: int
+    rewards: int
+    skipped: int
+    """The number of runs that the log already had with the same content."""
+
+
+def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> ImportReport:
+    """Add the runs of an exported file to a log, with one transaction per run.
+
+    Runs that the log has with the same content are skipped. One run at a time is in memory. The redaction hook of the
+    log is not called.
+
+    Args:
+        log: the log.
+        source: a file from `export_runs`.
+        replace: whether to replace runs in the log that have the same id but other content.
+
+    Raises:
+        RunLogError: the file does not exist, is not an export, has another version, or is damaged; or the log has a run
+            with the same id but other content. Earlier runs in the file were imported.
+        MissingExtraError: the extra `export` is not installed.
+    """
+    source = Path(source)
+    run_ids: set[str] = set()
+    conversations = rewards = skipped = 0
+    try:
+        with open_regular(source) as file:
+            for run in parquet.read(source, file):
+                run_id = run.record.run_id
+                if run_id in run_ids:
+                    raise RunLogError(
+                        f"the rows of run {run_id!r} in {source} are not together",
+                        hint="Import the original export. This file may have been sorted or shuffled.",
+                    )
+                run_ids.add(run_id)
+                present = load_run(log, run_id)
+                if present is not None and is_same(present, run):
+                    skipped += 1
+                    continue
+                if present is not None and not replace:
+                    raise RunLogError(
+                        f"{log.path} has run {run_id!r} with other content than {source}",
+                        hint="Replace the run in the log with --replace, or import into another log. The runs before "
+                        "this one were imported.",
+                    )
+                _add(log, run, replacing=present is not None)
+                conversations += len(list(run.conversations))
+                rewards += len(run.rewards)
+    except OSError as error:
+        raise RunLogError(
+            f"{source} cannot be read: {error.strerror or error}", hint="Check the path and its permissions."
+        ) from error
+    return ImportReport(len(run_ids) - skipped, conversations, rewards, skipped)
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a file is a run log, not an export."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
+def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
+    """Add the runs of other logs to a log, with one transaction per run.
+
+    Parts of the same run in several logs are merged; see `merge_parts`. Runs that the log already has are skipped, so a
+    merge can be repeated after a kill, or when another log has new records.
+
+    Args:
+        log: the log.
+        sources: the files of the other logs. Nothing may write to them during the merge.
+
+    Returns:
+        The counts of added records. A run counts if records were added to it.
+
+    Raises:
+        RunLogError: a file is not a log, or a log cannot be read or written.
+    """
+    began: dict[str, list[tuple[float, int]]] = {}
+    runs = conversations = rewards = 0
+    with ExitStack() as stack:
+        logs = []
+        for number, source in enumerate(map(Path, sources)):
+            if not is_log(source):
+                raise RunLogError(
+                    f"{source} is not a log of runs", hint="Pass only run logs, which `memagent read` writes."
+                )
+            logs.append(stack.enter_context(closing(RunLog(source))))
+            for record in logs[-1].runs():
+                began.setdefault(record.run_id, []).append((record.began, number))
+        for run_id in sorted(began, key=lambda run_id: min(began[run_id])):
+            parts = [
+                _load_whole(log, run_id),
+                *(_load_whole(logs[number], run_id) for _, number in sorted(began[run_id])),
+            ]
+            present, run = parts[0], merge_parts([part for part in parts if part is not None])
+            if present is not None and is_same(present, run):
+                continue
+            _add(log, run, replacing=present is not None)
+            runs += 1
+            conversations += len(list(run.conversations)) - (len(list(present.conversations)) if present else 0)
+            rewards += max(0, len(run.rewards) - (len(present.rewards) if present else 0))
+    return ImportReport(runs, conversations, rewards, len(began) - runs)
+
+
+def _load_whole(log: RunLog, run_id: str) -> LoggedRun | None:
+    """Return a run with a list of conversations and numbers as arrays; None if the log does not have the run."""
+    run = load_run(log, run_id)
+    return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
+
+
+def _add(log: RunLog, run: LoggedRun, *, replacing: bool) -> None:
+    log.add(
+        run.record,
+        list(run.conversations),
+        events=run.events,
+        rewards=run.rewards,
+        templates=run.templates,
+        replacing=replacing,
+    )

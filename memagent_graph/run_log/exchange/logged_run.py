@@ -1,4 +1,4 @@
-"""A run of a log with everything that belongs to it: when two are the same, and the parts of one put together."""
+"""Runs with all of their records: loads and compares them, and merges the parts of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Final, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import EventKind
-from memagent_graph.run_log.columns import columns_of
+from memagent_graph.run_log.columns import record_columns
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
 from memagent_graph.run_log.rows import withdraw_reward
 
 NUMBERS: Final = {
     name: "I" if column.arrow == "ids" else "f"
-    for name, column in columns_of(Conversation).items()
+    for name, column in record_columns(Conversation).items()
     if column.is_numbers
 }
 """The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""
 
 
 def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
-    """Return a run of a log, or None if there is none with this id. Its conversations are read as they are iterated.
+    """Return a run of a log, or None if there is no such run. Conversations are read during iteration.
 
-    Where its document's file lay on this machine is left out.
+    The path of the document on this machine is left out.
     """
     for record in log.runs(RunFilter(run_ids=[run_id])):
         document = cast("DocumentRef", {name: value for name, value in record.document.items() if name != "path"})
@@ -42,7 +42,7 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
 
 
 def with_arrays(conversation: Conversation) -> Conversation:
-    """Return a conversation whose ids and log-probs are arrays: lists take ten times as much."""
+    """Return a conversation with ids and log-probs as arrays, because lists need ten times as much memory."""
     values = {name: (kind, getattr(conversation, name)) for name, kind in NUMBERS.items()}
     arrays: dict[str, Any] = {name: numbers and array(kind, numbers) for name, (kind, numbers) in values.items()}
     return replace(conversation, **arrays)
@@ -72,18 +72,18 @@ def _content(run: LoggedRun) -> Iterator[object]:
 
 Item = TypeVar("Item")
 _NEW_ATTEMPT: Final = frozenset({EventKind.MEMORY_EDITED, "reward_withdrawn"})
-"""Kinds of events that are written when another attempt of a run begins."""
+"""The kinds of events at the beginning of another attempt of a run."""
 
 
 def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
-    """Return the run whose parts these are, in the order in which they began; their conversations are lists.
+    """Return the run with these parts, which are in the order of their beginnings. Their conversations are lists.
 
-    A run that one process began and another continued is in both their logs, a part in each. Every conversation, event,
-    edit and reward of the parts is kept. What counts is decided as while reading: a chunk that was read twice counts
-    once, the newest time; what depends on a memory that a person replaced later does not count; and a reward of the run
-    that was given before it was resumed or edited is withdrawn, which an event says.
+    If one process began a run and another continued it, both logs have a part of it. All conversations, events, edits
+    and rewards of the parts are kept, and superseded as during a read. If a chunk was read twice, the newest read
+    counts. What depends on a memory that a person replaced later does not count. A reward of the run from before a
+    resume or an edit is withdrawn, with an event.
 
-    Merging the result with one of the parts again gives the result.
+    Merging the result with one of its parts returns the result.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -117,7 +117,7 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
 
 
 def _later_attempt(part: LoggedRun, parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]) -> float:
-    """Return when the newest attempt began that a part does not know of: the run was resumed, or edited, elsewhere."""
+    """Return the start of the newest attempt (a resume or an edit) that a part does not contain."""
     began = (other.record.began for other in parts if other.record.began > part.record.began)
     edits = (event.time for event in events if event.kind in _NEW_ATTEMPT and event not in part.events)
     return max([*began, *edits], default=-math.inf)
@@ -128,7 +128,7 @@ def _is_withdrawn(reward: Reward, attempt: float) -> bool:
 
 
 def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
-    """Return what is in any of the lists, as often as it is in the one that has it most often."""
+    """Return the union of lists as multisets."""
     union: list[Item] = []
     for items in lists:
         missing = list(items)
@@ -142,7 +142,7 @@ def _union(lists: Iterable[Sequence[Item]]) -> list[Item]:
 def _conversations(
     parts: Sequence[LoggedRun], events: Sequence[LoggedEvent]
 ) -> tuple[list[Conversation], list[list[Reward]]]:
-    """Return all conversations, with ids of their own, and the rewards of each part, by these ids."""
+    """Return all conversations with new ids, and the rewards of the parts with these ids."""
     ids: dict[tuple[str, int], int] = {}
     by_id: dict[int, Conversation] = {}
     rewards_by_part: list[list[Reward]] = []
@@ -164,7 +164,7 @@ def _conversations(
 
 
 def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
-    """Return the steps that do not count, of conversations in the order in which they began."""
+    """Return the superseded steps of conversations, which are in the order of their beginnings."""
     edited: dict[str | None, float] = {}
     for event in events:
         if event.kind == EventKind.MEMORY_EDITED:
@@ -188,7 +188,7 @@ def _stale(conversations: Sequence[Conversation], events: Sequence[LoggedEvent])
 
 
 def _last_active(part: LoggedRun) -> float:
-    """Return when a part was last written to by a read or an edit."""
+    """Return the time of the newest read or edit in a part."""
     times = [part.record.began, part.record.ended or 0.0]
     times += [conversation.began for conversation in part.conversations]
     return max(times + [event.time for event in part.events if event.kind == EventKind.MEMORY_EDITED])

@@ -1,4 +1,4 @@
-"""Runs as one Parquet file: a row per conversation, with its run's columns repeated (compression makes that cheap).
+"""Runs as a Parquet file: a row per conversation, with repeated columns of the run (compression makes that cheap).
 
 `datasets.load_dataset("parquet", data_files=...)` reads it; so do pandas, Polars and DuckDB.
 
@@ -8,8 +8,8 @@ A run without conversations has one row, in which `conversation` and all columns
 prompts, by fingerprint, are JSON in the file's key-value metadata (`memagent.templates`), because many runs share few
 templates. `memagent.format` in the same metadata contains a checksum of the columns.
 
-Lone surrogates cannot be encoded as UTF-8. If `text` or `memory` contains one, the column's name is in `escaped` and
-its text is written as in a JSON string. Only texts that a person or a program made contain lone surrogates.
+Lone surrogates cannot be encoded as UTF-8. If `text` or `memory` contains one, the name of the column is in `escaped`
+and the text is written as in a JSON string.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, columns_of
+from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, record_columns
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow, row_parts
 
 _CONVERSATION_COLUMNS: Final = {
-    "conversation" if name == "id" else name: column for name, column in columns_of(Conversation).items()
+    "conversation" if name == "id" else name: column for name, column in record_columns(Conversation).items()
 }
 _RUN_COLUMNS: Final = {
     f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
-    for name, column in columns_of(RunRecord).items()
+    for name, column in record_columns(RunRecord).items()
 }
-"""By the name of a column: the attribute of `RunRecord` that is in it, and its type."""
+"""By column: the attribute of `RunRecord` and its type."""
 _REWARDS: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
-    "run_events": columns_of(Conversation)["events"],
+    "run_events": record_columns(Conversation)["events"],
     "run_rewards": _REWARDS,
     **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
     "rewards": _REWARDS,
@@ -52,7 +52,9 @@ COLUMNS: Final = {
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
 _LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
 _REWARD: Final = {
-    name: column.arrow for name, column in columns_of(Reward).items() if name not in {"id", "run_id", "conversation"}
+    name: column.arrow
+    for name, column in record_columns(Reward).items()
+    if name not in {"id", "run_id", "conversation"}
 }
 _METADATA: Final = "memagent."
 _FORMAT: Final = "memagent-runs"
@@ -64,14 +66,14 @@ _ROW_GROUP_CHARACTERS: Final = 1 << 26
 """The approximate number of characters of texts in a row group."""
 _COMPRESSION_LEVEL: Final = 6
 _PAGE_BYTES: Final = 8 << 20
-"""Ids are written without a dictionary, in large pages, so that zstd finds what prompts share."""
+"""The size of a page. Ids are written without a dictionary in large pages, so that zstd finds common prefixes."""
 _MAX_RUN_BYTES: Final = 4 * MAX_RUN_SIZE
 _OBJECT_BYTES: Final = 256
 """The approximate memory of a list's item that is not a number."""
 
 
 class ParquetWriter:
-    """Writes runs to a file, one after the other.
+    """Writes runs to a file, one at a time.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -107,7 +109,7 @@ class ParquetWriter:
             self._add(run_values)
 
     def close(self) -> None:
-        """Write the remaining rows and the footer; the file stays open."""
+        """Write the remaining rows and the footer. The file stays open."""
         metadata = {"format": _VERSION, "templates": json.dumps(self._templates)}
         try:
             self._end_group()
@@ -215,7 +217,9 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
                 rows = []
                 size = part.nbytes
             for name, kind in NUMBERS.items():
-                row[name] = None if row[name] is None else array(kind, row[name])  # a list takes eight times as much
+                row[name] = (
+                    None if row[name] is None else array(kind, row[name])
+                )  # a list needs eight times as much memory
             rows.append(row)
     if rows:
         yield _run(rows, templates, source)

@@ -100,7 +100,7 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
 @pytest.mark.parametrize(
     ("store", "reason", "remedy"),
     [
-        ("s3://me:secret@host/texts", "s3://... is an address", "Name a folder with --store"),
+        ("s3://me:secret@host/texts", "--store must be a folder, got the address s3://...", "Use a folder"),
         ("/proc/nowhere/texts", "/proc/nowhere/texts cannot be written", "set MEMAGENT_HOME"),
     ],
 )
@@ -158,7 +158,7 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
         (["-q", f"@{tmp_path}/large.txt"], "more than 1,048,576 bytes"),
         (["-q", f"@{tmp_path}/endless.txt"], "more than 1,048,576 bytes"),
         ([], "Missing option '--question' / '-q'"),
-        (["-q", f"@{tmp_path}/none.txt"], "one question on each line"),
+        (["-q", f"@{tmp_path}/none.txt"], "one question per line"),
         (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
     ):
         done = invoke("read", book, *options, *SMALL)
@@ -252,11 +252,7 @@ def test_keys_are_never_stored(book, own_home) -> None:
 
 def bad_document(tmp_path: Path, kind: str) -> Path:
     path = tmp_path / "document.txt"
-    if kind == "empty":
-        path.write_text("")
-    elif kind == "blank":
-        path.write_text(" \n\t\n")
-    elif kind == "binary":
+    if kind == "binary":
         path.write_bytes(bytes(range(256)) * 40)
     elif kind == "undecodable":
         path.write_bytes(b"plain text, then \xff\xfe\xfd broken \x81\x8d" + b" and more plain text" * 50)
@@ -270,8 +266,6 @@ def bad_document(tmp_path: Path, kind: str) -> Path:
     [
         ("missing", "does not exist"),
         ("directory", "`memagent corpus "),
-        ("empty", "no text"),
-        ("blank", "no text"),
         ("binary", "binary"),
     ],
 )
@@ -297,18 +291,10 @@ def test_undecodable_bytes_can_be_replaced(tmp_path) -> None:
     ("options", "code", "words"),
     [
         (["--question", " "], 2, "question is empty"),
-        (["--question", "why " * 100], 7, "question has"),
         (["--context-window", "300"], 7, "--chunk-tokens"),
-        (["--tokenizer", "no_such_encoding"], 7, "no_such_encoding"),
         (["--layout", "upside_down"], 2, "upside_down"),
-        (["--boundary", "page"], 2, "page"),
-        (["--on-empty", "ignore"], 2, "ignore"),
-        (["--update-template", "nowhere.txt"], 7, "nowhere.txt"),
         (["--model", "other"], 4, "serves fake"),
         (["--base-url", "http://127.0.0.1:9/v1"], 4, "Is the server running?"),
-        (["--profile", "nowhere"], 7, "memagent.json"),
-        (["--temperature", "-1"], 2, "temperature"),
-        (["--top-p", "0"], 7, "top_p"),
         (["--header", "X-Key secret"], 2, "begins with 'X-Key' has no colon"),
     ],
 )
@@ -321,29 +307,20 @@ def test_bad_settings_are_refused_with_a_remedy(book, options, code, words) -> N
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("respond", "words"),
-    [
-        (lambda body, number: web.json_response({"error": {"message": "slow down"}}, status=429), "429"),
-        (lambda body, number: web.json_response({"error": {"message": "boom"}}, status=500), "boom"),
-        (lambda body, number: web.Response(text="<html>"), "not a completion"),
-        (
-            lambda body, number: web.json_response({"error": {"message": "maximum context"}}, status=400),
-            "maximum context",
-        ),
-    ],
-)
-def test_a_failing_server_costs_no_finished_chunk(book, respond, words) -> None:
+def test_a_failing_server_costs_no_finished_chunk(book) -> None:
     good = FakeServer().respond
     failing = True
-    with FakeServer(
-        lambda body, number: respond(body, number) if failing and number >= 3 else good(body, number)
-    ) as server:
+
+    def respond(body: dict[str, Any], number: int) -> Any:
+        boom = web.json_response({"error": {"message": "boom"}}, status=500)
+        return boom if failing and number >= 3 else good(body, number)
+
+    with FakeServer(respond) as server:
         options = ["--base-url", server.base_url, *SMALL, "--retries", 0, "--run-id", "r"]
         done = invoke("read", book, "-q", QUESTION, *options, "--json")
         assert done.exit_code == 4
         error = json.loads(done.stdout)["error"]
-        assert words in error["message"]
+        assert "boom" in error["message"]
         assert (error["run_id"], error["chunk_index"]) == ("r", 3)
         assert "memagent resume r" in done.stderr
         failing = False
@@ -351,13 +328,6 @@ def test_a_failing_server_costs_no_finished_chunk(book, respond, words) -> None:
     result = json.loads(finished.stdout)
     assert result["answer"] == "4711"
     assert len(server.requests) == result["chunks_read"] + 2
-
-
-def test_a_wrong_key_names_the_variable(book) -> None:
-    with FakeServer(key="right") as server:
-        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, "--api-key", "wrong", *SMALL)
-    assert done.exit_code == 4
-    assert "OPENAI_API_KEY" in done.stderr
 
 
 def test_after_a_wrong_model_the_printed_command_reads_on_with_the_one_that_is_served(book) -> None:
@@ -369,16 +339,6 @@ def test_after_a_wrong_model_the_printed_command_reads_on_with_the_one_that_is_s
     assert (done.exit_code, answers(done.stdout)) == (0, ["4711"]), done.stderr
 
 
-def test_an_empty_or_overlong_reply_is_an_event_not_an_end(book) -> None:
-    def respond(body, number):
-        return "" if number % 2 else "memory " * 300
-
-    with FakeServer(respond) as server:
-        done = invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--json")
-    kinds = {event["kind"] for event in json.loads(done.stdout)["events"]}
-    assert {"empty", "overlong"} <= kinds
-
-
 def test_an_unknown_run_is_named_with_those_that_exist(book) -> None:
     nothing = invoke("resume", "nope")
     assert nothing.exit_code == 6
@@ -388,15 +348,6 @@ def test_an_unknown_run_is_named_with_those_that_exist(book) -> None:
     done = invoke("resume", "nope")
     assert (done.exit_code, done.stdout) == (6, "")
     assert "newest are mine" in done.stderr
-
-
-def test_a_run_is_not_resumed_with_another_document(book, tmp_path) -> None:
-    (tmp_path / "other.txt").write_text("another text")
-    with FakeServer() as server:
-        invoke("read", book, "-q", QUESTION, "--base-url", server.base_url, *SMALL, "--run-id", "r", "--max-chunks", 1)
-        done = invoke("resume", "r", "--document", tmp_path / "other.txt")
-    assert done.exit_code == 6
-    assert "another document" in done.stderr
 
 
 def test_a_document_given_again_is_read_in_its_charset(tmp_path) -> None:
@@ -507,19 +458,6 @@ class TestStructuredAnswers:
                 assert values["value"] == {"place": "harbor", "key": 4711}
                 assert "key" in values["response_format"]["properties"]
 
-    def test_a_stopped_run_is_resumed_with_its_own_schema_only(self, book, tmp_path) -> None:
-        (tmp_path / "keys.json").write_text(json.dumps(self.SCHEMA))
-        (tmp_path / "other.json").write_text('{"type": "object"}')
-        with FakeServer(self.respond) as server:
-            options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
-            stopped = invoke("read", book, "-q", QUESTION, *options, "--max-chunks", 2, "--run-id", "r")
-            refused = invoke("resume", "r", "--schema", tmp_path / "other.json")
-            resumed = invoke("resume", "r", "--json")
-        assert stopped.exit_code == 5
-        assert refused.exit_code == 6
-        assert "another response_format" in refused.stderr
-        assert json.loads(resumed.stdout)["value"] == {"place": "harbor", "key": 4711}
-
     def test_an_answer_that_never_fits_is_printed_and_the_exit_code_says_so(self, book, tmp_path) -> None:
         (tmp_path / "keys.json").write_text(json.dumps({**self.SCHEMA, "required": ["castle"]}))
         with FakeServer(self.respond) as server:
@@ -529,20 +467,13 @@ class TestStructuredAnswers:
         assert "the answer does not fit the schema: the answer does not have the required form" in done.stderr
         assert "'castle' is a required property" in done.stderr
 
-    @pytest.mark.parametrize(
-        ("content", "words"),
-        [('{"type": "objekt"}', "not a JSON schema"), ('{"type"', "is not JSON"), (None, "cannot be read")],
-    )
-    def test_a_schema_that_cannot_be_used_is_an_error_before_anything_is_read(
-        self, book, tmp_path, content, words
-    ) -> None:
-        if content is not None:
-            (tmp_path / "keys.json").write_text(content)
+    def test_a_schema_that_cannot_be_used_is_an_error_before_anything_is_read(self, book, tmp_path) -> None:
+        (tmp_path / "keys.json").write_text('{"type"')
         with FakeServer() as server:
             options = ["--base-url", server.base_url, *self.WIDE, "--schema", tmp_path / "keys.json"]
             done = invoke("read", book, "-q", QUESTION, *options)
         assert (done.exit_code, done.stdout, server.requests) == (7, "", [])
-        assert words in done.stderr
+        assert "is not JSON" in done.stderr
         assert "what to do:" in done.stderr
 
 

@@ -94,21 +94,6 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, make_reader) -> None
     assert "word0 and then" not in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["show", "nobody"], "no run 'nobody'"),
-        (["show", "first", "--log", "nowhere.sqlite"], "there is no run log at nowhere.sqlite"),
-        (["resume", "nobody"], "no run 'nobody'"),
-    ],
-)
-def test_what_is_not_there_is_named(runs, arguments, words) -> None:
-    done = invoke(*arguments)
-    assert done.exit_code == 6
-    assert words in done.stderr
-    assert not Path("nowhere.sqlite").exists()
-
-
 def test_a_read_without_a_log_leaves_none(tmp_path, own_home) -> None:
     book = tmp_path / "book.txt"
     book.write_text(TEXT)
@@ -120,13 +105,3 @@ def test_a_read_without_a_log_leaves_none(tmp_path, own_home) -> None:
         )
     assert answers(done.stdout) == answers(named.stdout) == ["4711"]
     assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1
-
-
-def test_a_result_has_its_evidence_and_shows_itself_in_notebooks(make_reader) -> None:
-    result = make_reader(run_log=False).read(TEXT, QUESTION)
-    assert result.evidence
-    for each in result.evidence:
-        assert TEXT[each.start_char : each.end_char] == each.quote
-        assert result.updates[each.chunk_index].start_char <= each.start_char
-    assert "4711" in result._repr_html_()
-    assert "<script" not in result._repr_html_()

@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(books: list[Path], tmp_path: Pa
         for arguments, code, words in (
             ([tmp_path / "missing.txt"], 3, "does not exist"),
             ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
-            ([*books, "--report-id", "x", "--max-chunks", "1"], 5, "0 of 2 cells"),
+            ([*books, "--max-chunks", "1"], 5, "0 of 2 cells"),
         ):
             done = invoke("report", "Keys?", *arguments, *options)
             assert (done.exit_code, words in " ".join(done.stderr.split())) == (code, True), done.stderr

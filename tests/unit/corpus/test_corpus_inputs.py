@@ -277,7 +277,7 @@ def test_the_readme_of_a_dataset_s_folder_names_no_file(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     table = "---\nconfigs:\n- config_name: default\n  data_files: ../outside.jsonl\n---\n"
     (tmp_path / "theirs" / "README.md").write_text(table, "utf-8")
-    with pytest.raises(DocumentError, match="no saved dataset"):
+    with pytest.raises(DocumentError, match="not a saved dataset"):
         list(open_inputs(f"dataset:{tmp_path / 'theirs'}").documents())
 
 

@@ -58,7 +58,6 @@ class World:
         self.calls = 0
         self.prompts = Counter[str]()
         self.fails: Callable[[str], None] = lambda prompt: None
-        self.reply: Callable[[str], str | None] = lambda prompt: None
         self._make_reader = make_reader
 
     def write(self, name: str, harbor: int, *, words: int = 60) -> None:
@@ -69,7 +68,7 @@ class World:
         self.calls += 1
         self.prompts[prompt] += 1
         self.fails(prompt)
-        return self.reply(prompt) or perfect_reader(prompt)
+        return perfect_reader(prompt)
 
     def agent(self, **options: Any) -> MemAgent:
         work = TableFolder(str(self.out)).work
@@ -89,7 +88,6 @@ class World:
         source: str | None = None,
         columns: InputColumns | None = None,
         reader: dict[str, Any] | None = None,
-        form: Any = None,
         **options: Any,
     ) -> CorpusSummary:
         async def read() -> CorpusSummary:
@@ -97,9 +95,7 @@ class World:
             table = TableFolder(str(self.out))
             with lock_table(table) as work:
                 private_file(work / "made")
-                one = CorpusReader(
-                    self.agent(**(reader or {})), questions or (HARBOR,), corpus.access, response_format=form
-                )
+                one = CorpusReader(self.agent(**(reader or {})), questions or (HARBOR,), corpus.access)
                 try:
                     return await run_corpus(corpus, one, table, **{"documents_in_flight": 3, **options})
                 finally:
@@ -179,20 +175,14 @@ def test_new_documents_and_new_questions_are_added(world: World) -> None:
     }  # fmt: skip
 
 
-def test_documents_that_are_not_wholly_text_are_counted(world: World) -> None:
-    world.write("good.txt", 7)
-    (made,) = (each for each in made_documents() if each.name == "unread.eml")
-    (world.folder / made.name).write_bytes(made.data)
-    summary = world.run()
-    assert (summary.read, summary.failed, summary.incomplete) == (2, 0, 1)
-
-
 def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(world: World) -> None:
     world.write("good.txt", 7)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (world.folder / "empty.txt").write_text("  \n")
+    (made,) = (each for each in made_documents() if each.name == "unread.eml")  # it is not wholly text
+    (world.folder / made.name).write_bytes(made.data)
     summary = world.run()
-    assert (summary.read, summary.failed, summary.failed_rows) == (3, 2, 2)
+    assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)
     assert sorted(summary.failures) == ["bad.pdf", "empty.txt"]
     errors = {row["document"]: row for row in rows_in(world.out) if row["error"]}
     assert errors["empty.txt"]["error_kind"] == "EmptyDocumentError"
@@ -240,7 +230,7 @@ def test_output_made_with_other_settings_is_refused_with_the_difference(world: W
 def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
     world.write("a.txt", 1)
     world.out.touch()
-    with pytest.raises(CorpusError, match="is a file"), lock_table(TableFolder(str(world.out))):
+    with pytest.raises(CorpusError, match="must be a folder, got the file"), lock_table(TableFolder(str(world.out))):
         pass
     world.out.unlink()
     world.out.mkdir()
@@ -251,7 +241,7 @@ def test_a_file_or_a_folder_with_other_files_is_refused(world: World) -> None:
 
 def test_two_runs_on_one_output_are_refused(world: World) -> None:
     world.write("a.txt", 1)
-    with lock_table(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process writes to"):
+    with lock_table(TableFolder(str(world.out))), pytest.raises(CorpusError, match="this process is writing to"):
         world.run()
 
 
@@ -268,7 +258,7 @@ def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothin
             TableFolder(str(world.out)).take_over(settings, "elsewhere")
 
     world.fails = take_over
-    with pytest.raises(CorpusError, match="another run writes to"):
+    with pytest.raises(CorpusError, match="another run is writing to"):
         world.run(rows_per_part=2)
     summary = world.run()
     assert len(world.answers) == 6 and summary.rows == 6
@@ -309,11 +299,11 @@ def test_a_policy_that_fails_for_one_document_alone_is_a_row_with_an_error(world
 
 
 def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_it(world: World) -> None:
-    for number in range(40):
+    for number in range(20):
         world.write(f"d{number}.txt", number)
 
     def gone(prompt: str) -> None:
-        if world.calls > 30:
+        if world.calls > 10:
             raise PolicyUnreachableError("no connection", hint="Is it running?")
 
     world.fails = gone
@@ -321,7 +311,7 @@ def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_i
         world.run()
     world.fails = lambda prompt: None
     assert world.run().failed_rows == 0
-    assert len(world.answers) == 40
+    assert len(world.answers) == 20
 
 
 def test_a_refused_key_stops_the_run_at_once(world: World) -> None:
@@ -371,9 +361,8 @@ STEPS = [
 
 @pytest.mark.parametrize(
     ("moment", "step", "keeps_ledger"),  # after one step is before the next
-    [*(("before", step, True) for step in range(len(STEPS))), ("after", len(STEPS) - 1, True),
-     *(("before", step, False) for step in range(1, 4))],
-)  # fmt: skip
+    [*(("before", step, True) for step in range(len(STEPS))), ("after", len(STEPS) - 1, True), ("before", 2, False)],
+)
 def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch, step: int, moment: str, keeps_ledger: bool
 ) -> None:
@@ -410,8 +399,8 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
 
 @pytest.mark.parametrize(
     ("damage", "keeps_ledger"),
-    [("cut", True), ("deleted", True), ("bits flipped", True), ("deleted", False), ("another part", False)],
-)  # fmt: skip
+    [("bits flipped", True), ("deleted", False), ("another part", False)],
+)
 def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
     world: World, damage: str, keeps_ledger: bool
 ) -> None:
@@ -425,10 +414,7 @@ def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
     if damage == "deleted":
         first.unlink()
     else:
-        first.write_bytes(
-            {"cut": content[: len(content) // 2], "bits flipped": flipped,
-             "another part": second.read_bytes()}[damage]
-        )  # fmt: skip
+        first.write_bytes(flipped if damage == "bits flipped" else second.read_bytes())
     if not keeps_ledger:
         shutil.rmtree(world.out / "_work")
     with pytest.raises(CorpusError, match=rf"1 of the 3 parts.*{first.name}.*retry_failed"):
@@ -507,8 +493,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
 
 @pytest.mark.parametrize(
     ("place", "code", "remedy"),
-    [("mkstemp", errno.ENOSPC, "free disk space"), ("mkstemp", errno.EIO, "free disk space"),
-     ("mkstemp", errno.EPERM, "MEMAGENT_HOME"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
+    [("mkstemp", errno.ENOSPC, "free disk space"), ("open", errno.ESTALE, "MEMAGENT_HOME"),
      ("open", errno.EMFILE, "ulimit -n")],
 )  # fmt: skip
 def test_an_error_of_the_store_is_not_an_error_of_the_documents(
@@ -609,27 +594,6 @@ def test_a_question_that_is_too_long_is_refused_or_a_row_with_an_error(world: Wo
     table.write_text(json.dumps({"text": "The key of harbor is 1.", "ask": "why? " * 100}))
     world.run(source=str(table), columns=InputColumns(questions="ask"))
     assert {row["error_kind"] for row in rows_in(world.out)} == {None, "BudgetError"}
-
-
-def test_typed_answers_are_values_in_the_table_and_another_form_is_refused(world: World) -> None:
-    from pydantic import BaseModel
-
-    class Key(BaseModel):
-        key: int
-
-    class Other(BaseModel):
-        name: str
-
-    world.write("a.txt", 7)
-    world.write("b.txt", 9)
-    world.reply = lambda prompt: (
-        json.dumps({"key": int(prompt.rpartition("harbor ")[2].split()[0])}) if "<section>" not in prompt else None
-    )
-    world.run(form=Key)
-    rows = rows_in(world.out)
-    assert {row["document"]: json.loads(row["value"]) for row in rows} == {"a.txt": {"key": 7}, "b.txt": {"key": 9}}
-    with pytest.raises(CorpusError, match="response_format"):
-        world.run(form=Other)
 
 
 def test_progress_hears_of_every_document(world: World) -> None:

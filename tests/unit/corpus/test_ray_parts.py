@@ -160,11 +160,11 @@ async def _row_id(actor: DocumentActor, document: CorpusDocument) -> str:
     """The id that its row will have."""
     import hashlib
 
-    from memagent_corpus.corpus_reader import fingerprint_of
+    from memagent_corpus.corpus_reader import fingerprint_settings
     from memagent_corpus.corpus_rows import row_id
 
     digest = hashlib.sha256(str(document.text).encode()).hexdigest()
-    settings = fingerprint_of(await actor.reader.settings())
+    settings = fingerprint_settings(await actor.reader.settings())
     return row_id(document.name, digest, actor.reader.questions[0], settings)
 
 

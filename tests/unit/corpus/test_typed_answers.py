@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_estimate import estimate_corpus
-from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
+from memagent_corpus.corpus_run import CorpusSummary, lock_table, run_corpus
 from memagent_corpus.table_folder import describe_differences
-from memagent_corpus.typed_columns import columns_of, convert_values
+from memagent_corpus.typed_columns import columns_for_schema, convert_values
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
@@ -162,12 +162,12 @@ TYPES = {
 
 
 def test_each_property_has_the_type_of_arrow_that_fits_it() -> None:
-    columns = columns_of(ResponseFormat.of(Everything), ())
+    columns = columns_for_schema(ResponseFormat.of(Everything), ())
     assert {each.name: each.arrow_type(pa) for each in columns} == TYPES
 
 
 def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
-    columns = columns_of(ResponseFormat.of(Everything), ())
+    columns = columns_for_schema(ResponseFormat.of(Everything), ())
     value = Everything.model_validate(
         {
             "text": "é", "count": 3, "share": 1, "day": "2024-03-31", "colour": "red", "size": 2, "names": ["a", "b"],
@@ -198,7 +198,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
     ],
 )
 def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, told: str) -> None:
-    columns = columns_of(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
+    columns = columns_for_schema(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     held = convert_values(columns, {"x": value, "y": None})
     assert held.values == {"x": None, "y": None}
     assert len(held.problems) == 1 and held.problems[0].startswith("x: ") and told in held.problems[0]
@@ -206,15 +206,15 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
     form = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
-    assert [each.name for each in columns_of(form, ("document", "id"))] == ["value_Document", "key"]
+    assert [each.name for each in columns_for_schema(form, ("document", "id"))] == ["value_Document", "key"]
     form = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})
     with pytest.raises(CorpusError, match="Key and key would be the same column"):
-        columns_of(form, ())
+        columns_for_schema(form, ())
 
 
 @pytest.mark.parametrize("schema", [{"type": "array", "items": SCHEMA}, {"type": "string"}, {"anyOf": [SCHEMA]}])
 def test_answers_that_are_not_objects_have_no_typed_columns(schema: Any) -> None:
-    assert columns_of(ResponseFormat.of(schema), ()) == ()
+    assert columns_for_schema(ResponseFormat.of(schema), ()) == ()
 
 
 # Runs
@@ -316,36 +316,10 @@ def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus:
     assert corpus.run(SCHEMA).skipped == 1
 
 
-def test_a_table_without_a_schema_does_not_take_one(corpus: Corpus) -> None:
-    corpus.write(1)
-    corpus.run(None, perfect_reader)
-    assert not {"place", "key"} & corpus.rows["d1.txt"].keys()
-    with pytest.raises(CorpusError, match="response_format: None in the table"):
-        corpus.run(SCHEMA)
-
-
 def test_many_differences_are_cut_short() -> None:
     before = {"schema": {str(number): number for number in range(40)}}
     told = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
     assert len(told) == 13 and told[-1] == "and 28 more" and max(map(len, told)) < 250
-
-
-def test_a_run_that_stops_in_the_middle_continues_with_its_schema(corpus: Corpus) -> None:
-    corpus.write(*range(1, 9))
-    calls = 0
-
-    def counted(prompt: str) -> str:
-        nonlocal calls
-        calls += 1
-        if calls == 12:
-            raise KeyboardInterrupt
-        return answered(prompt)
-
-    with pytest.raises(KeyboardInterrupt):
-        corpus.run(SCHEMA, counted)
-    corpus.run(SCHEMA, limits=CorpusLimits(max_documents=2), rows_per_part=2)
-    corpus.run(SCHEMA, rows_per_part=2)
-    assert sorted(row["key"] for row in corpus.rows.values()) == [*range(1, 9)]
 
 
 def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced(corpus: Corpus) -> None:
@@ -415,7 +389,7 @@ def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> No
         run("b", f"{tmp_path / 'form.py'}:Key")
         told = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
         assert "has other settings: response_format.schema." in told
-        assert "Name a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
+        assert "Pass a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
         asked = [body for body in server.requests if "response_format" in body]
     assert len(asked) == 2, "the server guides the answers, and only these"
     for out in ("a", "b"):

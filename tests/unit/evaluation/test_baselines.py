@@ -402,7 +402,7 @@ async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
 
 @pytest.mark.parametrize(("name", "least"), [("chunks", 0), ("chunk_tokens", 0)])
 def test_numbers_that_mean_nothing_are_refused(name, least) -> None:
-    with pytest.raises(StrategyError, match=f"{name} is {least - 1}. retrieval:{name} must be at least {least}"):
+    with pytest.raises(StrategyError, match=f"retrieval:{name} must be at least {least}, got {least - 1}"):
         load_strategy(f"retrieval:{name}={least - 1}")
 
 

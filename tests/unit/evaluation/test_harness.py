@@ -14,9 +14,8 @@ import rich.console
 from support.evaluation import Keys, failed, row
 from support.scripts import perfect_reader
 
-from memagent_evaluation.attempt_rows import run_id_of
-from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, evaluate
-from memagent_evaluation.request import EvaluationProgress
+from memagent_evaluation.attempt_rows import make_run_id
+from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationProgress, evaluate
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample, Task
@@ -192,7 +191,7 @@ async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tm
     assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
     assert row.error == ("RuntimeError: odd" if type(error) is RuntimeError else "the server refused")
     assert (row.answer, row.run_id) == (None, None)
-    assert Counter(oracle.asked)[run_id_of(row_evaluation(tmp_path), "oracle", "keys/400/3")] == ATTEMPTS
+    assert Counter(oracle.asked)[make_run_id(row_evaluation(tmp_path), "oracle", "keys/400/3")] == ATTEMPTS
 
 
 def row_evaluation(tmp_path: Path) -> str:
@@ -414,7 +413,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     with open_results(tmp_path / "out", {}) as journal:
         await evaluate(evaluation, journal)
         for row in journal.rows.values():
-            assert row.run_id == run_id_of(journal.evaluation, "memagent", row.sample_id)
+            assert row.run_id == make_run_id(journal.evaluation, "memagent", row.sample_id)
             assert log.get(row.run_id).question == row.question
             assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
             assert row.lost_at == (row.chunks - 1,)

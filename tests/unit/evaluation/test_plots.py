@@ -35,7 +35,7 @@ def lines(axes) -> dict:
     return {each.get_label(): each for each in axes.get_lines() if not each.get_label().startswith("_")}
 
 
-OPTIONS = [row(task=f"state_3:prose_share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
+OPTIONS = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
 """Tasks that differ in an option with a point, and cannot be pooled."""
 
 

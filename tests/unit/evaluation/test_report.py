@@ -144,7 +144,7 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
     assert [(each.length, each.system) for each in lines[::2]] == [
         ("1K tokens", "new"), ("2K tokens", "new"), ("all", "new")
     ]  # fmt: skip
-    assert lines[-1].against_first_strict.corrected_for == 3
+    assert lines[-1].against_first.corrected_for == 3
 
 
 def test_evaluations_that_asked_something_else_are_not_compared() -> None:

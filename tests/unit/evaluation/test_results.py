@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.evaluation import failed, row
 
 from memagent_evaluation.result_journal import JOURNAL, ResultJournal, load_results, open_results, require_no_results
-from memagent_evaluation.result_table import TABLE, EvaluationPlan, require_same, table_of, write_table
+from memagent_evaluation.result_table import TABLE, EvaluationPlan, make_results, require_same, write_table
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 SETTINGS = {"policy": {"model": "m", "temperature": 0.0}, "tasks": {"seed": 1, "haystack": None}}
@@ -98,7 +98,7 @@ def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> 
     plan = EvaluationPlan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
     rows = [row(system, length, task=task) for task, system, length in keys]
-    ordered = [(each.task, each.length, each.system) for each in table_of(rows, [plan], {}, "e").rows]
+    ordered = [(each.task, each.length, each.system) for each in make_results(rows, [plan], {}, "e").rows]
     assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip
 
@@ -223,7 +223,7 @@ with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match="eval"):
-        write_table(replace(table_of([], [], {}, "e")), tmp_path / TABLE)
+        write_table(replace(make_results([], [], {}, "e")), tmp_path / TABLE)
 
 
 @pytest.mark.parametrize("name", ["report.md", "results.parquet", "my_plot.png"])

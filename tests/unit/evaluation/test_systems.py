@@ -118,7 +118,7 @@ async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, docum
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="evaluation-1")
     read = await make_reader(DescribedPolicy(perfect_reader)).aread(TEXT, QUESTION)
     assert attempt.outcome is QuestionOutcome.ANSWERED
-    assert (attempt.answer, attempt.raw_answer, attempt.memory) == (read.answer, read.raw_answer, read.memory)
+    assert (attempt.answer, attempt.raw_answer) == (read.answer, read.raw_answer)
     assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
     assert attempt.chunks == read.chunks_read == len(policy.prompts) - 1
     assert attempt.usage.flops == sum(
@@ -187,7 +187,6 @@ async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
     silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
     attempt = await memagent(make_reader, silent).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
     assert (attempt.outcome, attempt.answer) == (QuestionOutcome.NO_ANSWER, None)
-    assert attempt.memory == "a note"
     assert attempt.detail == "empty: 3, resampled: 2"
 
 

@@ -1,7 +1,6 @@
 """Facts in plain English: what is asked for stands in the document once, and nothing else there answers."""
 
 import re
-import shutil
 
 import pytest
 
@@ -131,34 +130,3 @@ def test_the_split_for_training_has_none_of_the_people_that_are_held_out_and_the
         said = {word for sample in samples for needle in sample.needles for word in re.findall(r"\w+", needle.text)}
         assert len(said & {*words("first_names", held_out=held_out)}) > 10
         assert not said & {*words("first_names", held_out=not held_out)}
-
-
-def test_relations_of_a_file_are_asked_for_too(tmp_path):
-    file = tmp_path / "facts.toml"
-    file.write_text(
-        """
-        [[relations]]
-        name = "tunes"
-        subject = "person"
-        value = "harp"
-        ask = "what"
-        statements = ["{s} tunes {v}."]
-        questions = ["What does {s} tune?"]
-        [words]
-        harp = "| the old harp | the new harp |"
-        """
-    )
-    asked = [sample.question for sample in samples_of(f"english_fact:held_out=no:facts={file}", count=60, length=400)]
-    assert any(question.endswith("tune?") for question in asked)
-    elsewhere = shutil.copy(file, tmp_path / "the_same.toml")
-    moved = samples_of(f"english_fact:held_out=no:facts={elsewhere}", count=10, length=400)
-    assert [sample.question for sample in moved] == asked[:10], "what is asked depends on where the file is"
-
-
-@pytest.mark.parametrize("content", [None, "no toml", "[[relations]]\nname = 'incomplete'\n"])
-def test_a_file_without_facts_is_refused(content, tmp_path):
-    file = tmp_path / "facts.toml"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(EvaluationError, match=r"facts\.toml has no facts"):
-        load_task(f"english_fact:facts={file}", TaskSettings(TOKENIZER))

@@ -131,27 +131,15 @@ def test_facts_people_and_things_are_dials():
     assert len({whom for what, _, whom in story if what != "walk"}) <= 5
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
-@pytest.mark.parametrize("length", [800, 4000])
-def test_without_a_number_of_facts_prose_has_its_share(share, length):
-    sample = load_task(f"state_3:facts=0:prose_share={share}", TaskSettings(TOKENIZER)).sample(length, 1)
-    text = "".join(sample.text())
-    spans = [match.span() for _, each in SENTENCES for match in each.finditer(text)]
-    told_tokens = sum(TOKENIZER.count(text[start:end] + " ") for start, end in spans)
-    assert told_tokens / TOKENIZER.count(text) == pytest.approx(1 - share, abs=0.1)
-    assert answer(text, sample.question) == sample.gold[0]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("state_1:things=2", "0 to 0 things"),
         ("state_2:things=0", "1 to 24 things"),
         ("state_2:people=99", "99 people"),
-        ("state_2:facts=-1", "facts from 0 on"),
-        ("state_2:prose_share=1", "less than 1"),
+        ("state_2:facts=0", "Take 1 or more"),
         ("state_2:facts=many", "facts=many is not valid"),
-        ("state_2:hops=3", "Its options: facts, people, things, prose_share"),
+        ("state_2:hops=3", "Its options: facts, people, things"),
         ("vt:hops=3", "Its options: none"),
         ("state_2:facts=9:facts=8", "option twice"),
         ("state_4", "Did you mean state_"),
@@ -167,7 +155,7 @@ def test_too_few_facts_and_too_little_room_are_refused():
     with pytest.raises(EvaluationError, match="hardly ever answer 1 questions"):
         load_task("state_3:facts=2", TaskSettings(TOKENIZER)).sample(1000, 0)
     with pytest.raises(EvaluationError, match="too small for state_3"):
-        load_task("state_3:facts=0:prose_share=0.9", TaskSettings(TOKENIZER)).sample(200, 0)
+        load_task("state_3", TaskSettings(TOKENIZER)).sample(200, 0)
 
 
 def test_options_are_part_of_the_name_and_of_the_samples():

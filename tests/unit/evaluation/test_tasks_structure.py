@@ -197,7 +197,7 @@ def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(
     sample = load_task(name, TaskSettings(TOKENIZER, small=small)).sample(2000, 1)
     text = "".join(sample.text())
     assert {each.gold for each in sample.needles} == set(sample.gold)
-    assert all(needle.place(len(text))[0] == text.index(needle.text) for needle in sample.needles)
+    assert all(needle.span(len(text))[0] == text.index(needle.text) for needle in sample.needles)
 
 
 def test_words_stand_in_no_order():
@@ -248,18 +248,9 @@ def test_small_needles_are_sentences_of_the_embedded_policys_own_wordings():
                 )
 
 
-@pytest.mark.parametrize("name", ["vt", "cwe", "fwe"])
-def test_other_small_tasks_fit_the_embedded_policys_budgets(name):
-    sample, text = made(name, 700, small=True)
+def test_small_variable_tracking_fits_the_embedded_policys_budgets():
+    sample, text = made("vt", 700, small=True)
     assert TOKENIZER.count(sample.question) <= 96
     assert TOKENIZER.count(", ".join(sample.gold)) <= sample.task.answer_tokens <= 48
-    if name == "vt":
-        assert len(sample.gold) == text.count(" = ") == 3
-        assert all(re.fullmatch("[A-Z]{3}", gold) for gold in sample.gold)
-    if name == "cwe":
-        counts = Counter(re.findall(r"\d+\. ([a-z]+)", text.split("The list in question: ")[1]))
-        assert Counter(counts.values()) == {6: 5, 1: len(counts) - 5}
-        assert {word for word, number in counts.items() if number == 6} == set(sample.gold)
-    if name == "fwe":
-        assert [word for word, _ in Counter(text.split()).most_common(4)] == ["...", *sample.gold]
-        assert all(re.fullmatch("[a-z]{4}", gold) for gold in sample.gold)
+    assert len(sample.gold) == text.count(" = ") == 3
+    assert all(re.fullmatch("[A-Z]{3}", gold) for gold in sample.gold)

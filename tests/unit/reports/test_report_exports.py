@@ -20,24 +20,24 @@ from markdown_it import MarkdownIt
 from memagent_graph import EventKind, RunError
 from memagent_graph.plain_text import without_folders
 from memagent_report import Report
-from memagent_report.checked_report import checked_report
+from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,
     Draft,
     EvidenceMatrix,
     MatrixCell,
-    QuotePlace,
+    QuotePosition,
     ReportDocument,
     ReportMode,
     ReportSection,
     ReportSentence,
     SourceQuote,
-    extractive_draft,
+    make_extractive_draft,
 )
 from memagent_report.export_safety import markdown_text, spreadsheet_cell
 from memagent_report.report_data import ReportEvent
-from memagent_report.report_files import matrix_csv, write_report
+from memagent_report.report_files import format_matrix_csv, write_report
 from memagent_report.source_text import SourceText
 
 ATTACKS = (
@@ -77,8 +77,8 @@ def report_of(
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
     pairs = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
-    draft = replace(extractive_draft(matrix), contradictions=pairs)
-    return checked_report("report-1", "policy", matrix, draft, sources.items(), events)
+    draft = replace(make_extractive_draft(matrix), contradictions=pairs)
+    return build_checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 
 
 ELEMENTS = set(
@@ -189,7 +189,7 @@ def test_any_text_stays_text_in_markdown(text: str) -> None:
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
-    rows = list(csv.reader(io.StringIO(matrix_csv(attacked).decode("utf-8-sig"))))
+    rows = list(csv.reader(io.StringIO(format_matrix_csv(attacked).decode("utf-8-sig"))))
     assert len(rows) == len(ATTACKS) + 1
     for row in rows:
         assert not [cell for cell in row if re.match(r"\s*[=+\-@\t\r\uff1d]", cell)]
@@ -221,10 +221,10 @@ def test_values_of_a_report_make_it_again(attacked: Report) -> None:
 
 def test_unsupported_sentences_are_marked_in_every_format() -> None:
     whole = report_of("Anna paid 5 dollars.")
-    place = QuotePlace(0, 0, 0)
+    place = QuotePosition(0, 0, 0)
     sentences = (ReportSentence("Anna paid 5 dollars.", (place,)), ReportSentence("Anna paid 6 dollars.", (place,)))
     draft = Draft(ReportMode.WRITTEN, (ReportSection("Costs", (0,), sentences), ReportSection("None", (0,), ())))
-    report = checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
+    report = build_checked_report("r", "p", whole.matrix, draft, [(0, SourceText("Anna paid 5 dollars."))])
     assert [sentence.is_quoted for sentence in report.sentences] == [True, False]
     for text in (report.to_markdown(), report.to_html()):
         assert text.count("not quoted: 6 is in none of its quotes") == 1
@@ -234,8 +234,8 @@ def test_unsupported_sentences_are_marked_in_every_format() -> None:
 
 def test_a_quote_that_is_no_longer_in_its_document_is_found_out() -> None:
     whole = report_of("Anna paid 5 dollars.")
-    report = checked_report(
-        "r", "p", whole.matrix, extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
+    report = build_checked_report(
+        "r", "p", whole.matrix, make_extractive_draft(whole.matrix), [(0, SourceText("Anna paid 7 dollars."))]
     )
     assert (report.quotes_checked, report.quotes_found) == (1, 0)
     assert not next(report.sentences).is_quoted

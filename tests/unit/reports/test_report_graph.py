@@ -321,31 +321,19 @@ def test_bad_requests_are_refused_before_anything_is_read(tmp_path: Path) -> Non
             ("Keys?", [], {}, "there are no documents"),
             ("Keys?", paths, {"questions": ["Keys?", ""]}, "the question is empty"),
             ("Keys?", paths, {"questions": ["key " * 500]}, "its budget is 100"),
-            ("Keys?", paths, {"documents_at_once": 0}, "documents_at_once is 0"),
+            ("Keys?", paths, {"documents_at_once": 0}, "documents_at_once must be at least 1, got 0"),
         ):
             with pytest.raises(MemAgentError, match=words):
                 report(agent, question, given, **options)  # type: ignore[arg-type]
     assert policy.prompts == []
 
 
-def test_an_id_of_your_own_belongs_to_one_report(tmp_path: Path) -> None:
-    policy = ScriptedPolicy(reads_keys)
-    with reader_in(tmp_path, policy) as agent:
-        paths = keys(tmp_path, a="4711", b="12")
-        ask: dict[str, Any] = {"questions": ["What is the key of harbor?"], "extractive": True, "report_id": "mine"}
-        report(agent, "Keys?", paths[:1], **ask)
-        with pytest.raises(RunError, match="other documents, questions or settings"):
-            report(agent, "Keys?", paths, **ask)
-        assert {cell.run_id[:4] for cell in report(agent, "Keys?", paths[:1], **ask).matrix.cells if cell.run_id} == {
-            "mine"
-        }
-
-
 def test_two_processes_do_not_write_one_report(tmp_path: Path) -> None:
     with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
         paths = keys(tmp_path, a="4711")
-        with lease(tmp_path / "checkpoints.sqlite-reading", "mine"), pytest.raises(RunError, match="already"):
-            report(agent, "What is the key of harbor?", paths, report_id="mine", extractive=True)
+        first = report(agent, "What is the key of harbor?", paths, extractive=True)
+        with lease(tmp_path / "checkpoints.sqlite-reading", first.report_id), pytest.raises(RunError, match="already"):
+            report(agent, "What is the key of harbor?", paths, extractive=True)
 
 
 async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ COPIED = ("real documents", "invented facts")
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Count]]:
-    return measured()
+    return measured(step=3)
 
 
 @pytest.mark.parametrize("kind", LEAST)

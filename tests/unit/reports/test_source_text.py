@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent_graph.documents import SourceMark
-from memagent_report.checked_report import quote_problem
+from memagent_report.checked_report import check_quote
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import ProblemKind
 from memagent_report.source_text import MAX_QUOTE_LENGTH, SourceText
@@ -71,7 +71,7 @@ def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
     at = TEXT.index(whole)
 
     def flaw(text: str, start: int = at) -> ProblemKind | None:
-        found = quote_problem(SourceQuote(text, start, start + len(text), None), source, "it")
+        found = check_quote(SourceQuote(text, start, start + len(text), None), source, "it")
         return found.kind if found else None
 
     assert flaw(whole) is None

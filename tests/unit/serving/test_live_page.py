@@ -178,7 +178,7 @@ def shown_last(browser: Browser, run_id: str) -> dict[str, Any]:
         return newest
 
 
-def test_a_read_paused_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
+def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
     (run_id,) = browser.begin()
     paused(browser, run_id)
     assert browser.read(run_id)["state"] == "paused"
@@ -186,20 +186,13 @@ def test_a_read_paused_continues_where_it_was(browser: Browser, policy: Scripted
     done = len(policy.sections)
     time.sleep(0.2)
     assert len(policy.sections) == done
+    assert browser.post(f"reads/{run_id}/stop").status_code == 204
+    assert browser.read(run_id)["state"] == "cancelled"
     assert browser.post(f"reads/{run_id}/continue").status_code == 204
     assert finished(browser, run_id)["answer"] == "4711"
     with browser.events(run_id) as wait_for:
         chunks = len(wait_for("snapshot")["updates"])
     assert len(policy.sections) <= chunks + 1  # but for the one that the pause interrupted, each was read once
-
-
-def test_a_stopped_read_is_cancelled_and_can_be_continued(browser: Browser) -> None:
-    (run_id,) = browser.begin()
-    paused(browser, run_id)
-    assert browser.post(f"reads/{run_id}/stop").status_code == 204
-    assert browser.read(run_id)["state"] == "cancelled"
-    browser.post(f"reads/{run_id}/continue")
-    assert finished(browser, run_id)["answer"] == "4711"
 
 
 def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_path: Path) -> None:
@@ -215,10 +208,10 @@ def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_pat
         assert finished(browser, waiting)["answer"] == "12"
 
 
-def test_twenty_reads_at_once_are_seen_on_one_stream(browser: Browser) -> None:
-    questions = [f"What is the key of harbor, asked {number}?" for number in range(16)]
-    reads = browser.begin(*questions)
-    assert len(set(reads)) == 16
+def test_reads_side_by_side_are_seen_on_one_stream(browser: Browser) -> None:
+    questions = [f"What is the key of harbor, asked {number}?" for number in range(6)]
+    reads = browser.begin(*questions, document=document_with(FACTS, words=300))
+    assert len(set(reads)) == 6
     ended: set[str] = set()
     with browser.events(reads[0]) as wait_for:
         while ended != set(reads):
@@ -434,12 +427,6 @@ def test_other_pages_cannot_use_a_persons_cookie(browser: Browser, headers: dict
         assert browser.client.post(path, headers=headers, json={}).status_code == 403
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example"])
-def test_a_name_that_leads_here_is_no_name_of_the_page(browser: Browser, host: str) -> None:
-    for path in ("/", "/page/static/live.js", "/page/reads"):
-        assert browser.client.get(path, headers={"Host": host}).status_code == 421
-
-
 def test_everything_is_sent_with_a_policy_that_runs_no_foreign_script(browser: Browser) -> None:
     for path in ("/", "/page/static/live.js", "/page/static/live.css", "/page/static/page.css"):
         reply = browser.client.get(path)
@@ -548,27 +535,6 @@ def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -
     for question in ("", "word " * 100):
         assert browser.post("reads", files=[file], questions=[question]).status_code == 400
     assert browser.get("reads")["total"] == 0
-
-
-def test_a_page_that_opens_too_many_streams_is_refused_more(browser: Browser) -> None:
-    (run_id,) = browser.begin()
-    with httpx2.Client(base_url=browser.client.base_url, cookies=browser.client.cookies, timeout=20) as client:
-        opened: list[Any] = []
-        lines: list[Any] = []
-        try:
-            for _ in range(33):
-                stream = client.stream("GET", "/page/events", params={"run": run_id})
-                reply = stream.__enter__()
-                opened.append(stream)
-                if reply.status_code == 429:
-                    break
-                lines.append(reply.iter_lines())  # which would close the stream if nobody had it
-                next(lines[-1])
-            assert reply.status_code == 429
-            assert len(opened) == 33
-        finally:
-            for stream in opened:
-                stream.__exit__(None, None, None)
 
 
 async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser: Browser) -> None:

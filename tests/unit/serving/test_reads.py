@@ -25,7 +25,7 @@ from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
 from memagent_serve import completions
 from memagent_serve.api_errors import ApiError
-from memagent_serve.keys import LOCAL, Keys, Owner, installation_secret, salt_of
+from memagent_serve.keys import LOCAL, Keys, Owner, derive_salt, load_secret
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
 from memagent_serve.reads import ReadManager, ReadRequest
@@ -175,7 +175,7 @@ def test_a_client_that_goes_away_ends_the_read_only_where_that_is_set(slow: Fake
             _ask_and_go_away(server.api, slow)
             if cancels:
                 until(lambda server=server: not len(server.serving.manager))
-            entry = server.serving.ledger.list_of_owner("local", newest=1)[0]
+            entry = server.serving.ledger.list_reads("local", newest=1)[0]
             assert entry.state is (ReadState.CANCELLED if cancels else ReadState.RUNNING)
             assert answer(post(server.api, body())) == "4711"
     assert set(sections(slow).values()) <= {2, 3}, "two servers read, and one of them was at a chunk when it stopped"
@@ -229,7 +229,7 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
     assert len(both) == 2
     secret = tmp_path / "serve" / "secret"
     assert secret.stat().st_mode & 0o777 == 0o600
-    assert salts == {salt_of(Owner("alice"), secret.read_bytes())}, "the same after a restart"
+    assert salts == {derive_salt(Owner("alice"), secret.read_bytes())}, "the same after a restart"
 
 
 @pytest.mark.parametrize(
@@ -244,12 +244,12 @@ def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path
     ids=["open to others", "cut off", "lost", "a pipe", "a link"],
 )
 def test_a_secret_that_is_not_whole_and_private_is_replaced(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
-    first = installation_secret(tmp_path)
-    assert installation_secret(tmp_path) == first
+    first = load_secret(tmp_path)
+    assert load_secret(tmp_path) == first
     damage(tmp_path / "secret")
-    second = installation_secret(tmp_path)
+    second = load_secret(tmp_path)
     assert second != first
-    assert installation_secret(tmp_path) == second
+    assert load_secret(tmp_path) == second
 
 
 def test_a_secret_that_is_lost_between_two_starts_costs_no_read(slow: FakeServer, tmp_path: Path) -> None:
@@ -317,9 +317,10 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
 
 
 def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path) -> None:
-    keys = Keys([(Owner("alice", max_tokens=500), ALICE), (Owner("bob"), BOB)])
+    keys = Keys([(Owner("alice", max_tokens=500, max_bytes=20_000), ALICE), (Owner("bob"), BOB)])
     with served(slow.base_url, tmp_path, keys=keys) as server:
         stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
+        assert post(server.api, body(document="x" * 20_000)).status_code == 413
     assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
     assert stopped.json()["choices"][0]["finish_reason"] == "length"
     assert answer(whole) == "4711"
@@ -406,7 +407,7 @@ def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
     found = ledger.get("alice", "r0")
     assert found is not None
     assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
-    assert ledger.list_of_owner("alice", newest=5)[1:] == [found]
+    assert ledger.list_reads("alice", newest=5)[1:] == [found]
     ledger.close()
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
 from memagent_serve.chat_requests import ChatRequest, parse, parse_fields
-from memagent_serve.long_parts import PartPosition, ReadingPlan, plan_reading, question_of, sizes_of, total_of
+from memagent_serve.long_parts import (
+    PartPosition,
+    ReadingPlan,
+    compose_question,
+    count_part_tokens,
+    count_prompt_tokens,
+    plan_reading,
+)
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -25,8 +32,8 @@ def say(role: str, content: Any, **fields: Any) -> dict[str, Any]:
 
 
 def plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
-    sizes = sizes_of(chat, TOKENIZER)
-    total = total_of(chat, sizes, TOKENIZER)
+    sizes = count_part_tokens(chat, TOKENIZER)
+    total = count_prompt_tokens(chat, sizes, TOKENIZER)
     return plan_reading(chat, sizes, total=total, room=room, findings=findings)
 
 
@@ -98,12 +105,12 @@ def test_the_last_user_message_is_the_question_with_system_and_earlier_messages(
         say("assistant", "I see."),
         say("user", "Which key?"),
     )
-    question = question_of(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=True)
+    question = compose_question(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=True)
     assert question == (
         "Instructions: Answer in French.\n\nEarlier in the conversation: Assistant: I see.\n\nQuestion: Which key?"
     )
-    assert question_of(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
-    assert question_of(chat, plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
+    assert compose_question(chat, plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
+    assert compose_question(chat, plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
 
 
 @pytest.mark.parametrize(
@@ -115,16 +122,16 @@ def test_the_last_user_message_is_the_question_with_system_and_earlier_messages(
 )
 def test_of_one_long_message_its_first_and_last_paragraphs_are_the_question(text: str, expected: str) -> None:
     chat = request(say("user", text.format("word " * 5000)))
-    question = question_of(chat, plan(chat, 1000), TOKENIZER, 600, with_context=True)
+    question = compose_question(chat, plan(chat, 1000), TOKENIZER, 600, with_context=True)
     assert question.endswith(expected)
     assert TOKENIZER.count(question) <= 600
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20), st.integers(1, 300)),
+        st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20), st.integers(1, 60)),
         min_size=1,
-        max_size=6,
+        max_size=4,
     ),
     st.integers(8, 400),
     st.booleans(),
@@ -133,6 +140,6 @@ def test_a_question_is_within_its_budget_and_says_something(
     messages: list[tuple[str, str, int]], tokens: int, context: bool
 ) -> None:
     chat = request(*(say(role, text * times) for role, text, times in messages))
-    question = question_of(chat, plan(chat, 200, 50), TOKENIZER, tokens, with_context=context)
+    question = compose_question(chat, plan(chat, 100, 25), TOKENIZER, tokens, with_context=context)
     assert question.strip() or all(not text.strip() for _, text, _ in messages)
     assert TOKENIZER.count(question) <= tokens

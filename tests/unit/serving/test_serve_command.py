@@ -114,12 +114,12 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
     file.write_text(f'alice = "{KEY}"\n[bob]\nkey = "{ANOTHER}"\nmax_tokens = 1000\nmax_seconds = 2.5\n')
     monkeypatch.setenv("MEMAGENT_KEYS", "carol:the-key-of-carol-here")
     keys = Serve(keys=file, host="0.0.0.0", server_name=["me"]).serve_settings().keys
-    assert keys.owner(f"Bearer {KEY}") == Owner("alice")
-    assert keys.owner(f"bearer {ANOTHER}") == Owner("bob", max_tokens=1000, max_seconds=2.5)
-    assert keys.owner("Bearer the-key-of-carol-here") == Owner("carol")
-    assert keys.owner("Bearer the-key-of-carol-her") is None
-    assert keys.owner(None) is None
-    assert Keys().owner(None) == LOCAL
+    assert keys.find_owner(f"Bearer {KEY}") == Owner("alice")
+    assert keys.find_owner(f"bearer {ANOTHER}") == Owner("bob", max_tokens=1000, max_seconds=2.5)
+    assert keys.find_owner("Bearer the-key-of-carol-here") == Owner("carol")
+    assert keys.find_owner("Bearer the-key-of-carol-her") is None
+    assert keys.find_owner(None) is None
+    assert Keys().find_owner(None) == LOCAL
     assert KEY not in repr(vars(keys)), "keys are kept as digests"
 
 

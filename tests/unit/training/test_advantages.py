@@ -17,7 +17,7 @@ from memagent_training.algorithm.advantages import (
     prepare_batch,
     reason_to_drop,
 )
-from memagent_training.algorithm.credit import terms_of
+from memagent_training.algorithm.credit import parse_terms
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.training_errors import TrainingError
 
@@ -55,7 +55,7 @@ def with_steps(share, **changes):
     """The settings in which a conversation's own reward is this share of its advantage."""
     outcome = [] if share == 1 else [{"reward": "outcome", "weight": 1 - share}]
     steps = [{"reward": "step", "weight": share, "scope": "conversation"}]
-    return AdvantageSettings(credit=terms_of([*outcome, *steps]), **changes)
+    return AdvantageSettings(credit=parse_terms([*outcome, *steps]), **changes)
 
 
 def group(*rollouts, name="question"):
@@ -133,7 +133,7 @@ class TestStepRewards:
         made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
                        for name, of in runs.items()))  # fmt: skip
         batch = prepare_batch([made], with_steps(1))
-        found = {(row.run_id, row.conversation.place): row.advantage for row in batch.rows}
+        found = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
             mean = sum(there.values()) / len(there)
@@ -182,7 +182,7 @@ class TestDroppedGroups:
         groups = [rewarded(1, 0, name="a"), rewarded(1, 1, name="b")]
         dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
         assert dapo.report.dropped == {"b": DropReason.EQUAL_REWARDS}
-        assert (dapo.report.groups, dapo.report.learned_tokens) == (2, 8)
+        assert dapo.report.learned_tokens == 8
         assert {row.weight for row in dapo.rows} == {1 / 8}
         assert paper.report.dropped == {}
         assert {row.weight for row in paper.rows} == {1 / 16}
@@ -212,7 +212,7 @@ class TestLossWeights:
         silent = conversation(3, mask=[False] * 3)
         second = Rollout("b", (conversation(6), silent, conversation(6, at=ANSWER)), 0.0)
         batch = prepare_batch([group(first, second)], AdvantageSettings(loss_weights=mean, **more))
-        assert batch.report.silent_conversations == 1
+        assert batch.report.conversations == 4
         return {(row.run_id, row.conversation_index): row.weight for row in batch.rows}
 
     def test_token_mean(self):
@@ -264,7 +264,7 @@ class TestRefusals:
         ],
     )
     def test_settings_out_of_range(self, wrong):
-        with pytest.raises(TrainingError, match="Give"):
+        with pytest.raises(TrainingError, match="must be above 0"):
             wrong()
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 import logging
-import shutil
 import sys
 import time
 import warnings
@@ -15,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.added_package import add_package
 from typer.testing import CliRunner
 
 from memagent_evaluation.statistics import wilson
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.installation import install_command
-from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process
@@ -32,7 +28,7 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.loop_status import LoopStatus
-from memagent_training.rl.rl_job import BEST, JOURNAL, MeasureSettings, RLJob, prepare
+from memagent_training.rl.rl_job import BEST, JOURNAL, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
 from memagent_training.training_errors import TrainingError
 
@@ -115,7 +111,7 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
         preset="memagent-paper", settings={"beta": 0.5, "report_to": "none"}, iterations=7,
         collect=CollectSettings(rollouts=4, groups=5, max_questions=33, concurrency=12), temperature=0.9,
         reward="token_f1", steps_behind=1, advance_at=0.7,
-        measure=MeasureSettings(every=3, lengths=(4096,), count=9, temperatures=(0.0, 1.0)), small=True,
+        measure_every=3, measure_lengths=(4096,), measure_count=9, measure_temperatures=(0.0, 1.0), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
         server_options=("--max-model-len", "4096", "--dtype=float 32"), server_timeout=30.0, sync_tolerance=0.5,
         lora_rank=8, serve_merged=True, resume=True, strategy="ours.py:Ours", data=Path("mine.csv"), held_out=0.2,
@@ -131,9 +127,8 @@ def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop)
     plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
     options = {each.name for each in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option"}
-    apart = {"collect", "measure", "reading", "retries"}
+    apart = {"collect", "reading"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
-    assert {f"measure_{each.name}" for each in dataclasses.fields(MeasureSettings)} <= options
 
 
 def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, monkeypatch) -> None:
@@ -153,22 +148,6 @@ def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
         Path("judging.py").write_text(f"{wrong}\n")
         told = memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
         assert "def reward(run: TrainingRun) -> float | None" in " ".join(told.split())
-
-
-def test_a_policy_by_name_is_trained_from_the_weights_that_it_runs_on(loop, tmp_path, monkeypatch) -> None:
-    memagent("--policy", "embedded")
-    assert loop.job.model == "embedded"
-    weights = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "weights")
-    code = "from memagent_graph import LocalPolicy, ScriptedPolicy\n"
-    code += f"def ours(request):\n    return LocalPolicy({str(weights)!r})\n"
-    code += "def scripted(request):\n    return ScriptedPolicy([])\n"
-    entries = {name: f"policies_for_rl:{name}" for name in ("ours", "scripted")}
-    monkeypatch.syspath_prepend(add_package(tmp_path / "site", "policies_for_rl", code, {POLICIES: entries}))
-    memagent("--policy", "ours")
-    assert loop.job.model == str(weights)
-    told = memagent("--policy", "scripted", code=ExitCode.USAGE).stderr
-    assert "'scripted' has no weights in this process" in told and "--model" in told
-    assert "there is no policy 'nobody'" in memagent("--policy", "nobody", code=ExitCode.POLICY).stderr
 
 
 # Who watches
@@ -344,7 +323,7 @@ def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) ->
         (["--preset", "grpo"], ExitCode.USAGE, "longrlvr or memagent-paper"),
         (["--set", "group_per_step=2"], ExitCode.USAGE, "Did you mean groups_per_step"),
         (["--set", "temperature=2"], ExitCode.USAGE, "memagent rl --help"),
-        (["--reward", "fluent"], ExitCode.USAGE, "Choose one of exact_match"),
+        (["--reward", "fluent"], ExitCode.USAGE, "Choose one of: exact_match"),
     ],
 )
 def test_a_loop_that_cannot_be_had_is_refused_before_anything_begins(loop, monkeypatch, more, code, words) -> None:

@@ -203,7 +203,6 @@ def test_weights_that_did_not_write_the_runs_are_refused_when_training_begins(ar
         ([], {"group_per_step": "2"}, "Did you mean groups_per_step"),
         ([], {"groups_per_step": "two"}, "a whole number"),
         (["--model", "nowhere"], {}, "there is no model"),
-        (["--max-staleness", "1"], {}, "--policy-versions"),
         (["--policy-versions", "v7, v8"], {}, "stale"),
         (["--max-tokens", "3"], {}, "too_long"),
         (["--reward", "no_such_reward"], {}, "no_reward"),

@@ -137,21 +137,6 @@ async def test_when_everything_fails_the_first_error_is_raised(tmp_path: Path) -
         await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
 
 
-async def test_a_name_is_used_once(tmp_path: Path) -> None:
-    agent = reader(tmp_path, half)
-    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
-    await collect(agent, questions(1), wanted, name="x")
-    with pytest.raises(TrainingError, match="another name"):
-        await collect(agent, questions(1), wanted, name="x")
-
-
-async def test_a_reward_that_is_no_number_is_refused_with_its_run(tmp_path: Path) -> None:
-    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
-    with pytest.raises(TrainingError, match=r"not a finite number") as raised:
-        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=lambda run: float("nan"))
-    assert raised.value.run_id == "x-0-0"
-
-
 async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(tmp_path: Path) -> None:
     wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
     with pytest.raises(TrainingError, match=r"'unsure' returned no reward") as raised:
@@ -196,15 +181,13 @@ async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> No
     assert found.usage.turns == 8  # an update and an answer in each of four reads that came to their end
     assert found.usage.prompt_tokens == sum(each.prompt_tokens for each in totals.values())
     assert found.usage.completion_tokens == sum(each.completion_tokens for each in totals.values())
-    again = await collect(
-        agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x", resume=True
-    )
+    again = await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
     assert (again.usage.turns, again.usage.prompt_tokens) == (0, 0)
 
 
 # Going on
 
-FOUR = CollectSettings(rollouts=2, groups=4, max_questions=4, retries=0)
+FOUR = CollectSettings(rollouts=2, groups=4, max_questions=4)
 
 
 async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> None:
@@ -212,16 +195,11 @@ async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> 
     wanted = CollectSettings(rollouts=4, groups=3, max_questions=4)
     first = await collect(reader(tmp_path, mixed), questions(), wanted, name="x")
     agent = reader(tmp_path, lambda number, read: AssertionError("read again"))  # type: ignore[arg-type,return-value]
-    second = await collect(agent, questions(), wanted, name="x", resume=True)
+    second = await collect(agent, questions(), wanted, name="x")
     assert asked_by(agent) == []
     for one, other in ((first.groups, second.groups), (first.uniform_groups, second.uniform_groups)):
         assert sorted(one, key=lambda each: each.name) == sorted(other, key=lambda each: each.name)
     assert [each.name for each in second.uniform_groups] == ["x-1"]
-
-
-async def test_a_collection_that_there_is_not_yet_begins(tmp_path: Path) -> None:
-    found = await collect(reader(tmp_path, half), questions(), FOUR, name="x", resume=True)
-    assert len(found.groups) == 4
 
 
 async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:
@@ -232,7 +210,7 @@ async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path)
     _delete_rewards(tmp_path, "x-1-2")
     agent = reader(tmp_path, lambda number, read: right(number) if read == 0 else r"\boxed{wrong}")
     wanted = CollectSettings(rollouts=3, groups=3, max_questions=3)
-    found = await collect(agent, questions(3), wanted, name="x", resume=True)
+    found = await collect(agent, questions(3), wanted, name="x")
     assert asked_by(agent) == [1, 1, 1]
     again = next(group for group in found.groups if group.name == "x-1")
     assert sorted(again.rewards) == [0, 0, 1]
@@ -256,7 +234,7 @@ async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path
     await collect(agent, questions(12), wanted, name="x-1")
     for name in ("x", "x-11", "x-1-1", "y"):
         agent = reader(tmp_path, half)
-        found = await collect(agent, questions(12), wanted, name=name, resume=True)
+        found = await collect(agent, questions(12), wanted, name=name)
         assert len(asked_by(agent)) == 24, name
         assert {run_id.rpartition("-")[0] for run_id in found.group_of} == {f"{name}-{place}" for place in range(12)}
 
@@ -270,7 +248,7 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
     def gone_at(number: int, read: int) -> str | Exception:
         return kind("gone") if number >= 2 else half(number, read)
 
-    wanted = CollectSettings(rollouts=2, groups=2, max_questions=1000, retries=0)
+    wanted = CollectSettings(rollouts=2, groups=2, max_questions=1000)
     asked = itertools.count()
     samples = (Numbered().sample(100, next(asked)) for _ in range(1000))
     mixed: Reply = lambda number, read: right(number) if number < 2 else gone_at(number, read)  # noqa: E731
@@ -281,7 +259,7 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.done()]
 
     agent = reader(tmp_path, half)
-    found = await collect(agent, questions(), wanted, name="x", resume=True)
+    found = await collect(agent, questions(), wanted, name="x")
     assert asked_by(agent) == [2, 2, 3, 3]
     assert {group.name for group in found.uniform_groups} == {"x-0", "x-1"}
     assert {group.name for group in found.groups} == {"x-2", "x-3"}
@@ -294,13 +272,13 @@ async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on
     first = await collect(reader(tmp_path, broken), questions(4), FOUR, name="x")
     assert set(first.failures) == {"x-1"}
     agent = reader(tmp_path, half)
-    second = await collect(agent, questions(4), FOUR, name="x", resume=True)
+    second = await collect(agent, questions(4), FOUR, name="x")
     assert asked_by(agent) == [1, 1]
     assert not second.failures
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rollouts": 1}, {"groups": 0}, {"groups": 9, "max_questions": 8}, {"concurrency": 0}, {"retries": -1}]
+    "changes", [{"rollouts": 1}, {"groups": 0}, {"groups": 9, "max_questions": 8}, {"concurrency": 0}]
 )
 def test_settings_that_cannot_be(changes: dict[str, int]) -> None:
     with pytest.raises(TrainingError):

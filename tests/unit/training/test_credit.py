@@ -21,22 +21,15 @@ from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, Scri
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.state import Limits
 from memagent_training.algorithm.advantages import AdvantageSettings, prepare_batch, reason_to_drop
-from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, terms_of
+from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, parse_terms
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.job.job_settings import load_preset
-from memagent_training.rewards import (
-    EvidenceF2,
-    EvidenceF2Gain,
-    ExitInTime,
-    GateRight,
-    GoldAnswers,
-    LongRLVR,
-    RecallGain,
-)
-from memagent_training.rewards.evidence_rewards import f2
+from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR, f2
+from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.step_rewards import RecallGain
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
@@ -199,7 +192,7 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
         return Completion(text, FinishReason.STOP, "scripted", usage, [5], [6], [-0.5], policy_version="v1")
 
     read(exactly)
-    terms = terms_of([{"reward": "kindness"}, {"reward": "evidence_f2"}])
+    terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
     told = load_groups(tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=term_rewards(terms, has_gold=False))
     assert told.report.details == {"kindness: the log holds no such reward": 1}
     with pytest.raises(MemAgentError, match="kindness: the log holds no such reward in 1"):

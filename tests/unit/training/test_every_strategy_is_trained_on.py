@@ -94,7 +94,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     case = {"preset": preset, "changes": changes}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
     functions = term_rewards(terms, has_gold=True, has_logged=False)
-    groups = load_groups(log, term_rewards=functions, gold_of=lambda run: GOLD[run.question]).require_groups()
+    groups = load_groups(log, term_rewards=functions, find_gold=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:

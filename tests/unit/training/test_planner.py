@@ -216,11 +216,6 @@ class TestRefusals:
         with pytest.raises(TrainingError, match=r"30 tokens exceeds.*run-1.*at least 30"):
             plan_step(rows_of(10, 30), ranks=1, token_budget=29, layout=layout)
 
-    @pytest.mark.parametrize(("ranks", "budget"), [(0, 10), (1, 1)])
-    def test_no_ranks_or_no_budget(self, ranks, budget):
-        with pytest.raises(TrainingError, match="at least"):
-            plan_step(rows_of(), ranks=ranks, token_budget=budget, layout=Layout.PACKED)
-
 
 class TestOptimizerSteps:
     GROUPS = tuple(RolloutGroup(f"g{place}", (Rollout("a", (row(1, 1).conversation,), 1.0),)) for place in range(7))
@@ -241,8 +236,6 @@ class TestOptimizerSteps:
     def test_refuse_what_cannot_be_split(self):
         with pytest.raises(TrainingError, match="2 groups are named g0"):
             self.names([self.GROUPS[0], *self.GROUPS])
-        with pytest.raises(TrainingError, match="groups_per_step"):
-            self.names(self.GROUPS, groups_per_step=0)
 
     @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.integers())
     def test_as_many_as_asked_for_hold_every_group_once_and_differ_by_one_at_most(
@@ -263,10 +256,9 @@ class TestOptimizerSteps:
 
         assert names(self.GROUPS, 0) == names(self.GROUPS[::-1], 0) != names(self.GROUPS, 1)
 
-    @pytest.mark.parametrize("steps", [0, -1, 8])
-    def test_refuse_steps_for_which_there_are_too_few_groups(self, steps):
-        with pytest.raises(TrainingError, match=rf"7 groups for {steps} optimizer steps.*fewer steps"):
-            optimizer_steps(self.GROUPS, groups_per_step=3, seed=0, steps=steps)
+    def test_refuse_more_steps_than_groups(self):
+        with pytest.raises(TrainingError, match=r"7 groups for 8 optimizer steps.*fewer steps"):
+            optimizer_steps(self.GROUPS, groups_per_step=3, seed=0, steps=8)
 
 
 class TestPrefixes:

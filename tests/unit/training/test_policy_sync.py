@@ -19,20 +19,19 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from memagent_training.forward.layouts import TokenRow
-from memagent_training.serving.policy_sync import (
-    PolicySync,
-    Probe,
-    ProbeRow,
-    RemoteServer,
-    SyncError,
-    SyncMethod,
-    SyncSettings,
-    folder_logprobs,
-)
 from memagent_training.serving.policy_sync.folders import PolicyFolder
-from memagent_training.serving.policy_sync.probe import PreviousLogProbs, ProbeLogProbs, find_fault, largest_gap
+from memagent_training.serving.policy_sync.probe import (
+    PreviousLogProbs,
+    Probe,
+    ProbeLogProbs,
+    ProbeRow,
+    find_fault,
+    folder_logprobs,
+    largest_gap,
+)
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import SyncError, TrainingError
 
 RANK = 8
 
@@ -653,7 +652,7 @@ def test_the_server_is_started_for_what_is_asked_of_it(base, tmp_path) -> None:
     arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._arguments()
     assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
     for rank in (0, 1000):
-        with pytest.raises(VLLMServerError, match=f"rank {rank} cannot be served"):
+        with pytest.raises(VLLMServerError, match=f"must be 1 to 512, got {rank}"):
             VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=rank)._arguments()
 
 

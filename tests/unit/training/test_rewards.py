@@ -19,16 +19,10 @@ from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
-from memagent_training.rewards import (
-    BoxedExactMatch,
-    ExactMatch,
-    FormatReward,
-    GoldAnswers,
-    LenientMatch,
-    StringMatch,
-    TokenF1,
-)
+from memagent_training.rewards.gold_answers import GoldAnswers
+from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, choose_reward, name_reward
+from memagent_training.rewards.step_rewards import FormatReward
 from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
@@ -194,7 +188,7 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
     path = tmp_path / "gold.jsonl"
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
     path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Give the document"):
+    with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Name the document"):
         GoldAnswers.load(path)
 
 
@@ -240,7 +234,7 @@ def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
     assert choose_reward("strict") == "strict"
     with pytest.raises(RewardError, match=r"'exact'.*Did you mean exact_match"):
         choose_reward("exact", has_gold=True)
-    with pytest.raises(RewardError, match=r"'kindness'.*Choose one of exact_match, boxed_exact_match"):
+    with pytest.raises(RewardError, match=r"'kindness'.*Choose one of: exact_match, boxed_exact_match"):
         name_reward("kindness")
 
 

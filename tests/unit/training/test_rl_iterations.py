@@ -28,7 +28,7 @@ from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measureme
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
+from memagent_training.serving.policy_sync.sync import ServedPolicy, SyncMethod
 from memagent_training.training_errors import ReplayError
 
 

@@ -20,7 +20,6 @@ from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
 from memagent_training.rl.loop_journal import LoopJournal
-from memagent_training.rl.rl_job import MeasureSettings
 
 _NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
 IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))
@@ -30,7 +29,7 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
     job = small_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
-        measure=MeasureSettings(every=2, lengths=(300,), count=2),
+        measure_every=2, measure_lengths=(300,), measure_count=2,
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0},
     )  # fmt: skip
     watcher = Recorder()

@@ -23,10 +23,8 @@ from memagent_graph.policies.added import policies_folder
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.base_model import find_base_model
 from memagent_training.rl.loop_journal import MeanReward
-from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
+from memagent_training.rl.rl_job import PreparedLoop, prepare
 from memagent_training.training_errors import TrainingError
-
-MEASURED = MeasureSettings(every=1, count=100)
 
 
 def rows(number: int, *, words: int = 60) -> list[dict[str, Any]]:
@@ -47,7 +45,13 @@ def write(path: Path, of: Sequence[Any]) -> Path:
 
 
 def prepared(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
-    wanted = {"data": write(tmp_path / "mine.jsonl", of), "tasks": (), "lengths": (), "measure": MEASURED}
+    wanted = {
+        "data": write(tmp_path / "mine.jsonl", of),
+        "tasks": (),
+        "lengths": (),
+        "measure_every": 1,
+        "measure_count": 100,
+    }
     return prepare(small_job(tmp_path / "rl", **(wanted | changes)))
 
 
@@ -145,15 +149,15 @@ def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
     [
         ([{"question": "Who?", "document": "Ada."}], {}, r"line 1.*\"answers\" is missing"),
         ([*rows(4), rows(4)[1]], {}, r"questions 1 and 4 .* the same.*harbor 1.*Take one of them out"),
-        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*with how many.*\(10\)"),
+        (rows(10), {"lengths": (4096,)}, r"qa_files has 0 questions of length 4,096.*numbers of questions.*\(10\)"),
         (rows(1), {}, r"no question of length \d+ is held out.*Add questions"),
         ([{**rows(1)[0], "document": __file__}], {}, r"line 1: \"document\" is the path of a file.*test_rl_own"),
         (rows(10), {"held_out": 0.0}, r"no question of length \d+ is held out.*held_out 0.1.*measure_every 0"),
-        (rows(10), {"held_out": 1.0}, r"held_out must be at least 0 and below 1, not 1"),
-        (rows(10), {"held_out": 0.97}, r"10 questions.*share of 0.97.*none is left.*held_out"),
+        (rows(10), {"held_out": 1.0}, r"held_out must be at least 0 and below 1, got 1"),
+        (rows(10), {"held_out": 0.97}, r"10 questions.*97% of them are held out.*none is left.*held_out"),
         (rows(10), {"tasks": ("niah_single_1",), "lengths": (500,)}, r"makes its own questions, and takes none from"),
         (rows(10), {"tasks": ("qa_files", "niah_single_1"), "lengths": (500,)}, r"makes new ones without end"),
-        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Give lengths"),
+        (rows(10), {"tasks": ("niah_single_1",)}, r"niah_single_1 have no lengths of their own.*Pass lengths"),
     ],
     ids=str,
 )
@@ -166,7 +170,7 @@ def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
 
 
 def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(10), held_out=0.0, measure=MeasureSettings(every=0)).curriculum
+    of = prepared(tmp_path, rows(10), held_out=0.0, measure_every=0).curriculum
     assert len(list(of.draw_questions(0, 0))) == 10
 
 

@@ -28,7 +28,7 @@ from memagent_training.job.job_settings import read_preset
 from memagent_training.rl import loop, policy_serving
 from memagent_training.rl.collecting import Collector
 from memagent_training.rl.rl_job import prepare
-from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
+from memagent_training.serving.policy_sync.sync import ServedPolicy, SyncMethod
 
 _NUMBER = re.compile(r"\d{4,}")
 

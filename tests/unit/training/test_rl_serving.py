@@ -18,8 +18,8 @@ from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableEr
 from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop import measure
 from memagent_training.rl.policy_serving import ServerBackend
-from memagent_training.rl.rl_job import MeasureSettings, PreparedLoop, prepare
-from memagent_training.serving.policy_sync import ServedPolicy, SyncMethod
+from memagent_training.rl.rl_job import PreparedLoop, prepare
+from memagent_training.serving.policy_sync.sync import ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServerError
 
 
@@ -164,7 +164,7 @@ async def test_the_policies_that_may_still_be_needed_stay_on_the_disk(serving: S
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> PreparedLoop:
-    return prepare(small_job(tmp_path / "rl", measure=MeasureSettings(lengths=(300, 400), count=3)))
+    return prepare(small_job(tmp_path / "rl", measure_every=10, measure_lengths=(300, 400), measure_count=3))
 
 
 def reader(tmp_path: Path, answer: Any) -> MemAgent:

@@ -267,7 +267,6 @@ def with_rewards(groups: list[RolloutGroup], reward: float) -> list[RolloutGroup
     ("change", "preset", "message"),
     [
         (lambda groups: edited(groups, prompt_ids_P=array("I", [999])), "dapo", r"token id 999.*wrote the runs"),
-        (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 150)), "dapo", r"window of 128.*max_tokens 128"),
         (lambda groups: edited(groups, prompt_ids_P=array("I", [5] * 110)), "dapo", r"exceeds token_budget, 100"),
         (lambda groups: with_rewards(groups, 1.0), "dapo", r"None of the 6 groups.*6 equal_rewards"),
         (lambda groups: with_rewards(groups, float("nan")), "memagent-paper", r"nan"),
@@ -275,7 +274,7 @@ def with_rewards(groups: list[RolloutGroup], reward: float) -> list[RolloutGroup
         (lambda groups: [groups[0], groups[0]], "memagent-paper", r"2 groups are named group-0"),
         (lambda groups: [], "dapo", r"None of the 0 groups"),
     ],
-    ids=["foreign ids", "beyond the window", "beyond the budget", "equal", "nan", "alone", "twice", "none"],
+    ids=["foreign ids", "beyond the budget", "equal", "nan", "alone", "twice", "none"],
 )
 def test_groups_that_cannot_be_trained_on(
     change: Any, preset: str, message: str, world: tuple[Path, list[RolloutGroup]], tmp_path: Path
@@ -360,7 +359,7 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path.write_text("learning_rate: 1e-5\n")
     assert load_preset(path, output_dir=str(tmp_path), **QUIET).learning_rate == 1e-5
     path.write_text("learning_rate: small\n")
-    with pytest.raises(TrainingError, match=r"'small'.*Give a number"):
+    with pytest.raises(TrainingError, match=r"must be a number, got 'small'"):
         load_preset(path, output_dir=str(tmp_path))
     path.write_text("- beta\n")
     with pytest.raises(TrainingError, match="not a mapping"):

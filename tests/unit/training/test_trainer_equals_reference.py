@@ -220,7 +220,7 @@ def test_runs_that_fan_out_and_merge_and_answer_several_questions(
 
 def test_those_runs_branch_differently_within_a_group(graph_world: tuple[Path, list[RolloutGroup]]) -> None:
     for group in graph_world[1]:
-        places = [[each.place for each in rollout.conversations_K] for rollout in group.rollouts_G]
+        places = [[each.position for each in rollout.conversations_K] for rollout in group.rollouts_G]
         assert all(len(set(each)) == len(each) for each in places)
         assert {len({branch for _, branch, _ in each}) for each in places} >= {3, 4}
         assert {sum(role == "answer" for role, _, _ in each) for each in places} >= {1, 2}

@@ -26,7 +26,7 @@ _MAX_EXACT_LENGTHS: Final = 16
 
 
 class DamagedRowError(ValueError):
-    """A row with a missing or wrong field. The caller adds the file and line to the message."""
+    """A row with a missing or wrong field. The caller adds file and line to the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class FileTask:
 
     def count(self, length: int) -> int:
         """Return how many samples there are of a length."""
-        return len(self._examples_of(length))
+        return len(self._find_examples(length))
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th example of a length, in the file's order.
@@ -112,7 +112,7 @@ class FileTask:
         Raises:
             EvaluationError: there are fewer, or the file has changed and is damaged now.
         """
-        numbers = self._examples_of(length)
+        numbers = self._find_examples(length)
         if not 0 <= index < len(numbers):
             available = ", ".join(f"{length} ({self.count(length)})" for length in self.lengths)
             raise EvaluationError(
@@ -131,10 +131,10 @@ class FileTask:
         """Return the question of a sample. Raises EvaluationError like `sample`."""
         return self.sample(length, index).question
 
-    def _examples_of(self, length: int) -> list[int]:
+    def _find_examples(self, length: int) -> list[int]:
         if length not in self._indices:
             self._indices[length] = [
-                number for number, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length
+                index for index, own in enumerate(self.own_lengths) if length < 2 * own <= 2 * length
             ]
         return self._indices[length]
 
@@ -165,7 +165,7 @@ def example_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
     return lengths
 
 
-def text_of(row: TableRow, name: str) -> str:
+def require_text(row: TableRow, name: str) -> str:
     """Return a field that must be text."""
     value = row.get(name)
     if not isinstance(value, str):
@@ -175,7 +175,7 @@ def text_of(row: TableRow, name: str) -> str:
     return value
 
 
-def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
+def require_texts(row: TableRow, name: str) -> tuple[str, ...]:
     """Return a field that must be a list of texts, or one text; repeated ones count once."""
     value = row.get(name)
     texts = [value] if isinstance(value, str) else value
@@ -189,7 +189,7 @@ def texts_of(row: TableRow, name: str) -> tuple[str, ...]:
     return filled
 
 
-def number_of(row: TableRow, name: str) -> int:
+def require_positive(row: TableRow, name: str) -> int:
     """Return a field that must be a positive whole number."""
     value = row.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

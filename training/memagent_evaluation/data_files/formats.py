@@ -6,8 +6,8 @@ qa_files          your own questions: {"question": ..., "document": "the whole t
 memagent_files    MemAgent's training questions, hotpotqa_train.parquet: prompt, context, reward_model and extra_info
 ruler_hqa_files   MemAgent's RULER-HQA, eval_50.json to eval_25600.json: _id, context, input and answers
 
-The length of an example is the number of its passages in `ruler_hqa_files`, otherwise that of document and question in
-tokens, estimated with the policy's tokenizer. Other fields are ignored.
+The length of an example is its number of passages in `ruler_hqa_files`, otherwise the number of tokens of document and
+question, estimated with the policy's tokenizer. Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from memagent_evaluation.data_files.file_task import (
     FileTask,
     RowExamples,
     example_lengths,
-    number_of,
-    text_of,
-    texts_of,
+    require_positive,
+    require_text,
+    require_texts,
 )
 from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, TaskSettings
@@ -47,7 +47,7 @@ class RowFormat:
     read: Callable[[TableRow], FileExample]
     """Makes the example of a row, or raises DamagedRowError."""
     hint: str
-    """What its rows have, for messages."""
+    """The fields of its rows, for messages."""
     unit: LengthUnit = LengthUnit.TOKENS
 
 
@@ -66,12 +66,12 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
 
 
 def _read_own_question(row: TableRow) -> FileExample:
-    answers = texts_of(row, "answer" if "answer" in row and "answers" not in row else "answers")
+    answers = require_texts(row, "answer" if "answer" in row and "answers" not in row else "answers")
     field = next((field for field in _DOCUMENT_FIELDS if field in row), _DOCUMENT_FIELDS[0])
-    document = _PARAGRAPH_BREAK.join(texts_of(row, field))
+    document = _PARAGRAPH_BREAK.join(require_texts(row, field))
     if len(document) < _MAX_PATH_LENGTH and os.path.isfile(document):  # noqa: PTH113  no error for texts that are no path
         raise DamagedRowError(f'"{field}" is the path of a file, {document}, not its text')
-    question = text_of(row, "input" if "input" in row and "question" not in row else "question")
+    question = require_text(row, "input" if "input" in row and "question" not in row else "question")
     return FileExample(question.strip(), answers, document)
 
 
@@ -80,26 +80,26 @@ def _read_training_question(row: TableRow) -> FileExample:
     if not isinstance(reward_model, dict):
         raise DamagedRowError('"reward_model" is not an object with "ground_truth"')
     if isinstance(extra, dict) and isinstance(extra.get("question"), str):
-        question = text_of(extra, "question")
+        question = require_text(extra, "question")
     else:
         messages = row.get("prompt")
         if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
             raise DamagedRowError('"prompt" is not a list of messages')
-        question = text_of(messages[-1], "content")
-    return FileExample(question.strip(), texts_of(reward_model, "ground_truth"), text_of(row, "context"))
+        question = require_text(messages[-1], "content")
+    return FileExample(question.strip(), require_texts(reward_model, "ground_truth"), require_text(row, "context"))
 
 
 def _read_ruler_hqa(row: TableRow) -> FileExample:
     """Return an example whose length is its passages: `num_docs`, or the lines that begin with "Document 1:"."""
-    document = text_of(row, "context")
-    passages = number_of(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE.finditer(document))
+    document = require_text(row, "context")
+    passages = require_positive(row, "num_docs") if "num_docs" in row else sum(1 for _ in _PASSAGE.finditer(document))
     if not passages:
         raise DamagedRowError('"context" has no line that begins with "Document 1:", and there is no "num_docs"')
-    return FileExample(text_of(row, "input").strip(), texts_of(row, "answers"), document, length=passages)
+    return FileExample(require_text(row, "input").strip(), require_texts(row, "answers"), document, length=passages)
 
 
 ROW_FORMATS: Final = {
-    "qa_files": RowFormat(_read_own_question, "Give each row a question, its document and its answers."),
+    "qa_files": RowFormat(_read_own_question, "Write each row with a question, its document and its answers."),
     "memagent_files": RowFormat(
         _read_training_question, "MemAgent's rows have prompt, context, reward_model and extra_info."
     ),

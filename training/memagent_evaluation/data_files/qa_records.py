@@ -1,6 +1,6 @@
 """HotpotQA (distractor setting) and SQuAD (1.1 and 2) as question-answering records.
 
-Both are read in their published form (one JSON file), and as the Hugging Face datasets `hotpot_qa` and `squad` (JSON
+Both are read in their published form (one JSON file), HotpotQA also as the Hugging Face dataset `hotpot_qa` (JSON
 lines, Parquet or a dataset folder).
 
 Both are also tasks that ask each question about its own paragraphs: some 1,500 tokens in HotpotQA, a whole article in
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, text_of, texts_of
+from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, require_text
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
@@ -66,7 +66,7 @@ class QARecord:
         return next((answer for answer in self.answers if contains(paragraph.text, answer)), paragraph.title)
 
 
-def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
+def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     """Return all records of the files of "hotpotqa" or "squad", in their order.
 
     HotpotQA: gold are the paragraphs that the supporting facts name, distractors the others of the question's ten.
@@ -83,8 +83,6 @@ def records_of(paths: Sequence[Path], name: str) -> list[QARecord]:
         kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa_record)
     elif "paragraphs" in first:
         kind, records = "squad", _convert_rows(rows, "squad", _squad_article)
-    elif {"title", "context", "question", "answers"} <= first.keys():
-        kind, records = "squad", _squad_rows(rows)
     else:
         raise EvaluationError(
             f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
@@ -124,9 +122,9 @@ def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
     if not supporting:
         raise DamagedRowError('"supporting_facts" is empty')
     yield QARecord(
-        id=text_of(row, "_id" if "_id" in row else "id"),
-        question=text_of(row, "question").strip(),
-        answers=(text_of(row, "answer").strip(),),
+        id=require_text(row, "_id" if "_id" in row else "id"),
+        question=require_text(row, "question").strip(),
+        answers=(require_text(row, "answer").strip(),),
         gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting),
         distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting),
     )
@@ -140,7 +138,7 @@ def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
 
 
 def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
-    """Return pairs of a title and a value: [[title, value], ...] as published, two lists in the HF dataset."""
+    """Return pairs of a title and a value: [[title, value], ...] as published, two lists in `hotpot_qa`."""
     value: Any = row.get(name)
     if isinstance(value, dict):
         titles, others = value.get("title"), value.get(second)
@@ -157,52 +155,25 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
 
 def _squad_article(row: TableRow) -> Iterator[QARecord]:
     """Yield the records of an article, a row of the published file."""
-    title = text_of(row, "title").replace("_", " ")
+    title = require_text(row, "title").replace("_", " ")
     entries = [
-        (Paragraph(title, text_of(content, "context").strip()), content) for content in _objects(row, "paragraphs")
+        (Paragraph(title, require_text(content, "context").strip()), content) for content in _objects(row, "paragraphs")
     ]
     paragraphs = [paragraph for paragraph, _ in entries]
     for at, (paragraph, content) in enumerate(entries):
         others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
         for question in _objects(content, "qas"):
             if not question.get("is_impossible", False):
-                answers = [text_of(answer, "text").strip() for answer in _objects(question, "answers")]
-                yield _squad_record(question, answers, paragraph, others)
-
-
-def _squad_record(row: TableRow, answers: list[str], gold: Paragraph, others: tuple[Paragraph, ...]) -> QARecord:
-    if not answers:
-        raise DamagedRowError(f"the question {row.get('id')!r} has no answer")
-    return QARecord(
-        id=text_of(row, "id"),
-        question=text_of(row, "question").strip(),
-        answers=tuple(dict.fromkeys(answers)),
-        gold=(gold,),
-        distractors=others,
-    )
-
-
-def _squad_rows(rows: TableRows) -> Iterator[QARecord]:
-    """Yield a record for each row of the HF dataset that has an answer."""
-    articles: dict[str, dict[Paragraph, None]] = {}
-    others: dict[Paragraph, tuple[Paragraph, ...]] = {}
-
-    def paragraph(row: TableRow) -> Paragraph:
-        return Paragraph(text_of(row, "title").replace("_", " "), text_of(row, "context").strip())
-
-    def convert(row: TableRow) -> Iterator[QARecord]:
-        answers = row["answers"]
-        if not isinstance(answers, dict):
-            raise DamagedRowError('"answers" is not an object with "text"')
-        if answers.get("text"):
-            gold = paragraph(row)
-            if gold not in others:
-                others[gold] = tuple(other for other in articles[gold.title] if other != gold)
-            yield _squad_record(row, list(texts_of(answers, "text")), gold, others[gold])
-
-    for entry in _convert_rows(rows, "squad", lambda row: [paragraph(row)]):
-        articles.setdefault(entry.title, {})[entry] = None
-    yield from _convert_rows(rows, "squad", convert)
+                answers = [require_text(answer, "text").strip() for answer in _objects(question, "answers")]
+                if not answers:
+                    raise DamagedRowError(f"the question {question.get('id')!r} has no answer")
+                yield QARecord(
+                    id=require_text(question, "id"),
+                    question=require_text(question, "question").strip(),
+                    answers=tuple(dict.fromkeys(answers)),
+                    gold=(paragraph,),
+                    distractors=others,
+                )
 
 
 def _characters(value: Any) -> int:
@@ -244,7 +215,7 @@ class RecordExamples:
 def load_records(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """Return the task "hotpotqa" (documents of ten paragraphs) or "squad" (whole articles)."""
     tokenizer = settings.tokenizer
-    records = records_of(paths, name)
+    records = read_records(paths, name)
     counts: dict[Paragraph, int] = {}
     own_lengths = array("Q")
     for record in records:

@@ -36,7 +36,7 @@ _SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _MAX_CELL_SIZE: Final = 2**31 - 1
-_FORMS: Final = "Give JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
+_FORMS: Final = "Use JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
 
 
 class TableRows:
@@ -84,10 +84,10 @@ class JsonRows:
                 self._index_lines(content, begin)
             else:
                 beginning = content[begin : begin + 20]
-                what = (
+                problem = (
                     f"is neither JSON lines nor a JSON list: it begins with {beginning!r}" if beginning else "is empty"
                 )
-                raise EvaluationError(f"{path} {what}", hint=_FORMS)
+                raise EvaluationError(f"{path} {problem}", hint=_FORMS)
         if not self._starts:
             raise EvaluationError(f"{path} has no rows", hint=_FORMS)
 
@@ -186,7 +186,7 @@ class ParquetRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         group, row = _locate(self._ends, index)
-        return _row_of(self._group(group), row)
+        return _read_row(self._group(group), row)
 
     def location(self, index: int) -> str:
         """Return the file and the row."""
@@ -213,7 +213,7 @@ class DatasetRows:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        return _row_of(self._table, index)
+        return _read_row(self._table, index)
 
     def location(self, index: int) -> str:
         """Return the folder and the row."""
@@ -301,7 +301,7 @@ def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
     return part, index - (ends[part - 1] if part else 0)
 
 
-def _row_of(table: Any, index: int) -> TableRow:
+def _read_row(table: Any, index: int) -> TableRow:
     row: TableRow = table.slice(index, 1).to_pylist()[0]
     return row
 

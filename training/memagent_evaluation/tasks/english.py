@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import ClassVar, Final
 
-from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, MoreFacts, clear_of
+from memagent_evaluation.english_facts import EnglishFact, EnglishFacts, clear_of
 from memagent_evaluation.samples import Metric, Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
@@ -48,34 +46,23 @@ class EnglishTask(GeneratedTask):
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2",
             "hop_3", these two with "_backward" (the last hop stands first), or "absent".
         foreign: tokens of the document per additional foreign fact.
-        held_out: whether people, towns and wordings are those that shipped policies were not trained on.
-        facts: path of a file with more relations, in the format of `training_facts.toml` of the training package.
+        held_out: whether people, towns and wordings come from the split that no shipped policy was trained on.
     """
 
     shares_documents: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = ("foreign", "held_out", "facts")
+    options: ClassVar[tuple[str, ...]] = ("foreign", "held_out")
     length_margin: ClassVar[float] = 1.6
 
     kind: str
     foreign: int = 400
     held_out: bool = True
-    facts: str = ""
 
     def __post_init__(self) -> None:
-        if self.facts:
-            _more_facts(self.facts)
         if self.foreign < 1:
             raise EvaluationError(
                 f"{self.name} cannot have a foreign fact for every {self.foreign} tokens",
                 hint="Take 1 or more; a very large number leaves only the near misses.",
             )
-
-    @property
-    def seed_name(self) -> str:
-        """As for any task, but a file of more relations counts by its content, not by its path."""
-        if not self.facts:
-            return self.name
-        return self.name.replace(f"facts={self.facts}", f"facts={_more_facts(self.facts).digest}")
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length.
@@ -83,11 +70,10 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
-        more = _more_facts(self.facts) if self.facts else None
         new = self.kind == "new"
-        questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new, more=more))
+        questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=new))
         insertions: list[Insertion] = []
         for position, question in enumerate(questions):
             depths = sorted(rng.random() for _ in question.evidence)
@@ -95,7 +81,7 @@ class EnglishTask(GeneratedTask):
                 Insertion(fact.statement, depth, gold if position == member else None)
                 for fact, gold, depth in zip(question.evidence, question.evidence_gold, depths, strict=True)
             ]
-        foreign_facts = EnglishFacts(rng, held_out=self.held_out, more=more)
+        foreign_facts = EnglishFacts(rng, held_out=self.held_out)
         foreign = [fact for question in questions for fact in question.foreign]
         foreign += [foreign_facts.fact() for _ in range(length // self.foreign)]
         is_clear = clear_of(fact for question in questions for fact in (*question.evidence, *question.about))
@@ -153,24 +139,8 @@ class EnglishTask(GeneratedTask):
         question, answer = facts.question(fact)
         if self.kind == "absent":
             return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        return _EnglishQuestion(
-            question,
-            (_without_article(answer),),
-            (fact,),
-            (_without_article(answer),),
-            (facts.near_miss(fact),),
-            (fact,),
-        )
-
-
-@cache
-def _more_facts(path: str) -> MoreFacts:
-    try:
-        return MoreFacts.read(Path(path).expanduser())
-    except (OSError, ValueError, RecursionError) as error:  # msgspec's and tomllib's errors are ValueErrors
-        raise EvaluationError(
-            f"{path} has no facts: {error}", hint="Name a file in the format of training_facts.toml."
-        ) from error
+        gold = (_without_article(answer),)
+        return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
 
 
 def _without_article(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""What all generated tasks have in common: seeded random numbers, and samples from laid-out documents.
+"""The base of generated tasks: seeded random numbers, and samples from laid-out documents.
 
 Random numbers are the same in every process, and permutations need no memory.
 """
@@ -37,7 +37,7 @@ class GeneratedTask(ABC):
         shares_documents: whether several samples can ask about one document
             (`TaskSettings.questions_per_document`).
         options: the fields that can be set after the name, as in "state_2:facts=50".
-        length_margin: how much longer the smallest length of one sample can be than that of another, as a ratio.
+        length_margin: the largest ratio between the smallest lengths of two samples.
     """
 
     shares_documents: ClassVar[bool] = False
@@ -54,14 +54,9 @@ class GeneratedTask(ABC):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
-    def document_of(self, index: int) -> tuple[int, int]:
-        """Return the number of a sample's document, and the position of its question among those on the document."""
+    def locate_question(self, index: int) -> tuple[int, int]:
+        """Return the index of a sample's document, and the index of its question among the questions on it."""
         return divmod(index, self.settings.questions_per_document)
-
-    @property
-    def seed_name(self) -> str:
-        """What the random numbers depend on, besides the seed: the task's name, with its options."""
-        return self.name
 
     def rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
@@ -73,7 +68,7 @@ class GeneratedTask(ABC):
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
         if length < 1:
             raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
-        return seeded_rng(self.settings, self.seed_name, length, index, *purpose)
+        return seeded_rng(self.settings, self.name, length, index, *purpose)
 
     def document_budget(self, length: int, question: str) -> int:
         """Return how many tokens are left for the document; negative if not even the question fits."""
@@ -111,7 +106,7 @@ class GeneratedTask(ABC):
             question: the sample's question.
             gold: its gold strings.
             haystack: the text around the insertions.
-            insertions: those of all questions on the document; only this sample's evidence has gold strings.
+            insertions: the insertions of all questions on the document; only this sample's evidence has gold strings.
             all_questions: if the document has several: the longest one limits its length, so that it is the same for
                 all of them.
 
@@ -148,9 +143,6 @@ class Permutation:
         self._shift = (bits + 1) // 2
         self._factors = tuple(rng.getrandbits(bits) | 1 for _ in range(3))
         self._offset = rng.getrandbits(bits)
-
-    def __len__(self) -> int:
-        return self._size
 
     def __getitem__(self, position: int) -> int:
         """Return the number at a position from 0 to `size` - 1."""

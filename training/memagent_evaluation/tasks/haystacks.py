@@ -13,7 +13,6 @@ import random
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -36,43 +35,29 @@ _MAX_SKIPPED_SENTENCES = 1000
 _SUFFIXES = {".txt", ".md"}
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """A haystack of lines."""
-
-    lines: Callable[[], Iterator[str]]
-
-    def units(self) -> Iterator[str]:
-        """Return the endless lines."""
-        return self.lines()
-
-    def piece(self, position: int, text: str) -> str:
-        """Return a line with its line break."""
-        return text + "\n"
+def line_haystack(lines: Callable[[], Iterator[str]]) -> Haystack:
+    """Return a haystack of endless lines."""
+    return Haystack(lines, lambda _, line: line + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class ProseHaystack:
-    """A haystack of the sentences of paragraphs. The white space after a sentence belongs to it."""
+def sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int = 0) -> Haystack:
+    """Return a haystack of the sentences of endless paragraphs, without the first `skipped` ones.
 
-    paragraphs: Callable[[], Iterator[str]]
-    """Yields paragraphs without end."""
-    skipped: int = 0
-    """How many sentences are left out at the beginning."""
+    The white space after a sentence belongs to it; one without any gets a space.
+    """
 
-    def units(self) -> Iterator[str]:
-        """Return the endless sentences."""
-        sentences = itertools.chain.from_iterable(map(split_sentences, self.paragraphs()))
-        return itertools.islice(sentences, self.skipped, None)
+    def sentences() -> Iterator[str]:
+        return itertools.islice(itertools.chain.from_iterable(map(split_sentences, paragraphs())), skipped, None)
 
-    def piece(self, position: int, text: str) -> str:
-        """Return a sentence, with a space after it if it has none."""
+    def piece(_: int, text: str) -> str:
         return text if text.endswith((" ", "\n", "。", "！", "？", "」", "』")) else text + " "
 
+    return Haystack(sentences, piece)
 
-def noise() -> Lines:
+
+def noise() -> Haystack:
     """Return a haystack of the noise sentences, one per line."""
-    return Lines(lambda: itertools.cycle(NOISE))
+    return line_haystack(lambda: itertools.cycle(NOISE))
 
 
 def prose(path: Path | None, rng: random.Random) -> Haystack:
@@ -85,13 +70,13 @@ def prose(path: Path | None, rng: random.Random) -> Haystack:
     """
     skipped = rng.randrange(_MAX_SKIPPED_SENTENCES)
     if path is None:
-        return ProseHaystack(python_prose, skipped)
+        return sentence_haystack(python_prose, skipped)
     files = _text_files(path)
     if next(_paragraphs(files), None) is None:
         raise EvaluationError(
             f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
         )
-    return ProseHaystack(
+    return sentence_haystack(
         lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped
     )
 
@@ -116,7 +101,7 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 def reference_topics() -> Iterator[str]:
     """Yield the paragraphs of the language reference that `help()` shows (about 0.5 MB), always in the same order."""
     for name in sorted(pydoc_data.topics.topics):
-        yield from _paragraphs_of(pydoc_data.topics.topics[name])
+        yield from _split_paragraphs(pydoc_data.topics.topics[name])
 
 
 @lru_cache(maxsize=1)
@@ -125,7 +110,7 @@ def library_docstrings() -> tuple[str, ...]:
 
     They have about a megabyte and are cached, because parsing the library takes seconds.
     """
-    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _paragraphs_of(docstring))
+    return tuple(paragraph for docstring in whole_docstrings() for paragraph in _split_paragraphs(docstring))
 
 
 def whole_docstrings() -> Iterator[str]:
@@ -149,7 +134,7 @@ def python_prose() -> Iterator[str]:
         yield from library_docstrings()
 
 
-def _paragraphs_of(text: str) -> Iterator[str]:
+def _split_paragraphs(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         words = " ".join(paragraph.split())
         if len(words) > 80 and words.count(" ") > 10:

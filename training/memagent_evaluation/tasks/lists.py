@@ -1,10 +1,7 @@
 """RULER's counting tasks: the ten most common words of a list, and the three most frequent coded words.
 
-As in RULER, a list grows until its estimated length would be too long; the sample states the length it reached.
-
-Small variants: `cwe` asks for five words, which occur 6 times among words that occur once, at any length, and its
-worked example has five and five words instead of ten and ten; `fwe` has words of four letters, and a vocabulary of a
-twentieth of the length instead of a fiftieth.
+As in RULER, a list grows until its estimated length would be too long; the sample states the length it reached. There
+are no small variants.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from functools import partial
 from itertools import count, islice
 
 from memagent_evaluation.samples import Needle, Sample, TaskSettings
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
+from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_evaluation.tasks.needles import all_words, word_pair
 
 LISTS = ("cwe", "fwe")
@@ -27,8 +24,12 @@ NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
 _PIECE_WORDS = 64
-_NUMBER_WORDS = {5: "five", 10: "ten"}
 _CWE_ANSWER_TOKENS, _FWE_ANSWER_TOKENS = 120, 50
+_COMMON_WORDS = 10
+_LETTERS = 6
+"""The length of a coded word."""
+_TOKENS_PER_WORD = 50
+"""The length of a text for each word of its vocabulary."""
 _ZETA_OF_2 = math.pi**2 / 6
 
 
@@ -39,12 +40,7 @@ class CommonWordsTask(GeneratedTask):
     The rare words are single English words as long as the word lists suffice, and pairs of an adjective and a noun in
     longer lists; common ones are of the same kind. The worked example is before the list, in the document: 190 entries,
     or 40 in lists below 4096 tokens.
-
-    Attributes:
-        common: how many of the most common words the question asks for.
     """
-
-    common: int = 10
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length.
@@ -53,40 +49,39 @@ class CommonWordsTask(GeneratedTask):
             EvaluationError: the length is too small for the common words and as many others.
             MissingExtraError: the word lists are not installed.
         """
-        is_short = length < _SHORT_LENGTH or self.settings.small
+        is_short = length < _SHORT_LENGTH
         often, rarely = (6, 1) if is_short else (30, 3)
         tokens_of = self.settings.tokenizer.count
         budget = self.document_budget(length, self.question)
         for words in (_draw_words(self.rng(length, index), pairs=pairs) for pairs in (False, True)):
-            header = self._example(list(islice(words, (2 if is_short else 4) * self.common)), is_short=is_short)
-            gold = tuple(islice(words, self.common))
+            header = self._example(list(islice(words, (2 if is_short else 4) * _COMMON_WORDS)), is_short=is_short)
+            gold = tuple(islice(words, _COMMON_WORDS))
             tokens = tokens_of(header) + sum(tokens_of(f" {at}. {word}") for at, word in enumerate(gold * often, 1))
             rare: list[str] = []
             for word in words:
-                position = self.common * often + (len(rare) + 1) * rarely
+                position = _COMMON_WORDS * often + (len(rare) + 1) * rarely
                 tokens += rarely * tokens_of(f" {position}. {word}")
-                if tokens > budget and len(rare) >= self.common:
+                if tokens > budget and len(rare) >= _COMMON_WORDS:
                     draw = partial(_common_and_rare_words, gold, often, rare, rarely)
                     draft = WordList(header, (), numbered=True, seed=self._order(length, index))
-                    return _fit_longest(self, length, index, gold, draft, draw, range(self.common, len(rare) + 1))
+                    return _fit_longest(self, length, index, gold, draft, draw, range(_COMMON_WORDS, len(rare) + 1))
                 rare.append(word)
-        raise self.too_short(length, self.common)
+        raise self.too_short(length, _COMMON_WORDS)
 
     @property
     def question(self) -> str:
         """The question, the same for all samples."""
-        number = _NUMBER_WORDS[self.common]
-        return f"Which are the {number} words that occur most often in the list in question? Name all {number}."
+        return "Which are the ten words that occur most often in the list in question? Name all ten."
 
     def _order(self, length: int, index: int) -> str:
         return f"{self.settings.seed}/{self.name}/{length}/{index}/order"
 
     def _example(self, words: list[str], *, is_short: bool) -> str:
-        frequent, rare = words[: self.common], words[self.common :]
+        frequent, rare = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
         entries = [*frequent * 3, *rare] if is_short else [*frequent * 10, *rare * 3]
         example = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
         return (
-            f"An example of a list: {example}\nThe {_NUMBER_WORDS[self.common]} words that occur most often in the "
+            f"An example of a list: {example}\nThe ten words that occur most often in the "
             f"example are: {', '.join(frequent)}.\n\nThe list in question: "
         )
 
@@ -110,20 +105,12 @@ def _common_and_rare_words(gold: Sequence[str], often: int, rare: Sequence[str],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrequentWordsTask(GeneratedTask):
-    """Frequent coded words: random letters whose frequencies fall with the square of their rank; rank 1 is dots.
-
-    Attributes:
-        letters: the number of letters of a coded word.
-        tokens_per_word: the length, in tokens, for each word of the vocabulary.
-    """
-
-    letters: int = 6
-    tokens_per_word: int = 50
+    """Frequent coded words: random letters whose frequencies fall with the square of their rank; rank 1 is dots."""
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         budget = self.document_budget(length, self.question)
-        ranks = max(min(length // self.tokens_per_word, math.isqrt(max(budget, 0)) + 1), 5)
+        ranks = max(min(length // _TOKENS_PER_WORD, math.isqrt(max(budget, 0)) + 1), 5)
         words = [NOISE_WORD, *self._words(ranks - 1, self.rng(length, index))]
         costs = [self.settings.tokenizer.count(f" {word}") for word in words]
 
@@ -136,7 +123,7 @@ class FrequentWordsTask(GeneratedTask):
 
         # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
         min_size = next(size for size in count(1) if len(set(_frequencies(size, ranks)[1:5])) == 4)
-        missing = max(tokens(min_size) - budget, 5 * self.tokens_per_word - length)
+        missing = max(tokens(min_size) - budget, 5 * _TOKENS_PER_WORD - length)
         if missing > 0:
             raise self.too_short(length, missing)
         max_size = bisect_right(range(4 * budget), budget, lo=1, key=tokens)
@@ -154,12 +141,12 @@ class FrequentWordsTask(GeneratedTask):
     def _words(self, number: int, rng: random.Random) -> list[str]:
         words: dict[str, None] = {}
         while len(words) < number:
-            words["".join(rng.choices(string.ascii_lowercase, k=self.letters))] = None
+            words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
         return list(words)
 
 
 def _frequencies(size: int, ranks: int) -> list[int]:
-    """Return how often each of the ranks occurs among `size` words, without those that do not occur."""
+    """Return the frequency of each rank that occurs among `size` words."""
     numbers = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
     return [number for number in numbers if number]
 
@@ -228,11 +215,5 @@ def _fit_longest(
 def list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:
     """Return the task of one of `LISTS`."""
     if name == "cwe":
-        if settings.small:
-            return CommonWordsTask(name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS, common=5)
         return CommonWordsTask(name=name, settings=settings, answer_tokens=_CWE_ANSWER_TOKENS)
-    if settings.small:
-        return FrequentWordsTask(
-            name=name, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS, letters=4, tokens_per_word=20
-        )
     return FrequentWordsTask(name=name, settings=settings, answer_tokens=_FWE_ANSWER_TOKENS)

@@ -1,7 +1,7 @@
 """RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
-The small variants ask for facts that the embedded policy was trained for: those of `planted_facts`, with entities and
-values of its held-out split, numbers of four to seven digits. The first five are "special magic numbers" of an
+The small variants ask for facts of the embedded policy's kind (`planted_facts`), with entities and values of the
+held-out split: numbers of four to seven digits. The first five are "special magic numbers" of an
 adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
 entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
 form that the policy knows.
@@ -60,11 +60,11 @@ class Shape:
 
     hay: Hay
     keys: int = 1
-    """How many keys are in the text besides the haystack's own."""
+    """The number of keys in the text besides the haystack's own."""
     values: int = 1
-    """How many values each key has."""
+    """The number of values per key."""
     queried: int = 1
-    """How many keys the question asks about."""
+    """The number of keys that the question asks about."""
     key: KeyKind = KeyKind.WORDS
     value: KeyKind = KeyKind.NUMBERS
 
@@ -82,13 +82,13 @@ SHAPES = {
 
 _ANSWER_TOKENS = 128
 _MAX_SMALL_PARTS = 2
-"""How many values or queried keys the small variants have at most."""
+"""The most values or queried keys that the small variants have."""
 _MAX_KEY_DRAWS = 5000
 """The number of attempts to draw an unused key."""
 _VARIABLES_ANSWER_TOKENS = 30
 _SHORT_LENGTH = 4096
 _EXAMPLE_NOISE = (8, 36)
-"""How many noise sentences the worked example of variable tracking has: in short texts, and in others."""
+"""The noise sentences in the worked example of variable tracking: in short texts, and in others."""
 _PLAIN = re.compile(r"[a-z]+")
 
 
@@ -181,7 +181,7 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         key_source = self._key_source(rng)
         used: set[str] = set()
@@ -218,7 +218,7 @@ class NeedleTask(GeneratedTask):
             while True:
                 yield key_source.key(1, used).statements[0]
 
-        return haystacks.Lines(lines)
+        return haystacks.line_haystack(lines)
 
     def _question(self, queried: list[_Key]) -> str:
         if len(queried) == 1:
@@ -281,9 +281,8 @@ class VariablesTask(GeneratedTask):
             name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
             if name not in names and name not in used:
                 names.append(name)
-        value = str(rng.randrange(10_000, 100_000))
-        while value in used:
-            value = str(rng.randrange(10_000, 100_000))
+        while (value := str(rng.randrange(10_000, 100_000))) in used:
+            pass
         right_sides = [value, *(f"VAR {name}" for name in names)]
         return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
 

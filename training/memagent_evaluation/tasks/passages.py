@@ -6,45 +6,32 @@ paragraphs of other questions, all in random order, without a second copy of a g
 
 `qa_1` and `qa_2` repeat the paragraphs, in another order, if a length needs more than there are, as RULER does: SQuAD's
 small files are otherwise too short for a million tokens. `ruler_hqa` refuses that: its lengths count different
-passages. Small variants leave out questions and answers that do not fit the embedded policy's budgets, 96 and 48
-tokens.
+passages. There are no small variants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from memagent_evaluation.data_files.published import data_paths
-from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, records_of
+from memagent_evaluation.data_files import data_paths
+from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, read_records
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask, Permutation, seeded_rng
-from memagent_evaluation.tasks.placements import DocumentLayout, Insertion
+from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, seeded_rng
+from memagent_evaluation.tasks.placements import DocumentLayout, Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
 PASSAGE_TASKS = {"qa_1": "squad", "qa_2": "hotpotqa", "ruler_hqa": "hotpotqa"}
 """The tasks, with the data set of each."""
 
 _QA_ANSWER_TOKENS, _HQA_ANSWER_TOKENS = 32, 128
-_SMALL_QUESTION_TOKENS = 96
-_MAX_OWN_SHARE = 0.75
-"""The maximum share of a document that the question's own distractors take."""
+_MAX_OWN_FRACTION = 0.75
+"""The maximum fraction of a document that the question's own distractors take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passages:
-    """A haystack of numbered paragraphs."""
-
-    texts: Callable[[], Iterator[str]]
-
-    def units(self) -> Iterator[str]:
-        """Return the endless paragraphs, each with its title."""
-        return self.texts()
-
-    def piece(self, position: int, text: str) -> str:
-        """Return a paragraph under its number."""
-        return f"Document {position + 1}:\n{text}\n\n"
+def _numbered(position: int, text: str) -> str:
+    return f"Document {position + 1}:\n{text}\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +61,10 @@ class PassagesTask(GeneratedTask):
         if self.unit is LengthUnit.PASSAGES:
             return self._sample_by_passages(length, index, record, gold, distractors)
         budget = self.document_budget(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
-        distractors = self._fitting(distractors, _MAX_OWN_SHARE * budget)
+        distractors = self._fitting(distractors, _MAX_OWN_FRACTION * budget)
         decoys = [Insertion(paragraph.written, rng.random()) for paragraph in distractors]
-        haystack = Passages(
-            partial(self._others, length, index, frozenset(gold_texts | {paragraph.text for paragraph in distractors}))
-        )
+        used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
+        haystack = Haystack(partial(self._others, length, index, used), _numbered)
         return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def count(self, length: int) -> int:
@@ -107,9 +93,9 @@ class PassagesTask(GeneratedTask):
         inserted = [*gold, *(Insertion(paragraph.written, 0.0) for paragraph in distractors)]
         positions = sorted(rng.sample(range(length), len(inserted)))
         rng.shuffle(inserted)
-        slots = tuple(position - number for number, position in enumerate(positions))
+        slots = tuple(position - before for before, position in enumerate(positions))
         layout = DocumentLayout(tuple(inserted), slots, others)
-        haystack = Passages(partial(self._others, length, index, used))
+        haystack = Haystack(partial(self._others, length, index, used), _numbered)
         text = partial(layout.pieces, haystack)
         return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
 
@@ -132,15 +118,15 @@ class PassagesTask(GeneratedTask):
 
     def _tokens(self, texts: Sequence[str]) -> int:
         """Return about how many tokens passages have, whatever their numbers will be."""
-        return sum(self.settings.tokenizer.count(f"Document 100:\n{text}\n\n") for text in texts)
+        return sum(self.settings.tokenizer.count(_numbered(99, text)) for text in texts)
 
     def _others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
         """Yield all paragraphs whose text is not in `used`, again and again, each time in another order."""
         rng = self.rng(length, index, "others")
         is_empty = True
         while True:
-            for number in Permutation(len(self.paragraphs), rng):
-                paragraph = self.paragraphs[number]
+            for paragraph_index in Permutation(len(self.paragraphs), rng):
+                paragraph = self.paragraphs[paragraph_index]
                 if paragraph.text not in used:
                     is_empty = False
                     yield paragraph.written
@@ -155,33 +141,16 @@ def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     """Return the task of one of `PASSAGE_TASKS`.
 
     Raises:
-        EvaluationError: its data file is missing, damaged or another data set's, or no question fits a small policy.
+        EvaluationError: its data file is missing, damaged or another data set's.
     """
     data_set = PASSAGE_TASKS[name]
-    records = records_of(data_paths(data_set, settings.data, name), data_set)
+    records = read_records(data_paths(data_set, settings.data, name), data_set)
     return passages_from(records, name, settings)
 
 
 def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
-    """Return the task of one of `PASSAGE_TASKS` with other records.
-
-    Raises:
-        EvaluationError: none of them is usable.
-    """
+    """Return the task of one of `PASSAGE_TASKS` with other records."""
     pool = tuple(dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors)))
-    if settings.small:
-        count = settings.tokenizer.count
-        records = [
-            record
-            for record in records
-            if count(record.question) <= _SMALL_QUESTION_TOKENS
-            and max(map(count, record.answers), default=0) <= SMALL_ANSWER_TOKENS
-        ]
-    if not records:
-        raise EvaluationError(
-            f"there is no question for {name}" + (" that is short enough" if settings.small else ""),
-            hint="Name another data file" + (", or do without the small variant." if settings.small else "."),
-        )
     by_passages = name == "ruler_hqa"
     return PassagesTask(
         name=name,

@@ -7,9 +7,8 @@ make it too long. So it is shorter than requested by less than a unit, and the s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from memagent_evaluation.samples import Needle
 from memagent_graph.tokenizers import Tokenizer
@@ -20,16 +19,14 @@ _LATE_POSITION = 999_999
 """A position whose number has as many digits as any: for the largest possible number of tokens."""
 
 
-class Haystack(Protocol):
+@dataclass(frozen=True, slots=True)
+class Haystack:
     """The text that insertions are hidden in."""
 
-    def units(self) -> Iterator[str]:
-        """Yield sentences, lines or passages without end, the same ones at each call."""
-        ...
-
-    def piece(self, position: int, text: str) -> str:
-        """Return the text of a unit or an insertion as the `position`-th part of the document."""
-        ...
+    units: Callable[[], Iterator[str]]
+    """Yields sentences, lines or passages without end, the same ones at each call."""
+    piece: Callable[[int, str], str]
+    """Returns the text of a unit or an insertion, given its position among the document's parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Insertion:
 
     text: str
     depth: float
-    """The share of the haystack's tokens (or units, if lengths count these) that precedes it, 0 to 1."""
+    """The fraction of the haystack's tokens (or units, if lengths count these) that precedes it, 0 to 1."""
     gold: str | None = None
     """The needle's gold string; None for a decoy, which is not evidence."""
 
@@ -52,7 +49,7 @@ class DocumentLayout:
     slots: tuple[int, ...]
     """The index of the unit before which each insertion is."""
     units: int
-    """How many units of the haystack the document has, from the first one on."""
+    """The number of units of the haystack that the document has, from the first one on."""
 
     def pieces(self, haystack: Haystack) -> Iterator[str]:
         """Yield the document's text in parts, without white space at its end."""
@@ -79,8 +76,8 @@ class DocumentLayout:
     def _parts(self, haystack: Haystack) -> Iterator[tuple[str, Insertion | None]]:
         """Yield the document's parts, each with its insertion, or None for a unit of the haystack."""
         position = inserted = 0
-        for number, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
-            while inserted < len(self.slots) and self.slots[inserted] <= number:
+        for index, unit in enumerate(itertools.chain(itertools.islice(haystack.units(), self.units), [None])):
+            while inserted < len(self.slots) and self.slots[inserted] <= index:
                 insertion = self.insertions[inserted]
                 yield haystack.piece(position, insertion.text), insertion
                 position, inserted = position + 1, inserted + 1

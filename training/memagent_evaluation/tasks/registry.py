@@ -1,4 +1,4 @@
-"""Tasks by name: the generated ones, those that need a data file, and users' own.
+"""Tasks by name: generated tasks, tasks from data files, and users' own.
 
 niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
 state_1, state_2, state_3    where a person is, where a thing is, where it was before

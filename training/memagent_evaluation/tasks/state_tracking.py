@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.placements import Haystack, Insertion
+from memagent_evaluation.tasks.placements import Insertion
 from memagent_graph.errors import EvaluationError
 
 _WORDS: Final = tomllib.loads(files(__package__).joinpath("state_tracking.toml").read_text("utf-8"))
@@ -48,11 +48,10 @@ STATES: Final = ("state_1", "state_2", "state_3")
 _ANSWER_TOKENS: Final = 32
 _FACTS, _SMALL_FACTS = 20, 8
 _CAST, _SMALL_CAST = 4, 2
-"""How many people there are, and as many things."""
+"""The number of people, and of things."""
 _FACTS_PER_QUESTION: Final = 8
 _MAX_STORY_DRAWS: Final = 500
 """The number of attempts to draw a story that answers enough questions."""
-_QUESTION_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +188,19 @@ class StateTask(GeneratedTask):
 
     Attributes:
         kind: one of `STATES`.
-        facts: the number of sentences in the story; 0 means as many as leave `prose_share` of the document for prose.
+        facts: the number of sentences in the story.
         people: the number of people in the story.
         things: the number of things that they can carry; 0 in `state_1`.
-        prose_share: the share of the document that is prose, 0 to 1, if `facts` is 0.
     """
 
     shares_documents: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = ("facts", "people", "things", "prose_share")
+    options: ClassVar[tuple[str, ...]] = ("facts", "people", "things")
     length_margin: ClassVar[float] = 1.3
 
     kind: str
     facts: int
     people: int
     things: int
-    prose_share: float = 0.5
 
     def __post_init__(self) -> None:
         min_things, max_things = (0, 0) if self.kind == "state_1" else (1, len(THINGS))
@@ -213,11 +210,8 @@ class StateTask(GeneratedTask):
                 hint=f"Take 1 to {len(PEOPLE)} people and {min_things} to {max_things} things. By default there are "
                 "at least as many of both as questions on a document.",
             )
-        if self.facts < 0 or not 0 <= self.prose_share < 1:
-            raise EvaluationError(
-                f"{self.name} cannot have {self.facts} facts and a share of {self.prose_share} of prose",
-                hint="Take facts from 0 on, and prose_share from 0 to less than 1.",
-            )
+        if self.facts < 1:
+            raise EvaluationError(f"{self.name} cannot have {self.facts} facts", hint="Take 1 or more.")
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length.
@@ -225,10 +219,10 @@ class StateTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
-        document, member = self.document_of(index)
+        document, member = self.locate_question(index)
         rng = self.rng(length, document)
         haystack = haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
-        story, questions = self._draw_story(rng, length, haystack)
+        story, questions = self._draw_story(rng)
         question = questions[member]
         depths = sorted(rng.random() for _ in story.events)
         insertions = [
@@ -240,33 +234,20 @@ class StateTask(GeneratedTask):
             length, index, question.question, (question.gold,), haystack, insertions, all_questions
         )
 
-    def _draw_story(self, rng: random.Random, length: int, haystack: Haystack) -> tuple[Story, list[StoryQuestion]]:
+    def _draw_story(self, rng: random.Random) -> tuple[Story, list[StoryQuestion]]:
         """Return a story, and the questions about it that share the document."""
         count = self.settings.questions_per_document
         for _ in range(_MAX_STORY_DRAWS):
             story = Story(rng, rng.sample(PEOPLE, self.people), rng.sample(THINGS, self.things))
-            self._generate_events(story, length, haystack)
+            for _ in islice(story.generate(), self.facts):
+                pass
             questions = story.questions(self.kind)
             if len(questions) >= count:
                 return story, rng.sample(questions, count)
-        if self.facts == 0:
-            raise self.too_short(length, length)
         raise EvaluationError(
             f"{self.facts} facts of {self.name} hardly ever answer {count} questions",
             hint="Ask for more facts, people or things, or for fewer questions on a document.",
         )
-
-    def _generate_events(self, story: Story, length: int, haystack: Haystack) -> None:
-        """Add the requested number of events, or as many as fit."""
-        if self.facts:
-            for _ in islice(story.generate(), self.facts):
-                pass
-            return
-        budget = (1 - self.prose_share) * (length - self.answer_tokens - _QUESTION_TOKENS)
-        for event in story.generate():
-            budget -= self.settings.tokenizer.count(haystack.piece(0, event.sentence))
-            if budget <= 0:
-                return
 
 
 def state_task(name: str, settings: TaskSettings) -> StateTask:

@@ -1,19 +1,19 @@
 """The algorithm: what each conversation learns, from the rewards of whole rollouts compared within their group.
 
 An advantage is a sum of terms (`credit`). Each compares a reward R within a group of G rollouts; the result is the
-advantage of each learned token of the conversations that the term credits: all K of a rollout, or those of some roles.
+advantage of each learned token of the conversations that the term credits: all K of a rollout, or only some roles.
 
     A_ik  = sum over terms of weight * A_term, where the term credits conversation k of rollout i
     A     = R - mean(R), or R - mean(R without itself), over what it is compared with; optionally over std(R) + epsilon
 
-Rewards of runs are compared over rollouts, the outcome's after penalty(longest completion of the rollout). Rewards of
-conversations are compared with those at the same place of the group's other rollouts, which is role, branch and slot:
-the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with the notes
-of that branch. A conversation that is alone at its place has nothing to be compared with, and its A is 0. std is the
-sample's (G - 1), as in TRL and verl. Without terms, the advantage is that of the outcome.
+Rewards of runs are compared over rollouts; the outcome is compared after penalty(longest completion of the rollout). A
+conversation's reward is compared with the rewards at the same position (role, branch and slot) of the group's other
+rollouts: the k-th memory update with their k-th, an answer with the answers to the same question, a branch's note with
+the notes of that branch. A conversation that is alone at its position has nothing to be compared with, and its A is 0.
+std is the sample's (G - 1), as in TRL and verl. Without terms, the outcome alone decides the advantage.
 
 The loss of a step is sum(weight * token loss) over its learned tokens, where the weights sum to 1 for any micro-batches
-and ranks. With N rollouts, C conversations and T tokens, counting only those that are kept and learned from:
+and ranks. N rollouts, C conversations and T tokens count only what is kept and learned from:
 
     token_mean         weight = 1 / T of the step                each token weighs the same
     rollout_mean       weight = 1 / (N * T of its rollout)       each rollout weighs the same
@@ -35,17 +35,17 @@ from memagent_training.training_errors import TrainingError
 
 
 class Baseline(StrEnum):
-    """What a rollout's reward is compared with."""
+    """The value that a rollout's reward is compared with."""
 
     GROUP_MEAN = "group_mean"
     """The mean of its group, including itself (GRPO, DAPO, MemAgent)."""
 
     LEAVE_ONE_OUT = "leave_one_out"
-    """The mean of the group's other rollouts (RLOO): the advantage is G / (G - 1) times that of GROUP_MEAN."""
+    """The mean of the group's other rollouts (RLOO): the advantage is G / (G - 1) times as large as with GROUP_MEAN."""
 
 
 class LossWeights(StrEnum):
-    """What the loss of a step is a mean over."""
+    """The units over which the loss of a step is a mean."""
 
     TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
     """Over all learned tokens of the step (DAPO)."""
@@ -58,7 +58,7 @@ class LossWeights(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a whole group has no training signal."""
+    """The reasons why a whole group has no training signal."""
 
     ALONE = "alone"
     """Fewer than two rollouts: nothing to compare with."""
@@ -79,8 +79,11 @@ class OverlongPenalty:
 
     def __post_init__(self) -> None:
         if not 0 < self.cache_length <= self.max_length:
-            lengths = f"a cache_length of {self.cache_length} and a max_length of {self.max_length}"
-            raise TrainingError(f"The overlong penalty has {lengths}", hint="Give 0 < cache_length <= max_length.")
+            raise TrainingError(
+                f"overlong_cache_length must be above 0 and at most overlong_max_length ({self.max_length}), "
+                f"got {self.cache_length}",
+                hint="Change one of the two, or set neither.",
+            )
 
     def of(self, rollout: Rollout) -> float:
         """Return a rollout's penalty, by the longest completion of any of its conversations, whether learned or not."""
@@ -91,7 +94,7 @@ class OverlongPenalty:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSettings:
-    """How rewards become advantages and loss weights; the defaults are the released MemAgent recipe's."""
+    """The settings of advantages and loss weights; the defaults are the released MemAgent recipe's."""
 
     baseline: Baseline = Baseline.GROUP_MEAN
     divide_by_std: bool = False
@@ -114,7 +117,9 @@ class AdvantageSettings:
                 hint="Leave the penalty out, or add a term {reward: outcome, weight: 0.2}.",
             )
         if not 0.0 < self.epsilon < math.inf:
-            raise TrainingError(f"epsilon is {self.epsilon}", hint="Give a small positive number, such as 1e-6.")
+            raise TrainingError(
+                f"advantage_epsilon must be above 0 and finite, got {self.epsilon}", hint="Set it to 1e-6."
+            )
 
     @property
     def terms(self) -> tuple[CreditTerm, ...]:
@@ -139,19 +144,14 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """The numbers of a step; rewards are those of all rollouts, before any penalty."""
+    """The counts of a step, and the mean reward of all its rollouts before any penalty."""
 
-    groups: int
     dropped: Mapping[str, DropReason]
     """The dropped groups' ids, each with its reason."""
-    rollouts: int
-    """Rollouts to learn from, N."""
     conversations: int
     """Conversations to learn from, C."""
     learned_tokens: int
     """Completion tokens to learn from, T."""
-    silent_conversations: int
-    """Conversations of kept groups of which nothing is learned, because of masks or truncation."""
     reward_mean: float
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
@@ -166,7 +166,7 @@ class AdvantageBatch:
 
 
 def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """A_i = R_i - baseline, divided by std if set; exact zeros where there is nothing to compare.
+    """Return A_i = R_i - baseline, divided by std if set; exact zeros if there is nothing to compare.
 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
     """
@@ -187,8 +187,8 @@ def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReas
     if not any(_learned_tokens(c, settings) for rollout in group.rollouts_G for c in rollout.conversations_K):
         return DropReason.NOTHING_LEARNED
     if settings.drop_zero_variance:
-        sets = (compared for term in settings.terms for compared in term.compared(group))
-        if all(_all_equal([credited.reward for credited in compared]) for compared in sets):
+        sets = (peers for term in settings.terms for peers in term.comparison_sets(group))
+        if all(_all_equal([credited.reward for credited in peers]) for peers in sets):
             return DropReason.EQUAL_REWARDS
     return None
 
@@ -206,7 +206,6 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     _check_rewards(groups, settings)
     dropped: dict[str, DropReason] = {}
     learned: list[tuple[TrainingRow, int]] = []
-    silent = 0
     for group_index, group in enumerate(groups):
         reason = reason_to_drop(group, settings)
         if reason is not None:
@@ -220,18 +219,13 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
-                else:
-                    silent += 1
     rows = _weigh(learned, settings.loss_weights)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     rewards = [rollout.reward for rollout in rollouts]
     report = BatchReport(
-        groups=len(groups),
         dropped=dropped,
-        rollouts=len({_rollout_of(row) for row in rows}),
         conversations=len(rows),
         learned_tokens=sum(tokens for _, tokens in learned),
-        silent_conversations=silent,
         reward_mean=fmean(rewards) if rewards else 0.0,
         penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
     )
@@ -239,17 +233,17 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
 
 
 def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:
-    """A_ik, for the G rollouts and the K conversations of each."""
+    """Return A_ik, for the G rollouts and the K conversations of each."""
     advantages_GK = [[0.0] * len(rollout.conversations_K) for rollout in group.rollouts_G]
     for term in settings.terms:
         normalised = settings if term.divide_by_std is None else replace(settings, divide_by_std=term.divide_by_std)
         penalised = settings.overlong_penalty is not None and term.reward == OUTCOME
-        for compared in term.compared(group):
+        for peers in term.comparison_sets(group):
             rewards = [
                 credited.reward + (_penalty(group.rollouts_G[credited.rollout], settings) if penalised else 0.0)
-                for credited in compared
+                for credited in peers
             ]
-            for credited, advantage in zip(compared, advantages(rewards, normalised), strict=True):
+            for credited, advantage in zip(peers, advantages(rewards, normalised), strict=True):
                 for conversation in credited.conversations:
                     advantages_GK[credited.rollout][conversation] += term.weight * advantage
     return advantages_GK
@@ -259,7 +253,7 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
     """Return the rows with the weights of the chosen mean, from each row's number of learned tokens."""
     rollout_tokens: Counter[tuple[int, int]] = Counter()
     for row, tokens in learned:
-        rollout_tokens[_rollout_of(row)] += tokens
+        rollout_tokens[_rollout_key(row)] += tokens
     step_tokens = rollout_tokens.total()
 
     def weight(row: TrainingRow, tokens: int) -> float:
@@ -267,14 +261,14 @@ def _weigh(learned: Sequence[tuple[TrainingRow, int]], mean_over: LossWeights) -
             case LossWeights.TOKEN_MEAN:
                 return 1 / step_tokens
             case LossWeights.ROLLOUT_MEAN:
-                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_of(row)])
+                return 1 / (len(rollout_tokens) * rollout_tokens[_rollout_key(row)])
             case LossWeights.CONVERSATION_MEAN:
                 return 1 / (len(learned) * tokens)
 
     return tuple(replace(row, weight=weight(row, tokens)) for row, tokens in learned)
 
 
-def _rollout_of(row: TrainingRow) -> tuple[int, int]:
+def _rollout_key(row: TrainingRow) -> tuple[int, int]:
     return row.group_index, row.rollout_index
 
 
@@ -287,7 +281,7 @@ def _penalty(rollout: Rollout, settings: AdvantageSettings) -> float:
 
 
 def _all_equal(rewards: Sequence[float]) -> bool:
-    """Whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
+    """Return whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 
 

@@ -1,8 +1,8 @@
 """The terms of an advantage: which reward has which weight, what it is compared with, and whose tokens it credits.
 
-A term's rewards are compared within a group, by `Scope`: those of runs with the other runs on the question, those of
-conversations with the conversations at the same place (role, branch and slot) of the other runs. A reward with nothing
-to compare has an advantage of 0. Terms are summed; an advantage from the outcome alone is a sum of one term.
+A term's rewards are compared within a group, by `Scope`. A run is compared with the other runs on the question, and a
+conversation with the conversations at the same position (role, branch and slot) of the other runs. A reward without
+others to compare it with has an advantage of 0. Terms are summed; without terms, the outcome is the only one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memagent_training.training_errors import TrainingError
 
 
 class Scope(StrEnum):
-    """What a reward belongs to, and what it is compared with."""
+    """The part of a run that a reward belongs to, and the rewards that it is compared with."""
 
     RUN = "run"
     """Of a whole run, compared with the group's other runs; for a reward of single conversations, their mean."""
@@ -32,7 +32,7 @@ class Scope(StrEnum):
     """The mean over one role's conversations, compared with that of the group's other runs that have such
     conversations."""
     CONVERSATION = "conversation"
-    """Of a conversation, compared with those at the same place of the group's other runs."""
+    """Of a conversation, compared with those at the same position of the group's other runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CreditTerm:
         if not math.isfinite(self.weight) or not self.weight:
             raise TrainingError(
                 f"The credit term {self.reward!r} has a weight of {self.weight}",
-                hint="Give a finite number other than 0, or leave the term out.",
+                hint="Set a finite weight other than 0, or leave the term out.",
             )
         if (self.scope is Scope.ROLE) != (self.of is not None):
             raise TrainingError(
@@ -78,11 +78,11 @@ class CreditTerm:
             )
 
     def credits(self, role: str) -> bool:
-        """Whether it credits the tokens of a role."""
+        """Return whether it credits the tokens of a role."""
         return not self.roles or any(fnmatchcase(role, pattern) for pattern in self.roles)
 
-    def compared(self, group: RolloutGroup) -> list[list[Credited]]:
-        """Return the group's rewards, in the sets in which they are compared.
+    def comparison_sets(self, group: RolloutGroup) -> list[list[Credited]]:
+        """Return the group's rewards in sets; rewards of one set are compared with each other.
 
         Raises:
             TrainingError: a run does not have a reward for each conversation, but these are compared.
@@ -97,15 +97,15 @@ class CreditTerm:
                         Credited(g, reward, tuple(k for k, role in enumerate(roles_K) if self.credits(role)))
                     )
             return [rewards]
-        by_place: dict[tuple[str, str, int], list[Credited]] = {}
+        by_position: dict[tuple[str, str, int], list[Credited]] = {}
         for g, rollout in enumerate(group.rollouts_G):
             self.check(rollout)
             rewards_K = rollout.reward_named(self.reward)
             assert isinstance(rewards_K, tuple)  # noqa: S101  checked just now
             for k, (conversation, reward) in enumerate(zip(rollout.conversations_K, rewards_K, strict=True)):
                 if self.credits(conversation.role):
-                    by_place.setdefault(conversation.place, []).append(Credited(g, reward, (k,)))
-        return list(by_place.values())
+                    by_position.setdefault(conversation.position, []).append(Credited(g, reward, (k,)))
+        return list(by_position.values())
 
     def check(self, rollout: Rollout) -> None:
         """Refuse a rollout without this reward, with it in another scope, or with a number that is not finite.
@@ -123,7 +123,7 @@ class CreditTerm:
         if not isinstance(reward, tuple) and self.scope is not Scope.RUN:
             raise TrainingError(
                 f"The credit term {self.reward!r} has the scope {self.scope.value!r}, and is a reward of whole runs",
-                hint='Give it the scope "run", or name a reward of single conversations.',
+                hint='Set its scope to "run", or name a reward of single conversations.',
                 run_id=rollout.run_id,
             )
         for value in reward if isinstance(reward, tuple) else (reward,):
@@ -144,8 +144,8 @@ class CreditTerm:
         return fmean(rewards) if rewards else None
 
 
-def terms_of(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
-    """Terms from a list of mappings, as in YAML, TOML and JSON.
+def parse_terms(entries: Sequence[Mapping[str, Any]]) -> tuple[CreditTerm, ...]:
+    """Return the terms in a list of mappings, as in YAML, TOML and JSON.
 
     Raises:
         TrainingError: an entry is not a mapping with a reward, has an unknown key or an invalid value.
@@ -178,7 +178,7 @@ def _parse_term(entry: Any) -> CreditTerm:
     names = [field.name for field in dataclasses.fields(CreditTerm)]
     for name in entry:
         if name not in names:
-            hint = did_you_mean(str(name), names, f"There are {', '.join(names)}.")
+            hint = did_you_mean(str(name), names, f"Choose one of: {', '.join(names)}.")
             raise TrainingError(f"The credit term {entry['reward']!r} has an unknown key {name!r}", hint=hint)
     roles = entry.get("roles")
     if roles is not None and not roles:  # an empty list would mean all

@@ -37,7 +37,10 @@ class TokenLoss:
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor, reference_BT: Tensor | None,
         advantages_BT: Tensor, learned_BT: Tensor,
     ) -> Tensor:  # fmt: skip
-        """(B, T), in nats, differentiable with respect to `logprobs_BT`; `reference_BT` is used only for KL."""
+        """Return each token's loss, (B, T), in nats, differentiable with respect to `logprobs_BT`.
+
+        `reference_BT` is used only for KL.
+        """
         r_BT, A_BT = self.ratio(logprobs_BT, old_BT, learned_BT), advantages_BT
         loss_BT = -torch.min(r_BT * A_BT, r_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * A_BT)
         if self.dual_clip is not None:
@@ -58,7 +61,7 @@ class TokenLoss:
         return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
 
     def kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
-        """k3, an estimate of the KL divergence from the reference that is never negative."""
+        """Return k3, an estimate of the KL divergence from the reference that is never negative."""
         gap_BT = (reference_BT - logprobs_BT).clamp(-LOG_BOUND, LOG_BOUND)
         k3_BT = gap_BT.exp() - gap_BT - 1
         return k3_BT if self.kl_clamp is None else k3_BT.clamp(max=self.kl_clamp)

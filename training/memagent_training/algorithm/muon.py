@@ -105,7 +105,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices inside the layers, those of embedding and head, and the vectors."""
+    """Return three lists: the matrices of the layers, the tables of embedding and head, and the vectors."""
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     table_ids = {id(parameter) for module in embeddings if module is not None for parameter in module.parameters()}
     matrices: list[nn.Parameter] = []
@@ -119,7 +119,7 @@ def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether bfloat16 is assumed to be as fast as float32.
+    """Return whether bfloat16 is assumed to be as fast as float32.
 
     True for processors with AVX-512 or SVE, for which oneDNN has kernels. On one with only AVX2, a product took 45
     times as long as in float32; others were not compared.

@@ -5,7 +5,7 @@ every position all ranks have a micro-batch with the same number of rows, becaus
 weights and metrics are gathered) and need equal shapes. Inert rows of one prompt and one completion token, with a loss
 weight of 0, fill the gaps. No row is left out, and none is cut.
 
-Splitting a step this way changes no number: the loss weights (`advantages.py`) are already those of the whole step.
+Splitting a step this way changes no number: the loss weights (`advantages.py`) already belong to the whole step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ INERT_TOKENS = 2
 _SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """How much fuller than ideal a micro-batch may be: rows do not divide evenly, and inert ones take space."""
 _NEAR = 1.01
-"""Plans within this share of the best are considered equal: one micro-batch more or less costs more."""
+"""Plans within this ratio of the best are considered equal: one micro-batch more or less costs more."""
 _BLOCK = 512
 """Tokens that are compared at once, which runs in C."""
 
 
 class Layout(StrEnum):
-    """How the rows of a micro-batch are forwarded, which determines how many tokens they cost."""
+    """The way in which a micro-batch is forwarded. It determines how many tokens the rows cost."""
 
     PADDED = "padded"
     """A rectangle: rows * (longest prompt + longest completion), as TRL pads the two apart."""
@@ -49,7 +49,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedMicroBatch:
-    """What one rank forwards at once: rows, by their index, and inert ones after them."""
+    """The rows that one rank forwards at once, by index, and the number of inert rows after them."""
 
     rows: tuple[int, ...]
     inert: int
@@ -74,12 +74,12 @@ class StepPlan:
 
     @property
     def critical_tokens(self) -> int:
-        """The step's time in tokens: at each position, those of the rank that the others wait for."""
+        """The step's time in tokens: at each position, the tokens of the slowest rank."""
         return sum(max(batch.tokens for batch in position) for position in zip(*self.micro_batches, strict=True))
 
     @property
     def padding_tokens(self) -> int:
-        """Forwarded tokens that belong to no row. A prefix tree's only padding are inert rows."""
+        """Forwarded tokens that belong to no row. In a prefix tree, only inert rows are padding."""
         if self.layout is Layout.PADDED:
             return self.forwarded_tokens - self.row_tokens
         return sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
@@ -98,10 +98,8 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
         Among the splits within 1 % of the shortest time, the one with the fewest micro-batches.
 
     Raises:
-        TrainingError: a single row exceeds the budget (the message names its run), or there are no ranks.
+        TrainingError: a single row exceeds the budget; the message names its run.
     """
-    if ranks < 1:
-        raise TrainingError(f"A step is planned for {ranks} ranks", hint="Give at least one.")
     check_lengths(rows, token_budget)
     order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], layout))
     step = _Step([rows[index] for index in order], layout)
@@ -124,14 +122,12 @@ def optimizer_steps(
 
     The shuffle depends only on the seed and the groups' ids. The remaining groups make a last, smaller step, whose loss
     is a mean over fewer tokens; nothing is dropped. To get steps with equal numbers of useful groups, leave out those
-    with a `reason_to_drop` first. With `steps`, there are that many, with numbers of groups as equal as possible, and
+    with a `reason_to_drop` first. With `steps`, there are that many, as equal in size as possible, and
     `groups_per_step` is ignored.
 
     Raises:
-        TrainingError: steps without groups, or two groups with the same id.
+        TrainingError: two groups have the same id, or there are more steps than groups.
     """
-    if groups_per_step < 1:
-        raise TrainingError(f"A step of {groups_per_step} groups", hint="Give groups_per_step of at least 1.")
     by_id = {group.group_id: group for group in groups}
     if len(by_id) < len(groups):
         name, count = Counter(group.group_id for group in groups).most_common(1)[0]
@@ -139,11 +135,11 @@ def optimizer_steps(
     shuffled = sorted(by_id)
     random.Random(seed).shuffle(shuffled)
     if steps is not None:
-        if not 1 <= steps <= len(shuffled):
+        if steps > len(shuffled):
             raise TrainingError(
                 f"{len(shuffled)} groups for {steps} optimizer steps", hint="Collect more groups, or take fewer steps."
             )
-        bounds = [len(shuffled) * number // steps for number in range(steps + 1)]
+        bounds = [len(shuffled) * index // steps for index in range(steps + 1)]
     else:
         bounds = [*range(0, len(shuffled), groups_per_step), len(shuffled)]
     return [tuple(by_id[name] for name in shuffled[start:end]) for start, end in pairwise(bounds)]
@@ -162,7 +158,7 @@ class _Step:
         self.completions = [len(row.conversation.completion_ids_T) for row in rows]
         self.lengths = [sum(parts) for parts in zip(self.prompts, self.completions, strict=True)]
         self.shared = [0] * len(rows)
-        """How many tokens each row shares with the previous row; in sorted order, everything that a trie shares."""
+        """Tokens that each row shares with the previous row; in sorted order, everything that a trie shares."""
         if layout is Layout.PREFIX_TREE and rows:
             previous = _ids(rows[0])
             for index, row in enumerate(rows[1:], start=1):
@@ -206,27 +202,21 @@ def check_lengths(rows: Sequence[TrainingRow], token_budget: int) -> None:
     """Refuse rows that are too long for a rank even as the only row.
 
     Raises:
-        TrainingError: a row exceeds the budget (the message names its run), or the budget is too small for an inert
-            one.
+        TrainingError: a row exceeds the budget; the message names its run.
     """
-    if token_budget < INERT_TOKENS:
-        raise TrainingError(
-            f"The budget is {token_budget} tokens per micro-batch",
-            hint=f"Give at least {INERT_TOKENS}, which is what an inert row takes.",
-        )
     for row in rows:
         tokens = len(row.conversation.prompt_ids_P) + len(row.conversation.completion_ids_T)
         if tokens > token_budget:
             raise TrainingError(
                 f"a conversation of {tokens:,} tokens exceeds token_budget, {token_budget:,}",
-                hint=f"Give at least {tokens} (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
+                hint=f"Set at least {tokens} (--set token_budget={tokens}), or leave such runs out (--max-tokens).",
                 run_id=row.run_id,
                 chunk_index=row.conversation.chunk_index,
             )
 
 
 def _padded_positions(step: _Step, ranks: int, budget: int) -> list[list[_Batch]]:
-    """Neighbours in the order of length, as many at once as the budget allows on every rank."""
+    """Return neighbours in the order of length, as many at once as the budget allows on every rank."""
     positions: list[list[_Batch]] = []
     start = 0
     while start < len(step.lengths):
@@ -267,7 +257,7 @@ def _packed_batches(step: _Step, capacity: int) -> list[_Batch]:
 
 
 def _tree_batches(step: _Step, capacity: int) -> list[_Batch]:
-    """Sequences of neighbours in the trie's order, cut where the fewest tokens are shared, into as few as possible.
+    """Return sequences of neighbours in the trie's order, as few as possible, cut where the fewest tokens are shared.
 
     With a cut before a row, the tokens that it shares with the previous row are forwarded again. With `added[p]` tokens
     of the trie of the first p rows, the rows from i to p cost shared[i] + added[p] - added[i]; the smallest cost up to
@@ -316,7 +306,7 @@ def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int
 
 
 def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
-    """Micro-batches with similar numbers of rows at the same position, one per rank.
+    """Return micro-batches with similar numbers of rows at the same position, one per rank.
 
     If inert rows would exceed the budget, the batches with the most rows are halved until they do not.
     """

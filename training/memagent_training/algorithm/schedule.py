@@ -1,4 +1,4 @@
-"""Which groups are in each optimizer step of a training: the same on every rank and after every resume."""
+"""The groups of each optimizer step of a training: the same on every rank and after every resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScheduledStep:
     groups: tuple[RolloutGroup, ...] = field(repr=False)
     batch: AdvantageBatch
     rows: tuple[TrainingRow, ...] = field(repr=False)
-    """The forwarded rows, which the plan's numbers refer to: those of the batch that have a gradient."""
+    """The forwarded rows: the rows of the batch that have a gradient. The plan's indices refer to them."""
     plan: StepPlan
 
 
@@ -84,7 +84,7 @@ class Schedule:
 
     @property
     def steps_per_pass(self) -> int:
-        """Optimizer steps in which every kept group is trained on once."""
+        """The number of optimizer steps that train on every kept group once."""
         return self.steps or -(-len(self.kept) // self.groups_per_step)
 
     @property

@@ -55,7 +55,7 @@ class TokenMetrics:
         self._largest_ratios.append(torch.where(learned_BT, ratio_BT, 0.0).max())
 
     def reduced(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means and maxima over all ranks; every rank must call this."""
+        """Return means and maxima over all ranks; every rank must call this."""
         names = list(self._sums)
         sums = accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum")
         largest = accelerator.gather(torch.stack(self._largest_ratios).max()[None])
@@ -74,7 +74,7 @@ class TokenMetrics:
 def row_metrics(
     groups: Sequence[RolloutGroup], batch: AdvantageBatch, policy_versions: Sequence[str]
 ) -> dict[str, float]:
-    """Rewards, lengths and ages of a step.
+    """Return the rewards, lengths and ages of a step.
 
     Args:
         groups: the step's groups.
@@ -123,7 +123,7 @@ def row_metrics(
 
 
 def device_metrics(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
-    """Return the speed of a step, its share of what the devices can do, and the peak memory of this process.
+    """Return the speed of a step, its fraction of the peak of the devices, and the peak memory of this process.
 
     Args:
         tokens: how many were forwarded, on all processes together.

@@ -20,7 +20,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON, Quiet
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import PolicyError
-from memagent_graph.settings import PolicySettings, WordingSettings
+from memagent_graph.settings import WordingSettings
 from memagent_training.commands.training_process import (
     Settings,
     from_options,
@@ -69,14 +69,10 @@ class RL(LoopOptions, WordingSettings):
             help="The documents' lengths, shortest first, as in 500,1000,2000 or 8k.", show_default="those of --data"
         ),
     ] = None
-    policy: str | None = None
     model: Annotated[
-        str | None,
-        typer.Option(
-            help='The policy to start from: a folder, a hub id, one that was added, or "embedded".',
-            show_default="embedded",
-        ),
-    ] = None
+        str,
+        typer.Option(help='The policy to start from: a folder, a hub id, one that was added, or "embedded".'),
+    ] = "embedded"
     settings: Settings = None
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per question.")] = 16
     groups: Annotated[
@@ -95,12 +91,10 @@ class RL(LoopOptions, WordingSettings):
             "evidence_f2 or longrlvr; or your own, as module:function or file.py:function."
         ),
     ] = "exact_match"
-    measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
     measure_lengths: Annotated[
         str | None,
         typer.Option(help="Document lengths to measure with.", show_default="--lengths, and 4 times the last"),
     ] = None
-    measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
     measure_temperatures: Annotated[
         str,
         typer.Option(help="Temperatures to measure at, comma-separated; the first decides which policy is best."),
@@ -131,52 +125,30 @@ def _job(request: RL) -> RLJob:
     """Return the loop with the given options.
 
     Raises:
-        TrainingError, EvaluationError, PolicyError: a value cannot be parsed, or a policy cannot be loaded.
+        TrainingError, EvaluationError: a value cannot be parsed.
     """
     from memagent_evaluation.planning import parse_lengths  # noqa: PLC0415
     from memagent_training.job.collect import CollectSettings  # noqa: PLC0415
     from memagent_training.job.job_settings import parse_settings  # noqa: PLC0415
     from memagent_training.rewards.reward_names import choose_reward  # noqa: PLC0415
-    from memagent_training.rl.rl_job import MeasureSettings, RLJob  # noqa: PLC0415
+    from memagent_training.rl.rl_job import RLJob  # noqa: PLC0415
 
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
-    measure = MeasureSettings(
-        every=request.measure_every,
-        lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
-        count=request.measure_count,
-        temperatures=_parse_temperatures(request.measure_temperatures),
-    )
     return from_options(
         RLJob,
         request,
         tasks=tuple(dict.fromkeys(request.task or ())),
         lengths=() if request.lengths is None else parse_lengths(request.lengths),
-        model=_model(request),
         settings=parse_settings(request.settings or ()),
         collect=from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
         reading=from_options(WordingSettings, request, strategy=None),
-        measure=measure,
+        measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
+        measure_temperatures=_parse_temperatures(request.measure_temperatures),
         api_key=key,
         server_options=_split_options(request.server_option or ()),
     )
-
-
-def _model(request: RL) -> str:
-    """Return the folder or hub id of the weights to start from; for a named policy, those that it runs on."""
-    if request.policy is None:
-        return request.model or "embedded"
-    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415
-    from memagent_graph.policy_registry import make_policy  # noqa: PLC0415
-
-    policy = make_policy(PolicySettings(policy=request.policy, model=request.model))
-    if not isinstance(policy, LocalPolicy):
-        raise TrainingError(
-            f"the policy {request.policy!r} has no weights in this process to start from",
-            hint="Name one that has its own weights, or a folder or hub id with --model.",
-        )
-    return policy.name
 
 
 def _parse_temperatures(text: str) -> tuple[float, ...]:
@@ -186,7 +158,7 @@ def _parse_temperatures(text: str) -> tuple[float, ...]:
         temperatures = ()
     if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
         raise TrainingError(
-            f"{text!r} are not temperatures", hint="Give numbers of 0 or more, as in --measure-temperatures 0,1."
+            f"{text!r} are not temperatures", hint="Pass numbers of 0 or more, as in --measure-temperatures 0,1."
         )
     return temperatures
 

@@ -1,4 +1,4 @@
-"""What the training commands have in common: refusals, errors, and which process prints."""
+"""The common parts of the training commands: refusals, errors, and the choice of the process that prints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def require_extra() -> None:
 
 
 def is_main_process() -> bool:
-    """Whether this is the one process of `accelerate launch` that prints; true without a launcher."""
+    """Return whether this is the one process of `accelerate launch` that prints; true without a launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
@@ -47,16 +47,13 @@ from memagent_training.data.rollouts import (
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.training_errors import ReplayError, RewardError
 
-Groups: TypeAlias = Mapping[str, str] | Callable[[TrainingRun], str | None]
-"""The group of each run, by run id or by a function; a run without one is left out."""
-
 _TRAINABLE: Final = frozenset(reason.value for reason in StopReason if not reason.resumable)
 _MAX_LOGPROB: Final = 1e-3
 """Values that are above 0 only by rounding."""
 _IMMATERIAL_SETTINGS: Final = frozenset({"seed", "logprobs"}).union(
     {setting.name for setting in fields(PolicySettings)} - {"unsupported", "chat_template_kwargs"}
 )
-"""Settings in which rollouts of one group may differ: those that say where the policy is and how it is reached.
+"""Settings in which rollouts of one group may differ: they say where the policy is and how it is reached.
 Policies are compared by version, which has the number format, and tokenizers by fingerprint."""
 _GUARDED: Final = frozenset({EventKind.INVENTED, EventKind.REFUSED})
 _IMMATERIAL_SAMPLING: Final = frozenset({"seed", "logprobs"})
@@ -93,14 +90,13 @@ def load_groups(
     *,
     reward: str | RewardFunction = "reward",
     term_rewards: Mapping[str, RewardFunction | StepRewardFunction] | None = None,
-    gold_of: Callable[[TrainingRun], Gold | None] | None = None,
+    find_gold: Callable[[TrainingRun], Gold | None] | None = None,
     chosen: RunFilter | None = None,
-    groups: Groups | None = None,
+    groups: Mapping[str, str] | None = None,
     whole_groups: bool = True,
     min_group: int = 2,
     max_tokens: int | None = None,
     policy_versions: Sequence[str] | None = None,
-    max_staleness: int | None = None,
     tokenizer: str | None = None,
     template: str | None = None,
 ) -> Replay:
@@ -110,17 +106,17 @@ def load_groups(
         source: the log or its path, or the path of an export.
         reward: the name of a logged reward, whose newest value counts, or a function that scores the runs now.
         term_rewards: more rewards, by their names in the terms of the advantage.
-        gold_of: the correct answer of each run, for rewards without their own gold answers.
-        chosen: which of a log's runs.
-        groups: the group of each run. Without it, runs of one question on one document form a group if they began
-            with the same chunk, and with the same sampling and settings but for the seed and where the model is. Runs
-            of different policy versions are in different groups, unless `policy_versions` allows several.
+        find_gold: the correct answer of each run, for rewards without their own gold answers.
+        chosen: selects runs of a log.
+        groups: the group of each run, by its id; a run without one is left out. Without it, runs of one question on
+            one document form a group if they began with the same chunk, and with the same sampling and settings but
+            for the seed and where the model is. Runs of different policy versions are in different groups, unless
+            `policy_versions` allows several.
         whole_groups: refuse all rollouts of a group if one is refused. Runs by weights, a tokenizer or prompts that
             were not chosen do not count as part of it. Otherwise the rest of the group is compared.
         min_group: a group with fewer rollouts is refused.
         max_tokens: the model's window, for prompt and completion together.
         policy_versions: the versions that may have written a run, oldest first.
-        max_staleness: how many versions a run may be behind the last of `policy_versions`, which is then required.
         tokenizer: the fingerprint to train on, if the runs have several.
         template: the prompts' fingerprint to train on, if the runs have several.
 
@@ -130,25 +126,25 @@ def load_groups(
         RewardError: a reward function failed.
         RunLogError, MissingExtraError: the source cannot be read.
     """
-    versions = _allowed_versions(policy_versions, max_staleness)
+    if policy_versions is not None and not policy_versions:
+        raise ReplayError("no policy version is allowed", hint="Name at least one (--policy-versions).")
+    versions = None if policy_versions is None else frozenset(policy_versions)
     ledger = _Ledger()
     for logged_run in read_runs(source, chosen):
-        run = logged_run if gold_of is None else replace(logged_run, gold=gold_of(logged_run))
+        run = logged_run if find_gold is None else replace(logged_run, gold=find_gold(logged_run))
         scored = run.without_discarded()
         refusals = _refusals(
             run, scored.sampled,
             versions=versions, max_tokens=max_tokens, tokenizer=tokenizer, template=template,
         )  # fmt: skip
-        group = _group_of(run, groups)
+        group = _find_group(run, groups)
         if groups is None and versions is None:
             group = ledger.group_of_version(group, run)
         ledger.enter(scored, group, next(refusals, None))
-    missing = (
-        {} if groups is None or callable(groups) else {k: v for k, v in groups.items() if k not in ledger.group_of}
-    )
+    missing = {run_id: group for run_id, group in (groups or {}).items() if run_id not in ledger.group_of}
     ledger.broken |= set(missing.values())
-    tokenizer = _only("tokenizer", ledger.candidates.values())
-    template = _only("template", ledger.candidates.values())
+    tokenizer = _only_fingerprint("tokenizer", ledger.candidates.values())
+    template = _only_fingerprint("template", ledger.candidates.values())
     functions: dict[str, RewardFunction | StepRewardFunction] = {
         OUTCOME: LoggedReward(reward) if isinstance(reward, str) else reward
     }
@@ -185,14 +181,14 @@ class _Ledger:
     refused: dict[str, Refusal] = field(default_factory=dict)
     group_of: dict[str, str | None] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
-    """Groups of which a member was refused."""
+    """Groups with a refused member."""
     details: Counter[str] = field(default_factory=Counter)
-    """Refused runs by what the reason does not say."""
+    """Counts of refused runs by details that the reason does not have."""
     version_of: dict[str, str] = field(default_factory=dict)
     """The policy version of a group's first run."""
 
     def group_of_version(self, group: str | None, run: TrainingRun) -> str | None:
-        """Return the group of the run's policy version: what another version earned is not what this one would."""
+        """Return the group of the run's policy version; rewards of different versions are not compared."""
         if group is None:
             return None
         version = run.conversations_K[0].policy_version
@@ -228,9 +224,9 @@ def _refusals(
     tokenizer: str | None,
     template: str | None,
 ) -> Iterator[Refusal]:
-    """Why a single run cannot be trained on; `kept` are its conversations to train on.
+    """Yield the reasons why a single run cannot be trained on; `kept` are its conversations to train on.
 
-    Reasons why it does not belong to its group come first: it must not count as a gap there.
+    Reasons why it does not belong to its group come first, since such a run leaves no gap in the group.
     """
     if versions is not None and any(conversation.policy_version not in versions for conversation in kept):
         yield Refusal.STALE
@@ -240,7 +236,7 @@ def _refusals(
         yield Refusal.OTHER_TEMPLATE
     if run.record.stop_reason not in _TRAINABLE:
         yield Refusal.UNFINISHED
-    # An edit of an earlier reading of this run is not of this one.
+    # Edits of an earlier reading of this run do not count.
     steps = {conversation.step for conversation in run.conversations_K}
     of_run = (event for event in run.events if event.step is None or event.step in steps)
     events = [*of_run, *(event for conversation in kept for event in conversation.events)]
@@ -256,25 +252,9 @@ def _refusals(
         yield Refusal.TOO_LONG
 
 
-def _allowed_versions(policy_versions: Sequence[str] | None, max_staleness: int | None) -> frozenset[str] | None:
-    if policy_versions is None:
-        if max_staleness is not None:
-            raise ReplayError(
-                "a maximum staleness without versions has no meaning",
-                hint="Give the versions, oldest first (--policy-versions): their names do not say the order.",
-            )
-        return None
-    if not policy_versions or (max_staleness is not None and max_staleness < 0):
-        raise ReplayError(
-            "no policy version is allowed",
-            hint="Name at least one (--policy-versions), and a --max-staleness of 0 or more.",
-        )
-    return frozenset(policy_versions if max_staleness is None else policy_versions[-1 - max_staleness :])
-
-
-def _group_of(run: TrainingRun, groups: Groups | None) -> str | None:
+def _find_group(run: TrainingRun, groups: Mapping[str, str] | None) -> str | None:
     if groups is not None:
-        return groups(run) if callable(groups) else groups.get(run.run_id)
+        return groups.get(run.run_id)
     if not run.conversations_K:
         return None  # nothing was sampled that could be missing
     # Only the first conversation: a run that was killed later must still count as a member of its group.
@@ -337,7 +317,7 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
 
 
 def _is_unbroken(run: TrainingRun) -> bool:
-    """Whether every step with all its attempts is there, and an answer."""
+    """Return whether every step with all its attempts is there, and an answer."""
     steps: dict[str, list[Conversation]] = {}
     for conversation in run.conversations_K:
         steps.setdefault(conversation.step, []).append(conversation)
@@ -351,8 +331,8 @@ def _is_unbroken(run: TrainingRun) -> bool:
         ):
             return False
     firsts = [attempts[0] for attempts in steps.values()]
-    places = {(first.role, first.branch, first.slot) for first in firsts}
-    return len(places) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
+    positions = {(first.role, first.branch, first.slot) for first in firsts}
+    return len(positions) == len(firsts) and any(first.writes is Writes.ANSWER for first in firsts)
 
 
 def _is_sound(conversation: Conversation) -> bool:
@@ -368,18 +348,18 @@ def _tokens(conversation: Conversation) -> int:
     return len(conversation.prompt_token_ids or ()) + len(conversation.token_ids or ())
 
 
-def _only(what: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
+def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
     for run in runs:
-        for fingerprint in {getattr(conversation, what) for conversation in run.sampled}:
+        for fingerprint in {getattr(conversation, kind) for conversation in run.sampled}:
             run_ids.setdefault(fingerprint, []).append(run.run_id)
     if len(run_ids) > 1:
         counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))
         raise ReplayError(
-            f"the runs were made with {len(run_ids)} {what}s, which cannot be trained on together ({counts})",
-            hint=f"Choose one, as in --{what} {commonest}, and the others are left out.",
+            f"the runs were made with {len(run_ids)} {kind}s, which cannot be trained on together ({counts})",
+            hint=f"Choose one, as in --{kind} {commonest}; the others are then left out.",
         )
     return next(iter(run_ids), None)
 
@@ -403,21 +383,21 @@ def _rollout(
         else:
             raise RewardError(
                 f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
-                hint="Give one for each of run.conversations_K.",
+                hint="Return one for each of run.conversations_K.",
                 run_id=run.run_id,
             )
     outcome = rewards.pop(OUTCOME)
     if isinstance(outcome, tuple):
         raise RewardError(
-            f"the {OUTCOME} is {outcome}",
-            hint="Give one number; rewards of conversations are terms of the advantage (credit).",
+            f"the {OUTCOME} must be one number, got {outcome}",
+            hint="Return one number; rewards of conversations are terms of the advantage (credit).",
             run_id=run.run_id,
         )
     return Rollout(run.run_id, tuple(map(_conversation, run.sampled)), outcome, rewards)
 
 
 def _is_replaced(logged: Conversation) -> bool:
-    """Whether a guard kept another memory than the one that was written."""
+    """Return whether a guard kept another memory than the one that was written."""
     kinds = {event.kind for event in logged.events}
     return logged.outcome is Outcome.KEPT_PREVIOUS and not kinds.isdisjoint(_GUARDED)
 
@@ -448,7 +428,7 @@ def _report(
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
     newest = len(policy_versions or ()) - 1
-    lag = {name: newest - at for at, name in enumerate(policy_versions or ())}
+    lag = {name: newest - index for index, name in enumerate(policy_versions or ())}
     staleness = Counter(
         max(lag[conversation.policy_version] for conversation in rollout.conversations_K) for rollout in rollouts if lag
     )

@@ -1,4 +1,4 @@
-"""Which logged runs replay took and which it refused: by reason, by run, and as text."""
+"""The report of a replay: the runs that were taken, and the refused ones by reason, as data and as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final, Self
 from memagent_graph.plain_text import quantity
 
 _NAMED: Final = 3
-"""How many runs a line names."""
+"""The most runs that a line names."""
 
 
 class Refusal(StrEnum):
-    """Why a run is not trained on."""
+    """The reason why a run is not trained on, with a remedy."""
 
     UNFINISHED = "unfinished", "resume them, or delete them from the log"
     """It was killed, failed, or stopped at a limit: there is no answer that a reward could be for."""
@@ -28,8 +28,7 @@ class Refusal(StrEnum):
     )
     """A conversation has no token ids or log-probs: the policy reports none, or a redaction hook dropped them."""
     DAMAGED_TOKENS = "damaged_tokens", "read again; if it recurs, the policy reports its tokens wrongly"
-    """A conversation has an empty prompt, or log-probs that are impossible or whose number differs from that of its
-    tokens."""
+    """A conversation has an empty prompt, impossible log-probs, or more or fewer log-probs than tokens."""
     OTHER_TOKENIZER = "other_tokenizer", "train on them separately (--tokenizer FINGERPRINT)"
     """It was made with another tokenizer than the one chosen."""
     OTHER_TEMPLATE = "other_template", "train on them separately (--template FINGERPRINT)"
@@ -77,7 +76,7 @@ class ReplayReport:
 
     source: str
     runs: int
-    """How many runs the source has, including refused ones."""
+    """The number of runs in the source, including refused ones."""
     refused: Mapping[Refusal, tuple[str, ...]]
     """The ids of refused runs, oldest first; each under the first reason found."""
     details: Mapping[str, int] = field(default_factory=dict)
@@ -140,13 +139,13 @@ class ReplayReport:
 
     @property
     def reasons(self) -> str:
-        """Which runs were refused and why, in one line, causes first."""
+        """The refused runs by reason, in one line, causes first."""
         refused = [f"{reason.value}: {name_first(run_ids)}" for reason, run_ids in self.refused.items()]
         return "; ".join([*refused, *(f"{what} in {number}" for what, number in self.details.items())])
 
     @property
     def remedies(self) -> str:
-        """How to mend each reason, in one line."""
+        """The remedy for each reason, in one line."""
         return " ".join(f"For {reason.value}: {reason.remedy}." for reason in self.refused)
 
 

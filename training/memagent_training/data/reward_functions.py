@@ -66,9 +66,8 @@ class LoggedReward:
         """Return the logged value; None if there is none."""
         return _newest(run, self.name, self.source).get(None)
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
-        del run
         return "the log holds no such reward"
 
 
@@ -87,9 +86,8 @@ class LoggedStepReward:
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def why_unknown(self, _run: TrainingRun, /) -> str:
         """Return the reason."""
-        del run
         return "the log holds no such reward for each conversation"
 
 
@@ -99,11 +97,6 @@ def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int 
     return {reward.conversation: reward.value for reward in rewards}
 
 
-def not_usable(value: float) -> str:
-    """Return a description of what is wrong with a reward beyond `MAX_REWARD`."""
-    return "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
-
-
 def check_reward(value: float, run: TrainingRun, name: str) -> float:
     """Return the value, if it is a finite number that training can hold, in 32 bits.
 
@@ -111,15 +104,16 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
         RewardError: it is not.
     """
     if not abs(value) <= MAX_REWARD:
+        reason = "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
         raise RewardError(
-            f"the reward {name!r} is {value}, which is {not_usable(value)}",
+            f"the reward {name!r} is {value}, which is {reason}",
             run_id=run.run_id,
             hint="Correct the reward function; return None if it cannot judge a run.",
         )
     return float(value)
 
 
-def name_of(function: object) -> str:
+def function_name(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -38,7 +38,7 @@ class TrainingConversation:
     branch: str
     """The branch in the run's graph; "" is the trunk."""
     slot: int
-    """Its number among the conversations of that role and branch, from 0."""
+    """Its index among the conversations of that role and branch, from 0."""
     truncated: bool
     """Whether it was cut off at the maximum output length."""
     policy_version: str
@@ -53,8 +53,8 @@ class TrainingConversation:
             )
 
     @property
-    def place(self) -> tuple[str, str, int]:
-        """Role, branch and slot: rewards are compared over the conversations at the same place of a group."""
+    def position(self) -> tuple[str, str, int]:
+        """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
         return self.role, self.branch, self.slot
 
     @property
@@ -64,7 +64,7 @@ class TrainingConversation:
 
     @property
     def learned_tokens(self) -> int:
-        """How many completion tokens are learned."""
+        """The number of completion tokens that are learned."""
         return len(self.completion_ids_T) if self.loss_mask_T is None else sum(self.loss_mask_T)
 
 
@@ -100,33 +100,24 @@ class RolloutGroup:
 
 
 def check_fit(model_config: Any, groups: Sequence[RolloutGroup]) -> None:
-    """Refuse conversations that would fail in the middle of a run, or would be nonsense for the model.
+    """Refuse token ids that the model does not have.
 
     Args:
         model_config: the model's, of transformers.
         groups: the groups to train on.
 
     Raises:
-        TrainingError: a token id is beyond the vocabulary, or a conversation beyond the window; the message names the
-            run.
+        TrainingError: a token id is beyond the vocabulary; the message names the run.
     """
-    config = model_config.get_text_config()
-    window, vocabulary = getattr(config, "max_position_embeddings", None), config.vocab_size
+    vocabulary = model_config.get_text_config().vocab_size
     for group in groups:
         for rollout in group.rollouts_G:
             for conversation in rollout.conversations_K:
-                ids = conversation.prompt_ids_P + conversation.completion_ids_T
-                if max(ids) >= vocabulary:
+                largest = max(conversation.prompt_ids_P + conversation.completion_ids_T)
+                if largest >= vocabulary:
                     raise TrainingError(
-                        f"A conversation has the token id {max(ids)}, and the model {vocabulary} tokens",
+                        f"a conversation has the token id {largest}, and the model has {vocabulary} tokens",
                         hint="Train the model that wrote the runs.",
-                        run_id=rollout.run_id,
-                        chunk_index=conversation.chunk_index,
-                    )
-                if window is not None and len(ids) > window:
-                    raise TrainingError(
-                        f"A conversation of {len(ids)} tokens exceeds the model's window of {window}",
-                        hint=f"Leave such runs out (--max-tokens {window}).",
                         run_id=rollout.run_id,
                         chunk_index=conversation.chunk_index,
                     )

@@ -13,10 +13,10 @@ from typing import IO, Final
 
 from memagent_evaluation.samples import Metric
 from memagent_graph.calls import Writes
-from memagent_graph.documents import DocumentStore, store_of
+from memagent_graph.documents import DocumentStore, find_store
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.logged_trace import trace_of
+from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
 from memagent_graph.storage.bounded_files import open_regular
 from memagent_graph.trace import Trace
@@ -81,7 +81,7 @@ class TrainingRun:
     def trace(self) -> Trace:
         """The run as a graph of steps, with edits applied."""
         try:
-            return trace_of(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
+            return build_trace(self.conversations_K, self.events, document_bytes=self.record.document.get("size"))
         except (ValueError, TypeError, KeyError) as error:
             raise ReplayError(
                 f"run {self.run_id} has steps that no reader logged: {error}", hint="Train without this run."
@@ -107,7 +107,7 @@ class TrainingRun:
             unknown[step.id] = step.text is None if step.writes is Writes.MEMORY else inherited
             before = None if inherited else trace.memory_before(step.id)
             if step.branch and step.writes is Writes.MEMORY:
-                before = before if trace.continued(trace.updates[trace.place(step.id)]) else ""
+                before = before if trace.continued(trace.updates[trace.update_index(step.id)]) else ""
             around[step.id] = before, None if unknown[step.id] else trace.memory_after(step.id)
         memories_K = []
         for conversation in self.conversations_K:
@@ -173,7 +173,7 @@ def read_runs(source: RunLog | Path | str, chosen: RunFilter | None = None) -> I
 
 
 def read_run(log: RunLog, run_id: str) -> TrainingRun:
-    """One run of a log.
+    """Return one run of a log.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -223,4 +223,4 @@ def _training_run(
         for counted in conversations
         if not counted.superseded
     )
-    return TrainingRun(record, conversations_K, tuple(events), tuple(rewards), store=store_of(record.document, path))
+    return TrainingRun(record, conversations_K, tuple(events), tuple(rewards), store=find_store(record.document, path))

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from memagent_evaluation.data_files import FileTask, data_task_of, load_data_task
+from memagent_evaluation.data_files import FileTask, detect_data_task, load_data_task
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.scorers import score
 from memagent_graph import Document, MemAgent, OpenAICompatiblePolicy
@@ -31,11 +31,11 @@ _ANSWER = "memagent_answer"
 
 
 class ReaderData(vf.TaskData):  # type: ignore[misc]  # verifiers is not where types are checked
-    """A question, and which of a data file it is."""
+    """A question of a data file, by its length and index."""
 
     data: Path
     tokenizer: str
-    """What lengths were measured with."""
+    """The tokenizer that lengths were measured with."""
     length: int
     index: int
 
@@ -58,7 +58,7 @@ class ReaderTask(vf.Task[ReaderData]):  # type: ignore[misc]
 
 
 class ReaderTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]  # verifiers is not where types are checked
-    """Which questions."""
+    """The source of the questions."""
 
     data: Path = Path("questions.jsonl")
     tokenizer: str = "embedded"
@@ -82,7 +82,7 @@ class ReaderTaskset(vf.Taskset[ReaderTask, ReaderTasksetConfig]):  # type: ignor
 
 
 class ReaderHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]  # verifiers is not where types are checked
-    """How the reader reads."""
+    """The settings of the reader."""
 
     read: dict[str, Any] = Field(default_factory=dict)
     """Settings of the reader by name, as `MemAgent` takes them: profile, strategy, chunk_tokens, and so on."""
@@ -116,4 +116,4 @@ class ReaderHarness(vf.Harness[ReaderHarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _task(path: Path, tokenizer: str) -> FileTask:
-    return load_data_task(data_task_of(path), path, TaskSettings(load_tokenizer(tokenizer), data=path))
+    return load_data_task(detect_data_task(path), path, TaskSettings(load_tokenizer(tokenizer), data=path))

@@ -45,11 +45,11 @@ class Trie:
 
     ids: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    """How many tokens come before it in its row: its position."""
+    """Each token's position: the number of tokens before it in its row."""
     ends: list[int] = field(default_factory=list)
-    """Where its subtree ends: token j sees token i where i <= j < ends[i]."""
+    """The end of each token's subtree: token j sees token i if i <= j < ends[i]."""
     paths: dict[int, list[int]] = field(default_factory=dict)
-    """By row number: the indices in the sequence of the row's tokens, in order."""
+    """By row index: the indices of the row's tokens in the sequence, in order."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -64,31 +64,31 @@ class Trie:
 
 
 def one_after_another(rows: Sequence[array[int]]) -> Trie:
-    """Every row by itself, in the rows' order."""
+    """Lay out the rows one after the other, without shared prefixes."""
     return _lay_out(rows, range(len(rows)), [0] * len(rows))
 
 
 def as_tree(rows: Sequence[array[int]]) -> Trie:
-    """Every prefix once, however many rows begin with it; each row has at least one token."""
-    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    """Lay out every prefix once, however many rows begin with it; each row has at least one token."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index])
     return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
 def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
-    """Rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
+    """Return rows in an order; `shared` is the length of the prefix that each row shares with the previous one."""
     trie = Trie()
     path: list[int] = []
-    for number, common in zip(order, shared, strict=True):
-        row, start = rows[number], len(trie.ids)
-        for place in path[common:]:
-            trie.ends[place] = start
+    for row_index, common in zip(order, shared, strict=True):
+        row, start = rows[row_index], len(trie.ids)
+        for index in path[common:]:
+            trie.ends[index] = start
         path = path[:common] + list(range(start, start + len(row) - common))
         trie.ids += row[common:]
         trie.depths += range(common, len(row))
         trie.ends += [0] * (len(row) - common)
-        trie.paths[number] = path
-    for place in path:
-        trie.ends[place] = len(trie.ids)
+        trie.paths[row_index] = path
+    for index in path:
+        trie.ends[index] = len(trie.ids)
     return trie
 
 
@@ -101,7 +101,7 @@ class TokenRow(Protocol):
 
     @property
     def completion_ids_T(self) -> Sequence[int]:  # noqa: N802
-        """What the policy sampled; may be empty."""
+        """The tokens that the policy sampled; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class MicroBatch:
     padding_mask_SN: Tensor | None
     """1 where there is a token; only of the padded layout."""
     nodes: tuple[Node, ...]
-    """Which tokens of the one sequence see each other; empty in the padded layout."""
-    scored_places_C: Tensor
+    """They say which tokens of the one sequence see each other; empty in the padded layout."""
+    scored_indices_C: Tensor
     """Index into the flattened inputs of the token before each scored token."""
     scored_ids_C: Tensor
-    score_of_BT: Tensor
+    score_index_BT: Tensor
     """The index of the scored token for each row's completion token; C if the row has none."""
     row_tokens: int
     """Tokens of all rows; shared ones count for each row."""
@@ -138,7 +138,7 @@ class MicroBatch:
     @property
     def mask_BT(self) -> Tensor:  # noqa: N802
         """True where a row has a completion token."""
-        return self.score_of_BT < len(self.scored_ids_C)
+        return self.score_index_BT < len(self.scored_ids_C)
 
     @property
     def forwarded_tokens(self) -> int:
@@ -147,7 +147,7 @@ class MicroBatch:
 
 
 def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
-    """Left-padded prompts and right-padded completions."""
+    """Return left-padded prompts and right-padded completions."""
     prompt_ids, prompt_mask = _rectangle([row.prompt_ids_P for row in rows], pad_id, "left")
     completion_ids, completion_mask = _rectangle([row.completion_ids_T for row in rows], pad_id, "right")
     return PaddedRows(*(part.to(device) for part in (prompt_ids, prompt_mask, completion_ids, completion_mask)))
@@ -157,31 +157,19 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     """Return the model inputs of a micro-batch.
 
     Args:
-        rows: at least one.
+        rows: at least one, each with a prompt token or more.
         layout: "padded", "packed" or "prefix_tree".
         pad_id: any id of the vocabulary; padding is never seen by a token of a row.
         device: where the tensors go.
-
-    Raises:
-        ValueError: no rows, a row without a prompt token, or an unknown layout.
     """
-    if not rows:
-        raise ValueError("a micro-batch needs at least one row")
-    for number, row in enumerate(rows):
-        if not len(row.prompt_ids_P):
-            raise ValueError(f"row {number} has no prompt token, so nothing predicts its first completion token")
     if layout == "padded":
         return _pad(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    if layout == "packed":
-        return _in_one_sequence(rows, one_after_another(ids), layout, device)
-    if layout == "prefix_tree":
-        return _in_one_sequence(rows, as_tree(ids), layout, device)
-    raise ValueError(f"unknown layout {layout!r}: padded, packed or prefix_tree")
+    return _in_one_sequence(rows, (one_after_another if layout == "packed" else as_tree)(ids), layout, device)
 
 
 def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
-    """Rows as ids and mask of equal width, padded on one side."""
+    """Return rows as ids and mask of equal width, padded on one side."""
     ids = [torch.tensor(list(row), dtype=torch.long) for row in rows]
     masks = [torch.ones_like(row) for row in ids]
     return (
@@ -194,45 +182,45 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
     parts = pad_rows(rows, pad_id=pad_id, device=device)
     mask_SN = torch.cat([parts.prompt_mask, parts.completion_mask], dim=1)
     completion_BT = parts.completion_mask.bool()
-    place_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
-    before_BT = place_SN[:, parts.prompt_ids.shape[1] :] - 1
-    score_of_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
-    score_of_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
+    index_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)
+    before_BT = index_SN[:, parts.prompt_ids.shape[1] :] - 1
+    score_index_BT = torch.full_like(parts.completion_ids, int(completion_BT.sum()))
+    score_index_BT[completion_BT] = torch.arange(int(completion_BT.sum()), device=mask_SN.device)
     return MicroBatch(
         layout="padded",
         input_ids_SN=torch.cat([parts.prompt_ids, parts.completion_ids], dim=1),
         position_ids_SN=(mask_SN.cumsum(1) - 1).clamp(min=0),
         padding_mask_SN=mask_SN,
         nodes=(),
-        scored_places_C=before_BT[completion_BT],
+        scored_indices_C=before_BT[completion_BT],
         scored_ids_C=parts.completion_ids[completion_BT],
-        score_of_BT=score_of_BT,
+        score_index_BT=score_index_BT,
         row_tokens=int(mask_SN.sum()),
         longest=int(mask_SN.sum(1).max()),
     )
 
 
 def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: torch.device | str) -> MicroBatch:
-    score_of = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
+    score_indices = [[-1] * max(len(row.completion_ids_T) for row in rows) for _ in rows]
     scored: dict[int, int] = {}
-    places: list[int] = []
-    for number, path in trie.paths.items():
-        prompt = len(rows[number].prompt_ids_P)
-        for step, (before, place) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
-            score = scored.setdefault(place, len(places))
-            if score == len(places):
-                places.append(before)
-            score_of[number][step] = score
-    score_of_BT = torch.tensor(score_of, dtype=torch.long).view(len(rows), -1)
+    indices: list[int] = []
+    for row_index, path in trie.paths.items():
+        prompt = len(rows[row_index].prompt_ids_P)
+        for step, (before, index) in enumerate(zip(path[prompt - 1 :], path[prompt:], strict=False)):
+            score = scored.setdefault(index, len(indices))
+            if score == len(indices):
+                indices.append(before)
+            score_indices[row_index][step] = score
+    score_index_BT = torch.tensor(score_indices, dtype=torch.long).view(len(rows), -1)
     return MicroBatch(
         layout=layout,
         input_ids_SN=torch.tensor([trie.ids], device=device),
         position_ids_SN=torch.tensor([trie.depths], device=device),
         padding_mask_SN=None,
         nodes=trie.nodes,
-        scored_places_C=torch.tensor(places, dtype=torch.long, device=device),
-        scored_ids_C=torch.tensor([trie.ids[place] for place in scored], dtype=torch.long, device=device),
-        score_of_BT=score_of_BT.where(score_of_BT >= 0, len(places)).to(device),
+        scored_indices_C=torch.tensor(indices, dtype=torch.long, device=device),
+        scored_ids_C=torch.tensor([trie.ids[index] for index in scored], dtype=torch.long, device=device),
+        score_index_BT=score_index_BT.where(score_index_BT >= 0, len(indices)).to(device),
         row_tokens=sum(map(len, trie.paths.values())),
         longest=max(trie.depths) + 1,
     )

@@ -22,19 +22,19 @@ from memagent_training.algorithm.loss import LOG_BOUND
 from memagent_training.training_errors import TrainingError
 
 RowKey: TypeAlias = tuple[str, int]
-"""A conversation: its run's id and its place there."""
+"""A conversation: its run's id and its index in that run."""
 
 FILE_NAME = "multi_conv_dapo.safetensors"
 
 
-def key_of(row: TrainingRow) -> RowKey:
+def row_key(row: TrainingRow) -> RowKey:
     """Return the row's conversation."""
     return (row.run_id, row.conversation_index)
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbGap:
-    """How far the sampler's logged distribution is from the initial weights', over learned tokens, in nats."""
+    """The difference between the sampler's logged log-probs and the initial weights', over learned tokens, in nats."""
 
     tokens: int
     mean: float
@@ -52,7 +52,7 @@ class LogProbGap:
     ratio_mean: float
     ratio_max: float
     effective_sample_size: float
-    """(sum of ratios)^2 / sum of their squares, as a share of the tokens: 1 if all weigh the same."""
+    """(sum of ratios)^2 / sum of their squares, as a fraction of the tokens: 1 if all weigh the same."""
 
     def __str__(self) -> str:
         return (
@@ -79,10 +79,10 @@ def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]
     """Return the gap over the recomputed rows; None if nothing of them is learned."""
     gaps_of: dict[str, list[Tensor]] = {}
     for row in rows:
-        if key_of(row) not in recomputed:
+        if row_key(row) not in recomputed:
             continue
         conversation = row.conversation
-        gaps_T = (recomputed[key_of(row)] - torch.tensor(conversation.logprobs_T)).double()
+        gaps_T = (recomputed[row_key(row)] - torch.tensor(conversation.logprobs_T)).double()
         if conversation.loss_mask_T is not None:
             gaps_T = gaps_T[torch.tensor(conversation.loss_mask_T, dtype=torch.bool)]
         if len(gaps_T):

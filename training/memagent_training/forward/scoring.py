@@ -46,7 +46,7 @@ def completion_logprobs(
     entropy_gradient: bool = False,
     logits_chunk: int = 1024,
 ) -> LogProbs:
-    """Log-probs of every row's completion tokens, in float32 or better.
+    """Return the log-probs of every row's completion tokens, in float32 or better.
 
     Logits are computed only where a completion token is predicted, `logits_chunk` tokens at a time, and computed again
     in the backward pass instead of being kept. To be part of the model's own forward (autocast and sharded wrappers
@@ -75,10 +75,10 @@ def completion_logprobs(
     scored_C2 = None if core in _MODELS_THAT_CHANGE_LOGITS else _score_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
         _MODELS_THAT_CHANGE_LOGITS.add(core)
-        logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_places_C]
+        logits_CV = model(**inputs).logits.flatten(0, 1)[micro_batch.scored_indices_C]
         scored_C2 = scoring.score(logits_CV, micro_batch.scored_ids_C)
     # The last entry is for the missing tokens of shorter completions.
-    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_of_BT]
+    by_row_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
     entropies_BT = by_row_BT2[..., 1] if with_entropy else None
     return LogProbs(by_row_BT2[..., 0], entropies_BT, micro_batch.mask_BT)
 
@@ -101,8 +101,8 @@ class _Scoring:
     logits_chunk: int
 
     def score_hidden(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
-        """(C, 2), a chunk of logits at a time."""
-        scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_places_C]
+        """Return (C, 2), a chunk of logits at a time."""
+        scored_CD = hidden_SND.flatten(0, 1)[self.micro_batch.scored_indices_C]
 
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
             return self.score(head.forward(hidden), ids)
@@ -115,7 +115,7 @@ class _Scoring:
         return torch.cat([score_chunk(*piece) for piece in pieces])
 
     def score(self, logits_CV: Tensor, ids_C: Tensor) -> Tensor:
-        """(C, 2), from all logits at once."""
+        """Return (C, 2), from all logits at once."""
         if logits_CV.dtype != torch.float64:
             logits_CV = logits_CV.float()
         logits_CV = logits_CV / self.temperature
@@ -129,7 +129,7 @@ class _Scoring:
 
 
 def _score_in_forward(model: nn.Module, core: Any, inputs: dict[str, Any], scoring: _Scoring) -> Tensor | None:
-    """(C, 2) from one forward of the model, or None if the model changes what its head returns."""
+    """Return (C, 2) from one forward of the model, or None if the model changes what its head returns."""
     with _replace_head(core.get_output_embeddings(), scoring) as scores:
         returned_C2: Tensor = model(**inputs).logits[0]
     if bool((returned_C2[-1] != _PROBE).any()):

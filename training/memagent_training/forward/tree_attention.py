@@ -84,10 +84,10 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
+    """Compute `scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
-        ValueError: there are other keys than those of the mask's tokens, such as learned or cached ones, or dropout.
+        ValueError: there are keys beside the mask's tokens, for example learned or cached ones, or dropout.
     """
     nodes = attn_mask.nodes
     if dropout_p:
@@ -109,7 +109,7 @@ def attend(
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     key_width, value_width = key.shape[-1], value.shape[-1]
     scale = key_width**-0.5 if scale is None else scale
-    # In bfloat16, the kernels are slow where blocks are small, as those of branches are.
+    # In bfloat16, the kernels are slow for small blocks, and branches have small blocks.
     inputs = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (query, key, value))
     if key_width != value_width:  # the kernels need one width
         width = max(key_width, value_width)
@@ -120,7 +120,7 @@ def attend(
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention, whose kernels for GPUs leave out blocks without a pair that sees each other. Never run on one."""
+    """Return FlexAttention, whose GPU kernels leave out blocks in which no token sees another. Never run on a GPU."""
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -139,7 +139,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        """Block by block, each combined with those before it."""
+        """Attend block by block, each combined with those before it."""
         query, key, value = (_with_contiguous_heads(tensor) for tensor in (query, key, value))
         attended = _zeros(query)
         log_sums = attended.new_full(query.shape[:3], -torch.inf)
@@ -156,7 +156,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Block by block; the gradients are summed."""
+        """Go backward block by block; the gradients are summed."""
         query, key, value, attended, log_sums = ctx.saved_tensors
         gradient = _with_contiguous_heads(gradient)
         query_gradient, key_gradient, value_gradient = (_zeros(tensor) for tensor in (query, key, value))

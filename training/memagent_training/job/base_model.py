@@ -56,7 +56,7 @@ def find_base_model(name: str) -> BaseModel:
         name=name,
         source=source,
         folder=folder,
-        window=_window(folder),
+        window=getattr(text_config(folder), "max_position_embeddings", None),
         tokenizer=load_tokenizer(folder).fingerprint,
         version=weights_version(folder),
     )
@@ -90,18 +90,22 @@ def _locate(name: str) -> tuple[Path, str]:
         raise TrainingError(error.message, hint=error.hint) from error
 
 
-def _window(folder: Path) -> int | None:
+def text_config(folder: Path) -> Any:
+    """Return a model's configuration, of its text part.
+
+    Raises:
+        TrainingError: config.json cannot be parsed.
+    """
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  slow to import
     from transformers import AutoConfig  # noqa: PLC0415  slow to import
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise TrainingError(
             f"{folder / 'config.json'} cannot be parsed: {error}",
             hint="It must be of a causal language model that the installed transformers knows.",
         ) from error
-    window = getattr(config, "max_position_embeddings", None)
-    return int(window) if window else None
 
 
 def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:

@@ -1,6 +1,6 @@
 """Rollouts for training: each question read several times by the policy that is trained, in whole groups.
 
-Questions are samples of an evaluation task, and what reads them is the public reader. A group whose rollouts have the
+Questions are samples of an evaluation task, read by the public reader. A group whose rollouts have the
 same reward has no training signal, so more questions are asked until enough groups have variance (DAPO's dynamic
 sampling): as many groups are in progress as are still needed, and one without variance is replaced by another.
 
@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.scorers import OwnMetric
-from memagent_graph import MemAgent, MemAgentError, RunFilter, RunLog, Usage
+from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, check_reward
@@ -32,38 +32,39 @@ _T = TypeVar("_T")
 
 SOURCE = "collect"
 """The source of the collection's rewards in the log."""
+_ATTEMPTS = 2
+"""Attempts at a read before its group fails."""
 _SERVER_GONE = (PolicyUnreachableError, PolicyAuthenticationError)
 """Errors that every other question would have too."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """How much is collected."""
+    """The size of a collection."""
 
     rollouts: int = 16
-    """G: how often each question is read."""
+    """G: the number of reads of each question."""
     groups: int = 16
-    """How many groups with variance are needed."""
+    """The number of groups with variance that are needed."""
     max_questions: int = 64
     """The maximum number of questions, even if too few groups have variance."""
     concurrency: int = 256
     """Reads in flight."""
-    retries: int = 1
-    """How often a failed read is started again."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
             raise TrainingError(
-                f"a group of {self.rollouts} has no variance", hint="Read each question twice at least."
+                f"rollouts must be at least 2, got {self.rollouts}", hint="Set --rollouts to 2 or more."
             )
         if not 1 <= self.groups <= self.max_questions:
-            values = f"{self.groups} groups of at most {self.max_questions} questions"
             raise TrainingError(
-                values, hint="Ask at least as many questions (--max-questions) as there are groups (--groups)."
+                f"groups must be 1 to max_questions ({self.max_questions}), got {self.groups}",
+                hint="Change --groups or --max-questions.",
             )
-        if self.concurrency < 1 or self.retries < 0:
-            values = f"concurrency is {self.concurrency}, retries are {self.retries}"
-            raise TrainingError(values, hint="Give a concurrency of 1 or more, and retries of 0 or more.")
+        if self.concurrency < 1:
+            raise TrainingError(
+                f"concurrency must be at least 1, got {self.concurrency}", hint="Set --concurrency to 1 or more."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class CollectedGroup:
     name: str
     task: str
     length: int
-    """The sample's, in the task's unit."""
+    """The sample's length, in the task's unit."""
     run_ids: tuple[str, ...]
     rewards: tuple[float, ...]
 
@@ -103,7 +104,7 @@ class Collection:
 
     @property
     def questions(self) -> int:
-        """How many questions were asked."""
+        """The number of questions that were asked."""
         return len(self.all_groups) + len(self.failures)
 
     @property
@@ -118,7 +119,7 @@ class Collection:
         return {run_id: group.name for group in self.groups for run_id in group.run_ids}
 
 
-def gold_of(sample: Sample) -> Gold:
+def find_gold(sample: Sample) -> Gold:
     """Return the correct answer of a question, by its task's rules, and its evidence in the document."""
     own_score = partial(sample.task.own_score, sample) if isinstance(sample.task, OwnMetric) else None
     return Gold(sample.gold, sample.task.metric, own_score, tuple(needle.text for needle in sample.needles) or None)
@@ -132,46 +133,41 @@ async def collect(
     name: str,
     reward: str | RewardFunction = "exact_match",
     keep_uniform: bool = False,
-    resume: bool = False,
 ) -> Collection:
     """Collect rollouts until enough groups have variance, or there are no more questions.
+
+    A collection of this name, of the same samples and settings, is continued if the log has one.
 
     Args:
         agent: a reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
             If its rules refuse a memory, the reward is for the memory that was kept instead;
             `UpdateRules(invented=UpdateRule.ACCEPT)` turns off the rule that a policy's profile may bring.
-        samples: Questions; taken one at a time, as they are needed.
-        settings: how much.
-        name: of this collection; run ids and groups begin with it, so it must be new to the run log.
+        samples: the questions, taken one at a time as they are needed.
+        settings: the number of rollouts, groups and questions.
+        name: the name of this collection, with which its run ids and groups begin.
         reward: the reward: a built-in's name or a function, which gets runs with their gold answers. It is logged under
             the built-in's name, or the function's.
         keep_uniform: keep groups without variance too: they may differ in other rewards than the outcome.
-        resume: continue a collection of this name, of the same samples and settings, if the log has one.
 
     Raises:
         RewardError: a reward is not a finite number, or the function returns None; the message names function and run.
-        TrainingError: the reader keeps no log, the log has a collection of that name, or there is no such reward.
+        TrainingError: the reader keeps no log, or there is no such reward.
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key. Complete groups are
             in the log.
         MemAgentError: every question failed; the first error.
     """
     if agent.run_log is None:
-        raise TrainingError(
-            "The reader keeps no run log", hint="Make it with run_log=..., from which training replays."
-        )
-    if not resume and list(agent.run_log.runs(RunFilter(run_ids=(f"{name}-0-0",)))):
-        hint = "Give this one another name, or continue that one (resume=True)."
-        raise TrainingError(f"The run log has a collection {name!r} already", hint=hint)
+        raise TrainingError("The reader keeps no run log", hint="Make it with run_log=...: training replays the log.")
     reward_name, function = name_reward(reward)
     collection = Collection()
     slots = asyncio.Semaphore(settings.concurrency)
-    reader = _GroupReader(agent, agent.run_log, settings, reward_name, function, slots, collection, resume)
+    reader = _GroupReader(agent, agent.run_log, settings, reward_name, function, slots, collection)
     questions = enumerate(islice(samples, settings.max_questions))
     running: dict[asyncio.Task[CollectedGroup], str] = {}
     try:
         while True:
-            for number, sample in islice(questions, max(0, settings.groups - len(collection.groups) - len(running))):
-                group_name = f"{name}-{number}"
+            for index, sample in islice(questions, max(0, settings.groups - len(collection.groups) - len(running))):
+                group_name = f"{name}-{index}"
                 running[asyncio.create_task(reader.read_group(group_name, sample))] = group_name
             if not running:
                 break
@@ -205,17 +201,16 @@ class _GroupReader:
     reward: RewardFunction
     slots: asyncio.Semaphore
     collection: Collection
-    is_resumed: bool
 
     async def read_group(self, name: str, sample: Sample) -> CollectedGroup:
         """Make all rollouts of a question, or find them in the log; the document is stored once."""
-        run_ids = tuple(f"{name}-{number}" for number in range(self.settings.rollouts))
-        rewards = await asyncio.to_thread(self._find_rewards, run_ids) if self.is_resumed else None
+        run_ids = tuple(f"{name}-{index}" for index in range(self.settings.rollouts))
+        rewards = await asyncio.to_thread(self._find_rewards, run_ids)
         if rewards is None:
             document = Document.from_text("".join(sample.text()), name=name)
             reference = await self.agent.store.add_async(document)
             await _gather(self._read(run_id, reference, sample) for run_id in run_ids)
-            gold = gold_of(sample)
+            gold = find_gold(sample)
             rewards = await _gather(asyncio.to_thread(self._judge, run_id, gold) for run_id in run_ids)
             await asyncio.to_thread(self._log_rewards, run_ids, rewards)
         return CollectedGroup(name, sample.task.name, sample.length, run_ids, tuple(rewards))
@@ -224,7 +219,7 @@ class _GroupReader:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
         value = self.reward(run)
         if value is None:
-            hint = "Give it what it needs; if redaction drops answers from the log, they cannot be rewarded."
+            hint = "Pass it what it needs; if redaction drops answers from the log, they cannot be rewarded."
             reason = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
             message = f"the reward {self.reward_name!r} returned no reward{reason}"
             raise RewardError(message, run_id=run_id, hint=hint)
@@ -237,7 +232,7 @@ class _GroupReader:
         return None if None in rewards else cast("list[float]", rewards)
 
     async def _read(self, run_id: str, reference: DocumentRef, sample: Sample) -> None:
-        for attempts_left in reversed(range(self.settings.retries + 1)):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 async with self.slots:  # under the same id: the log keeps the completed run
                     result = await self.agent.aread(reference, sample.question, run_id=run_id)

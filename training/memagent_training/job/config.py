@@ -19,7 +19,7 @@ from typing import Any, Final
 from trl.trainer.grpo_config import GRPOConfig
 
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
-from memagent_training.algorithm.credit import terms_of
+from memagent_training.algorithm.credit import parse_terms
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.algorithm.planner import INERT_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
@@ -73,7 +73,7 @@ _WITH_EFFECT: Final = frozenset(
         "torch_compile_mode", "trackio_space_id", "use_cpu",
     }
 )  # fmt: skip
-"""The settings of TRL and transformers that have an effect here, besides those that this config declares."""
+"""The settings of TRL and transformers that have an effect here, besides the fields of this config."""
 _MINIMUMS = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
     "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
@@ -167,7 +167,7 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the settings that have an effect, and those that must stay as they are."""
+        """Return the settings that have an effect, and the fixed ones."""
         return sorted({*cls.__annotations__, *_WITH_EFFECT, *FIXED} & cls.__dataclass_fields__.keys())
 
     def __post_init__(self) -> None:
@@ -208,14 +208,17 @@ class MultiConvDAPOConfig(GRPOConfig):
         bound = 1 + self.token_loss.clip_high
         if self.delta is not None and self.delta <= bound:
             raise TrainingError(
-                f"delta is {self.delta}, within the upper clipping bound of {bound}",
-                hint="Give more than that (the dual clip is usually 3), or None.",
+                f"delta must be above the upper clipping bound of {bound}, got {self.delta}",
+                hint="Set it to 3, the usual dual clip, or to none.",
             )
         self.advantage_settings  # noqa: B018  it raises if they are invalid
 
     def _check_skipping(self) -> None:
         if not 0 <= self.skip_certain < 1:
-            raise TrainingError(f"skip_certain is {self.skip_certain}", hint="Give 0 (skip none) to less than 1.")
+            raise TrainingError(
+                f"skip_certain must be at least 0 and below 1, got {self.skip_certain}",
+                hint="Set it to 0 to skip none.",
+            )
         if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
             raise TrainingError(
                 f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
@@ -258,7 +261,7 @@ class MultiConvDAPOConfig(GRPOConfig):
 
     @property
     def advantage_settings(self) -> AdvantageSettings:
-        """How rewards become advantages and loss weights."""
+        """The settings of advantages and loss weights."""
         if (self.overlong_max_length is None) != (self.overlong_cache_length is None):
             raise TrainingError(
                 "Only one of overlong_max_length and overlong_cache_length is set", hint="Set both, or neither."
@@ -274,7 +277,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             mask_truncated=self.mask_truncated_completions,
             drop_zero_variance=self.drop_zero_variance,
             loss_weights=LossWeights(self.loss_weights),
-            credit=terms_of(self.credit or ()),
+            credit=parse_terms(self.credit or ()),
         )
 
     def schedule(

@@ -1,4 +1,4 @@
-"""What `memagent train --dry-run` prints: a training's plan, from its runs, its settings and the model's shape."""
+"""The plan of a training that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
     """Plan the first pass, or as much of it as can be planned in some seconds.
 
     Returns:
-        `report` on the runs; `dropped` groups, by id, with the reason; `schedule`, whose tokens are those of
-        `planned_steps` over all ranks; `memory` of a rank in bytes, None if the model's shape is unknown.
+        `report` on the runs; `dropped` groups, by id, with the reason; `schedule`, whose tokens are counted
+        over `planned_steps` and all ranks; `memory` of a rank in bytes, None if the model's shape is unknown.
 
     Raises:
-        TrainingError: a row exceeds the token budget, or the model's configuration is not that of a causal language
-            model.
+        TrainingError: a row exceeds the token budget, or the model is not a causal language model.
     """
     report, schedule = prepared.replay.report, prepared.schedule
     newest = prepared.checkpoints.newest
@@ -89,10 +88,10 @@ def plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str]:
 
 def _first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
     tokens = 0
-    for number in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
-        step = prepared.schedule.step(number)
+    for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
+        step = prepared.schedule.step(index)
         tokens += step.plan.row_tokens
-        if number and tokens > _MAX_PLANNED_TOKENS:
+        if index and tokens > _MAX_PLANNED_TOKENS:
             return
         yield step
 
@@ -116,7 +115,7 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
     is_narrow = str(options.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
     return estimate_memory(
         sizes,
-        lay_out([step.rows[number].conversation for number in heaviest.rows], config.layout, pad_id=0),
+        lay_out([step.rows[index].conversation for index in heaviest.rows], config.layout, pad_id=0),
         weight_bytes=2 if is_narrow else 4,
         mixed_precision=not is_narrow and config.mixed_precision != "no",
         checkpointing=bool(config.gradient_checkpointing),
@@ -127,7 +126,7 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
 
 
 def _shards(prepared: PreparedJob) -> int:
-    """Ranks that share the model's weights and states, with FSDP and ZeRO's stage 3; accelerate does not shard on CPUs.
+    """Return how many ranks share the model's weights and states: with FSDP and ZeRO's stage 3; never on CPUs.
 
     ZeRO's lower stages share a part; they are counted as sharing nothing, so the estimate is too high, not too low.
     """

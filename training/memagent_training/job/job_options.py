@@ -32,9 +32,6 @@ class TrainingOptions:
     partial_groups: Annotated[
         bool, typer.Option("--partial-groups", help="Keep the rest of a group if one of its runs is refused.")
     ] = False
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="How many of those versions a run may be behind the last.")
-    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Leave out runs with a longer conversation.", show_default="the window")
     ] = None
@@ -52,7 +49,7 @@ class TrainingOptions:
 
 
 class Engine(StrEnum):
-    """Where the policy of a loop reads."""
+    """The engine with which the policy of a loop reads."""
 
     VLLM = "vllm"
     LOCAL = "local"
@@ -72,14 +69,14 @@ class LoopOptions:
     ] = None
     held_out: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of the questions of --data to measure with, never trained on."),
+        typer.Option(min=0.0, max=1.0, help="Fraction of the questions of --data to measure with, never trained on."),
     ] = 0.1
     drop_answered_without: Annotated[
         Path | None,
         typer.Option(
             metavar="RESULTS",
-            help="Leave out questions that are answered right without the document: those that the system no_document "
-            "got right in `memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
+            help="Leave out questions that are answered right without the document, by the results of "
+            "`memagent eval TASK --data FILE --systems no_document --out RESULTS`.",
         ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the loop's files and the policy.")] = Path("rl-policy")
@@ -95,6 +92,8 @@ class LoopOptions:
     small: Small = False
     haystack: Haystack = None
     seed: Annotated[int, typer.Option(help="Seed of the questions and of the training.")] = 0
+    measure_every: Annotated[int, typer.Option(min=0, help="Iterations between measurements; 0 for none.")] = 10
+    measure_count: Annotated[int, typer.Option(min=1, help="Number of questions to measure with, per length.")] = 32
     engine: Annotated[
         Engine, typer.Option(help="Where the policy reads: vllm, or local, in this process, for small policies.")
     ] = Engine.VLLM

@@ -26,7 +26,7 @@ from memagent_training.training_errors import TrainingError
 _HERE = Path(__file__).parents[1]
 _FOLDER = next(folder for folder in (_HERE / "configs", _HERE.parent / "configs") if folder.is_dir())
 """Inside the installed package, or next to it in a checkout."""
-_LINES = "Give settings as 'name: value' lines."
+_LINES = "Write settings as 'name: value' lines."
 _NONE_IS_A_VALUE: Final = frozenset({"report_to"})
 _TYPE_NAMES: Final[dict[Any, str]] = {
     bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list",
@@ -42,7 +42,7 @@ _TRACKER_PACKAGES: Final = {
     "azure_ml": ("azureml",),
     "flyte": ("flytekit",),
 }
-"""Packages of which a tracker needs one, if they have other names than it has."""
+"""Packages for trackers with other names; a tracker needs one of its packages."""
 
 DECISIVE: Final = (
     "learning_rate", "muon_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
@@ -79,7 +79,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         if setting not in names:
             is_idle = setting in MultiConvDAPOConfig.__dataclass_fields__
             problem = f"{setting} has no effect here" if is_idle else f"There is no setting {setting!r}"
-            raise TrainingError(problem, hint=did_you_mean(setting, names) or f"There are: {', '.join(names)}.")
+            raise TrainingError(problem, hint=did_you_mean(setting, names) or f"Choose one of: {', '.join(names)}.")
     return MultiConvDAPOConfig(
         **{name: parse_value(name, value) if isinstance(value, str) else value for name, value in settings.items()}
     )
@@ -108,7 +108,7 @@ def parse_value(setting: str, text: str) -> Any:
     if types - _TYPE_NAMES.keys() and not is_broken_json:  # text, or an enum of transformers
         return text
     names = " or ".join(name for kind, name in _TYPE_NAMES.items() if kind in types)
-    raise TrainingError(f"{setting} is {text!r}", hint=f"Give {names}.")
+    raise TrainingError(f"{setting} must be {names}, got {text!r}", hint="Change it with --set, or in the preset.")
 
 
 @cache
@@ -135,7 +135,7 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
         settings = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise TrainingError(
-            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or give a file's path."
+            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or pass a file's path."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TrainingError(f"{name} is not valid YAML: {error}", hint=_LINES) from error
@@ -145,9 +145,9 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
 
 
 def rate_depends_on_length(config: MultiConvDAPOConfig) -> bool:
-    """Whether the learning rate of a step depends on the number of steps: not if it is constant after a warm-up.
+    """Return whether the learning rate of a step depends on the number of steps: not if it is constant after a warm-up.
 
-    A warm-up below 1 is a share of all steps.
+    A warm-up below 1 is a fraction of all steps.
     """
     scheduler = config.lr_scheduler_type
     is_constant = str(getattr(scheduler, "value", scheduler)).startswith("constant")
@@ -175,7 +175,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> MultiConvDAPOConfig:
-    """Return the settings of a preset with changes, and those that depend on the machine.
+    """Return the settings of a preset with changes, and with the settings that depend on the machine.
 
     Without an accelerator, processes that were launched together find each other only if they are set to use CPUs; and
     TRL's default, bfloat16, does not suit every machine. On CUDA with flash attention, sequences are packed for it.

@@ -144,7 +144,7 @@ def estimate_memory(
 def _activations(
     sizes: ModelSizes, micro_batch: MicroBatch, *, residual: int, product: int, checkpointing: bool
 ) -> int:
-    """Bytes; `residual` and `product` are those of one number."""
+    """Return bytes; `residual` and `product` are the bytes of one number."""
     sequences, width = micro_batch.input_ids_SN.shape
     tokens = sequences * width
     pairs = 0 if micro_batch.nodes else tokens * width
@@ -160,7 +160,7 @@ def _activations(
 
 
 def _state_bytes(optimizer: str, weight_bytes: int) -> int:
-    """Bytes of state per trained weight; AdamW's for an unknown optimizer."""
+    """Return the bytes of state per trained weight; AdamW's for an unknown optimizer."""
     if "8bit" in optimizer or "4bit" in optimizer:
         return 2
     return 0 if optimizer in {"sgd", "adafactor"} else 2 * weight_bytes

@@ -1,7 +1,7 @@
 """The rows that a training would learn from, as a Parquet file: for other trainers, and to look at.
 
 A row is a conversation. A step's loss is the sum over its rows and over the tokens where `mask` is true of `weight`
-times the loss of the token, in which `advantage` stands:
+times the loss of the token, which depends on `advantage`:
 
     -min(r * advantage, clip(r) * advantage),    r = p(token) / p_old(token)
 """
@@ -21,10 +21,10 @@ COLUMNS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
     ("step", pa.int32(), "the optimizer step of the first pass, from 0"),
     ("group", pa.string(), "the group: rollouts of one question on one document"),
     ("run_id", pa.string(), "the rollout"),
-    ("conversation", pa.int32(), "the conversation's place in its rollout, from 0"),
+    ("conversation", pa.int32(), "the conversation's index in its rollout, from 0"),
     ("role", pa.string(), "update, answer, or another role of the strategy"),
     ("branch", pa.string(), "the branch of the run's graph; empty for the trunk"),
-    ("slot", pa.int32(), "the number among the conversations of that role and branch, from 0"),
+    ("slot", pa.int32(), "the index among the conversations of that role and branch, from 0"),
     ("policy_version", pa.string(), "the weights that wrote it; empty if unknown"),
     ("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, as the policy got them"),
     ("completion_ids", pa.list_(pa.int32()), "token ids of the completion, as the policy sampled them"),

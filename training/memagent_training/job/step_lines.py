@@ -20,7 +20,7 @@ _SHOWN: Final = (
 
 
 def choose_metrics(metrics: Mapping[str, float]) -> str:
-    """Return those of a step's metrics that people follow; trackers (`report_to`) have all."""
+    """Return the metrics of a step that people follow; trackers (`report_to`) have all."""
     values = ((label, metrics.get(name), form) for label, name, form in _SHOWN)
     return ", ".join(f"{label} {value:{form}}" for label, value, form in values if value is not None)
 

@@ -1,10 +1,10 @@
 """Multi-Conv DAPO on TRL's GRPOTrainer: logged rollouts with many conversations each, exact for any micro-batches.
 
 TRL does the reference model, adapters, the optimizer, checkpoints, logging, and everything that accelerate distributes.
-The difference is the content of a step. A rollout has K conversations, so there is no batch of prompts to generate
-from: an item of the dataloader is the number of an optimizer step, and the schedule gives its rows, weights and
-micro-batches, the same on every rank. The loss of each micro-batch is the sum of its tokens' losses (`loss.TokenLoss`)
-and entropies times their weights, which are those of the whole step.
+The content of a step is different. A rollout has K conversations, so there is no batch of prompts to generate from. An
+item of the dataloader is the number of an optimizer step, and the schedule gives the step's rows, weights and
+micro-batches, the same on every rank. The loss of a micro-batch is the sum of its tokens' losses (`loss.TokenLoss`) and
+entropies, times their weights in the whole step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -38,7 +39,7 @@ from memagent_training.algorithm.step_metrics import TokenMetrics, device_metric
 from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import MicroBatch, lay_out
-from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, key_of
+from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, row_key
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.training_errors import TrainingError
@@ -132,9 +133,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     # Methods that the Trainer's loop calls
 
     def get_train_dataloader(self) -> DataLoader[dict[str, int]]:
-        """One item per optimizer step, not sharded over ranks: the step's plan determines what each rank does."""
+        """Return one item per optimizer step, not sharded over ranks: the plan determines what each rank does."""
         steps: Any = self.train_dataset
-        return DataLoader(steps, batch_size=1, collate_fn=_single_item)
+        return DataLoader(steps, batch_size=1, collate_fn=itemgetter(0))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Return the Trainer's, or Muon's and AdamW's together.
@@ -221,7 +222,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Write nothing: TRL's card would be about another method; `saved_policy.write_card` writes the policy's."""
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """FLOPs for the log: 6 per weight and forwarded token, without attention."""
+        """Return FLOPs for the log: 6 per weight and forwarded token, without attention."""
         step = self._scheduled_step()
         return int(6 * self._weights * step.plan.forwarded_tokens / self.accelerator.num_processes)
 
@@ -279,17 +280,17 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return detached
 
     def _lay_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
-        """Model inputs of a micro-batch, and the parts of the loss for each completion token.
+        """Return the model inputs of a micro-batch, and the parts of the loss for each completion token.
 
         The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
         have a weight of 0.
         """
-        real = [rows[number] for number in planned.rows]
-        micro_batch = self._inputs_of(real, planned.inert)
-        targets_4BT = torch.zeros(4, *micro_batch.score_of_BT.shape)
-        for place, row in enumerate(real):
+        real = [rows[index] for index in planned.rows]
+        micro_batch = self._lay_out_rows(real, planned.inert)
+        targets_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
+        for index, row in enumerate(real):
             conversation = row.conversation
-            of_row_4T = targets_4BT[:, place, : len(conversation.completion_ids_T)]
+            of_row_4T = targets_4BT[:, index, : len(conversation.completion_ids_T)]
             of_row_4T[0] = row.weight
             if conversation.loss_mask_T is not None:
                 of_row_4T[0] *= torch.tensor(conversation.loss_mask_T)
@@ -298,7 +299,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             of_row_4T[3] = self._old(row)
         return micro_batch, targets_4BT.to(self.accelerator.device)
 
-    def _inputs_of(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
+    def _lay_out_rows(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
         return lay_out(
             [*(row.conversation for row in rows), *[_InertRow((pad_id,), (pad_id,))] * inert],
@@ -311,7 +312,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if self.args.old_logprobs == OldLogProbs.LOGGED:
             return torch.tensor(row.conversation.logprobs_T)
         # A row without a gradient, forwarded because its step has no other, was not recomputed.
-        return self._recomputed.get(key_of(row), torch.tensor(row.conversation.logprobs_T))
+        return self._recomputed.get(row_key(row), torch.tensor(row.conversation.logprobs_T))
 
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
         return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
@@ -360,16 +361,16 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _forward(
         self, model: nn.Module, step: ScheduledStep, temperature: float, *, heaviest_only: bool
     ) -> dict[RowKey, Tensor]:
-        """Log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
+        """Return log-probs of a step's rows, from all ranks; optionally only of each rank's heaviest micro-batch."""
         planned = step.plan.micro_batches[self.accelerator.process_index]
         logprobs: list[tuple[RowKey, Tensor]] = []
         with torch.no_grad(), self._without_checkpointing(model):
             for planned_batch in planned[:1] if heaviest_only else planned:
-                rows = [step.rows[number] for number in planned_batch.rows]
-                micro_batch = self._inputs_of(rows, planned_batch.inert)
+                rows = [step.rows[index] for index in planned_batch.rows]
+                micro_batch = self._lay_out_rows(rows, planned_batch.inert)
                 scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, scored, strict=False):
-                    logprobs.append((key_of(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
+                    logprobs.append((row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
         return dict(gather_object(logprobs))
 
     def _check_gap(self) -> None:
@@ -456,7 +457,3 @@ def _local(value: Tensor) -> Tensor:
 
 def _rewards_are_logged(*_: Any, **__: Any) -> list[float | None]:
     raise AssertionError("nothing is generated, so nothing is rewarded")
-
-
-def _single_item(items: list[dict[str, int]]) -> dict[str, int]:
-    return items[0]

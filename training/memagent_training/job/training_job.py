@@ -21,9 +21,9 @@ from memagent_graph.run_log import RunLog
 from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
-from memagent_training.data.replay import Groups, Replay, load_groups
+from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import name_first
-from memagent_training.data.reward_functions import RewardFunction, name_of
+from memagent_training.data.reward_functions import RewardFunction, function_name
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -38,7 +38,7 @@ from memagent_training.training_errors import TrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(TrainingOptions):
-    """The request for a training: what `memagent train` is given as text or as a file, and the same options."""
+    """The request for a training: the options of `memagent train`, parsed."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
@@ -48,7 +48,7 @@ class TrainingJob(TrainingOptions):
     """A logged reward's name, or a function that scores the runs now."""
     gold: GoldAnswers | None = None
     """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
-    groups: Groups | None = None
+    groups: Mapping[str, str] | None = None
     """The group of each run; if left out, runs of one question on one document, read the same way."""
     policy_versions: Sequence[str] | None = None
     """Weights that may have written the runs, oldest first."""
@@ -75,8 +75,8 @@ class PreparedJob:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What determines the weights besides the runs. The number of steps is included if the learning rate depends on
-        it.
+        """The settings that determine the weights, besides the runs. They have the number of steps if the learning rate
+        depends on it.
         """
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
@@ -108,7 +108,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     """
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, not {job.lora_rank}", hint="Give 1 or more.")
+        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     _check_ranks(config)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -122,12 +122,11 @@ def prepare(job: TrainingJob) -> PreparedJob:
         job.runs,
         reward=job.reward,
         term_rewards=term_rewards(terms, has_gold=job.gold is not None),
-        gold_of=None if job.gold is None else job.gold.of,
+        find_gold=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=not job.partial_groups,
         max_tokens=min((limit for limit in (job.max_tokens, base.window) if limit is not None), default=None),
         policy_versions=job.policy_versions,
-        max_staleness=job.max_staleness,
         tokenizer=job.tokenizer,
         template=job.template,
     )
@@ -177,7 +176,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
         report, reward = prepared.replay.report, job.reward
         facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else name_of(reward),
+            "reward": reward if isinstance(reward, str) else function_name(reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }
@@ -207,8 +206,8 @@ def _at_temperature(job: TrainingJob, config: MultiConvDAPOConfig, sampled: Mapp
     if len(sampled) > 1 or min(sampled) <= 0 or "temperature" in job.settings:
         raise TrainingError(
             f"the runs were sampled at a temperature of {counts}, which cannot be trained on at {config.temperature:g}",
-            hint="Export those of one temperature above 0 to a file of their own (memagent export) and train on it; "
-            "leave the setting temperature out, and theirs is used.",
+            hint="Export the runs of one temperature above 0 to their own file (memagent export) and train on it. "
+            "Leave the setting temperature out to use theirs.",
         )
     return make_config(job.preset, {**job.settings, "temperature": min(sampled)}, job.out)
 

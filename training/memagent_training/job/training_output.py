@@ -18,7 +18,7 @@ from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
 RECORD: Final = "training.json"
-"""What determined the weights of a training: settings, base model, adapters."""
+"""The inputs that determined a training's weights: settings, base model, adapters."""
 ADAPTER_FOLDER: Final = "adapter"
 """The folder of a training's separate adapters; next to it are the merged weights."""
 
@@ -57,7 +57,7 @@ def find_checkpoints(out: Path) -> Checkpoints:
 
 
 def require_unused(out: Path) -> None:
-    """Refuse a folder in which something was trained before.
+    """Refuse the folder of an earlier training.
 
     Raises:
         TrainingError: it has checkpoints or weights.
@@ -103,7 +103,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         TrainingError: something differs; the message says what.
     """
     try:
-        kept = json_file(out / RECORD)
+        recorded = json_file(out / RECORD)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     differences = [
         f"{name} was {old!r} and is {new[part][name]!r}"
         for part in sorted(new)
-        for name, old in sorted(kept.get(part, {}).items())
+        for name, old in sorted(recorded.get(part, {}).items())
         if name in new[part] and new[part][name] != old and not (name == "weights" and "" in {old, new[part][name]})
     ]  # weights on the hub have no hash before they are downloaded
     if differences:
@@ -144,13 +144,13 @@ def _restore_cache(config: Path, base_config: Path) -> None:
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def step_of(checkpoint: Path) -> int | None:
+def checkpoint_step(checkpoint: Path) -> int | None:
     """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
     match = _NUMBER.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
 
 
 def _checkpoints(out: Path) -> list[Path]:
-    """Checkpoint folders, complete or not, the newest first."""
-    numbered = [(step_of(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    """Return checkpoint folders, complete or not, the newest first."""
+    numbered = [(checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
     return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

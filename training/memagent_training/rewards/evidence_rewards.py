@@ -18,7 +18,7 @@ from typing import TypeAlias
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
-from memagent_graph.provenance.evidence import chunks_behind
+from memagent_graph.provenance.evidence import quoted_chunks
 from memagent_graph.run_log import Outcome
 from memagent_graph.timeline.view import chunk_reader
 from memagent_training.data.training_runs import TrainingRun
@@ -29,7 +29,7 @@ _ByteSpans: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
-    """F2 = 5PR / (4P + R) of chunks, which counts recall more than precision (LongRLVR, arXiv 2603.02146). 0 to 1.
+    """Return F2 = 5PR / (4P + R) of chunks, 0 to 1: recall counts more than precision (LongRLVR, arXiv 2603.02146).
 
     Args:
         cited: chunks that were used.
@@ -51,7 +51,7 @@ class _EvidenceReward:
 
 
 class EvidenceF2(_EvidenceReward):
-    """F2 of the chunks that the final memory is based on, compared with those that contain the gold evidence."""
+    """F2 of the chunks that the final memory is based on, compared with the chunks that contain the gold evidence."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return 0 to 1; None if unknown."""
@@ -73,7 +73,7 @@ class EvidenceF2Gain(_EvidenceReward):
         if gold is None or sources is None:
             return None
         trace, gains = run.trace, dict[str, float]()
-        last_steps = {trace.place(step.id): step.id for step in trace.steps if step.writes is Writes.MEMORY}
+        last_steps = {trace.update_index(step.id): step.id for step in trace.steps if step.writes is Writes.MEMORY}
         for update, step in last_steps.items():
             before = frozenset[int]().union(*(sources[former] for former in trace.continued(trace.updates[update])))
             gains[step] = f2(sources[update], *gold) - f2(before, *gold)
@@ -191,7 +191,7 @@ def _source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_around):
         return None
-    return chunks_behind(run.trace, chunk_reader(run.store, run.record.document, run.trace))
+    return quoted_chunks(run.trace, chunk_reader(run.store, run.record.document, run.trace))
 
 
 def _overlaps(span: Span, byte_spans: Iterable[tuple[int, int]]) -> bool:

@@ -81,7 +81,7 @@ def _parse_entry(line: str, source: str) -> tuple[str | tuple[str, str], Gold]:
     if entry.evidence is not None and not (entry.evidence and all(text.strip() for text in entry.evidence)):
         raise RewardError(
             f"{source}: evidence without text",
-            hint='Give the texts exactly as in the document ("evidence": ["..."]), or leave it out.',
+            hint='Write the texts exactly as in the document ("evidence": ["..."]), or leave it out.',
         )
     document_key = None if entry.document is None or entry.run_id is not None else (entry.document, key)
     answers = (value,) if isinstance(value, str) else tuple(value)
@@ -98,5 +98,5 @@ def _incomplete_entry(source: str) -> RewardError:
 def _ambiguity(source: str, first_number: int) -> RewardError:
     return RewardError(
         f"{source}: the question of line {first_number} again, with other answers",
-        hint='Give the document of each ("document": its name or key), or join wordings of one answer in one line.',
+        hint='Name the document of each ("document": its name or key), or join wordings of one answer in one line.',
     )

@@ -20,7 +20,7 @@ from memagent_training.data.reward_functions import (
     LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
-    name_of,
+    function_name,
 )
 from memagent_training.data.rollouts import OUTCOME
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
@@ -58,9 +58,9 @@ STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
 SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
 """The form of a reward of the user's own."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
-"""Those that need more than gold answers."""
+"""Rewards that need more than gold answers."""
 _NEED_NO_GOLD: Final = frozenset({"format"})
-"""Their names are never those of a logged reward."""
+"""No logged reward has their names."""
 
 
 def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -73,7 +73,7 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
         RewardError: there is no such built-in.
     """
     if not isinstance(reward, str):
-        return name_of(reward), reward
+        return function_name(reward), reward
     return REWARD_NAMES.get(reward, reward), _outcome_reward(reward)
 
 
@@ -110,7 +110,7 @@ def term_rewards(
     Args:
         terms: the terms.
         has_gold: whether runs have gold answers. If so, a built-in's name is the built-in.
-        has_logged: whether any other name is that of a reward in the log.
+        has_logged: whether any other name means a reward in the log.
 
     Raises:
         RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.
@@ -126,7 +126,7 @@ def term_rewards(
         if own is not None:
             functions[name] = own
         elif has_gold and is_of_runs and term_scopes != {Scope.RUN}:
-            hint = f'Give it the scope "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
+            hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
         elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
             functions[name] = built_in(name)
@@ -139,7 +139,7 @@ def _outcome_reward(name: str, choices: Collection[str] = tuple(OUTCOME_REWARDS)
     """Return a reward of whole runs; `choices` are the names for the message if there is none."""
     reward = OUTCOME_REWARDS.get(REWARD_NAMES.get(name, name))
     if reward is None:
-        hint = did_you_mean(name, choices, f"Choose one of {', '.join(choices)}.")
+        hint = did_you_mean(name, choices, f"Choose one of: {', '.join(choices)}.")
         raise RewardError(f"there is no reward {name!r} that comes with the package", hint=hint)
     return reward
 

@@ -18,7 +18,7 @@ from memagent_training.algorithm.advantages import reason_to_drop
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.rollouts import OUTCOME, RolloutGroup
-from memagent_training.job.collect import SOURCE, CollectedGroup, Collection, collect, gold_of
+from memagent_training.job.collect import SOURCE, CollectedGroup, Collection, collect, find_gold
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.reward_names import term_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
@@ -33,8 +33,8 @@ T = TypeVar("T", int, str)
 
 _MAX_POOR_COLLECTIONS: Final = 3
 """The loop ends after this many collections in a row, at one stage, with too few groups."""
-_COLLAPSE_SHARE: Final = 0.5
-"""The newest average reward must not fall below this share of the best one of the same stage, if that is above 0."""
+_COLLAPSE_RATIO: Final = 0.5
+"""The newest average reward must not fall below this fraction of the best one of the same stage, if that is above 0."""
 
 
 class CollapsedError(TrainingError):
@@ -118,7 +118,6 @@ class Collector:
             name=_name(number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
-            resume=True,
         )
 
     def _questions(self, number: int, stage: int) -> Iterator[Sample]:
@@ -149,7 +148,7 @@ class Collector:
             self._serving.run_log,
             reward=LoggedReward(None, SOURCE),
             term_rewards=self._term_rewards,
-            gold_of=self._gold_answers(number, stage, group_of).of if self._term_rewards else None,
+            find_gold=self._gold_answers(number, stage, group_of).of if self._term_rewards else None,
             chosen=RunFilter(run_ids=tuple(group_of)),
             groups=group_of,
             max_tokens=self._prepared.base.window,
@@ -161,7 +160,7 @@ class Collector:
     def _gold_answers(self, number: int, stage: int, group_of: Mapping[str, str]) -> GoldAnswers:
         """Return the gold answers of a collection's runs, with their evidence."""
         questions = islice(self._questions(number, stage), self._prepared.job.collect.max_questions)
-        gold_of_group = {f"{_name(number)}-{index}": gold_of(sample) for index, sample in enumerate(questions)}
+        gold_of_group = {f"{_name(number)}-{index}": find_gold(sample) for index, sample in enumerate(questions)}
         return GoldAnswers({run: gold_of_group[group] for run, group in group_of.items()})
 
 
@@ -179,7 +178,7 @@ def check_rewards(records: Sequence[CollectionRecord], window: int = 8) -> None:
     """
     rewards = [record.reward for record in records if record.stage == records[-1].stage]
     averages = [fmean(rewards[end - window : end]) for end in range(window, len(rewards) + 1)]
-    if averages and max(averages) > 0 and averages[-1] < _COLLAPSE_SHARE * max(averages):
+    if averages and max(averages) > 0 and averages[-1] < _COLLAPSE_RATIO * max(averages):
         raise CollapsedError(
             f"the policy collapsed: the mean reward of the last {window} collections is {averages[-1]:.3f}, "
             f"and it was {max(averages):.3f} before",
@@ -200,7 +199,7 @@ def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
         for rollout in group.rollouts_G
         for conversation in rollout.conversations_K
     }
-    return min(map(PolicyBackend.iteration_of, versions), default=version)
+    return min(map(PolicyBackend.parse_version, versions), default=version)
 
 
 def _mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:

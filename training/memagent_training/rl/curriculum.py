@@ -1,4 +1,4 @@
-"""Which questions an iteration asks: documents grow longer as the policy gets them right."""
+"""The questions of each iteration: documents grow longer as the policy gets them right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Curriculum:
     Half of a stage's generated questions have its longest length, the others any of its lengths. Questions of data
     files are asked epoch by epoch. The next stage begins when the mean reward of reads of the longest length is high
     enough in a collection. Stages depend only on the journal, and questions on the journal, the collection and their
-    number: a loop that was killed asks the same ones again.
+    index: a loop that was killed asks the same ones again.
     """
 
     tasks: Sequence[Task]
@@ -36,7 +36,7 @@ class Curriculum:
     """The mean reward, over a collection's reads of the longest length, that begins the next stage."""
     seed: int = 0
     split: QuestionSplit | None = None
-    """Which questions are for training, if the tasks have a known number of them."""
+    """The questions for training, if the tasks have a known number of them."""
     min_first_questions: int = 1
     """The minimum number of training questions in the first stage; stages with fewer are skipped, except the last."""
 
@@ -54,7 +54,7 @@ class Curriculum:
         return stage
 
     def epochs(self, records: Sequence[CollectionRecord], stage: int) -> float | None:
-        """Return how often every question of a stage was asked; None if tasks make questions without end."""
+        """Return the number of times that every question of a stage was asked; None if tasks make new ones."""
         if self.split is None:
             return None
         return _count_questions(records, stage) / self.split.epoch_size(self.lengths[: stage + 1])
@@ -63,7 +63,7 @@ class Curriculum:
         """Yield the questions of a collection, up to its maximum.
 
         Args:
-            collection: its number.
+            collection: the index of the collection.
             stage: the stage that determines the lengths.
             records: the collections before it.
 
@@ -81,16 +81,16 @@ class Curriculum:
             questions = self.split.draw_questions(lengths, skip=_count_questions(records[:collection], stage))
             yield from islice(questions, self.split.epoch_size(lengths))
             return
-        for number in range(QUESTIONS_PER_COLLECTION):
-            rng = random.Random(f"{self.seed}/{collection}/{number}")
+        for index in range(QUESTIONS_PER_COLLECTION):
+            rng = random.Random(f"{self.seed}/{collection}/{index}")
             length = lengths[-1] if rng.random() < 0.5 else rng.choice(lengths)
-            yield rng.choice(self.tasks).sample(length, collection * QUESTIONS_PER_COLLECTION + number)
+            yield rng.choice(self.tasks).sample(length, collection * QUESTIONS_PER_COLLECTION + index)
 
     def held_out_samples(self, length: int, count: int) -> list[Sample]:
         """Return the questions to measure a length with: `count`, or as many as a data file has."""
         if self.split is not None:
             return self.split.held_out_samples(length, count)
-        return [self.tasks[number % len(self.tasks)].sample(length, HELD_OUT_START + number) for number in range(count)]
+        return [self.tasks[index % len(self.tasks)].sample(length, HELD_OUT_START + index) for index in range(count)]
 
 
 def _count_questions(records: Sequence[CollectionRecord], stage: int) -> int:

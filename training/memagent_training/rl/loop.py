@@ -23,7 +23,7 @@ from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import name_of
+from memagent_training.data.reward_functions import function_name
 from memagent_training.job import training_output as output
 from memagent_training.job.base_model import lora_config
 from memagent_training.job.job_options import Engine
@@ -32,7 +32,7 @@ from memagent_training.rl.collecting import Collector, check_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
-from memagent_training.rl.policy_serving import PolicyBackend
+from memagent_training.rl.policy_serving import PolicyBackend, make_backend
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
@@ -50,7 +50,7 @@ class LoopResult:
     """The finished policy's folder."""
     steps: int
     reason: str
-    """Why it ended."""
+    """The reason why it ended."""
     measurements: tuple[Measurement, ...]
     best: Path | None
     """The policy with the best measurement, if any was measured."""
@@ -72,11 +72,11 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     status = status or LoopStatus(job.iterations, quiet=True)
     checkpoints = output.find_checkpoints(job.out) if job.resume else output.Checkpoints(None)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _IterationSource(prepared, PolicyBackend.create(prepared), LoopJournal(job.out / JOURNAL), status)
+    source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
-            source.groups_of,
+            source.provide_groups,
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
@@ -119,7 +119,7 @@ def _card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> d
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
-        "reward": job.reward if isinstance(job.reward, str) else name_of(job.reward),
+        "reward": job.reward if isinstance(job.reward, str) else function_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
@@ -188,11 +188,11 @@ class _IterationSource:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
         self._enter_phase(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
-        self._logprobs = trainer.logprobs_of
+        self._logprobs = trainer.row_logprobs
         rank, merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, merged=merged)
 
-    def groups_of(self, iteration: int) -> IterationGroups:
+    def provide_groups(self, iteration: int) -> IterationGroups:
         """Return the groups of an iteration: a `GroupSource`."""
         record = self.journal.find_collection(iteration)
         if record is None and self._next_collection is not None:
@@ -222,13 +222,13 @@ class _IterationSource:
         self._enter_phase(iteration, Phase.TRAIN)
         return IterationGroups(
             groups=self._collector.groups(record),
-            policy_versions=[self.serving.version(number) for number in range(max(iteration - 1, 0), iteration + 1)],
+            policy_versions=[self.serving.version(index) for index in range(max(iteration - 1, 0), iteration + 1)],
             metrics=metrics,
         )
 
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if measuring is on."""
-        if self._job.measure.every and not self.journal.find_measurements(iteration):
+        if self._job.measure_every and not self.journal.find_measurements(iteration):
             self._serve(iteration)
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
@@ -239,26 +239,24 @@ class _IterationSource:
         self._status.on_served(iteration, self.serving.version(iteration), method)
 
     def _is_measurement_due(self, iteration: int) -> bool:
-        every = self._job.measure.every
+        every = self._job.measure_every
         return every > 0 and iteration % every == 0 and not self.journal.find_measurements(iteration)
 
     async def _measure(self, iteration: int) -> None:
         measurements = []
-        temperatures = self._job.measure.temperatures
+        temperatures = self._job.measure_temperatures
         conditions = [(temperature, False) for temperature in temperatures]
-        if self._prepared.has_guard:  # the first one decides which policy is best: that of deployment
+        if self._prepared.has_guard:  # first, because the first measurement decides which policy is best
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
             reader = self.serving.reader(temperature, as_deployed=as_deployed)
             work = partial(measure, self._prepared, reader, iteration, temperature, as_deployed=as_deployed)
             measurements.append(await self.serving.run_reads(iteration, work))
-        rivals = [former for former in self.journal.measurements if former.is_comparable(measurements[0])]
+        rivals = [former for former in self.journal.measurements if former.conditions == measurements[0].conditions]
         if all(measurements[0].mean > rival.mean for rival in rivals):
             policy = self.serving.policy_folder(iteration)
             await asyncio.to_thread(self.best.keep, policy)  # before the journal says that this is done
-        self.journal.add_measurements(
-            *measurements
-        )  # together, so that a killed loop does not measure only half of them
+        self.journal.add_measurements(*measurements)  # together: a killed loop has measured all of them, or none
         for measurement in measurements:
             self._status.on_measurement(measurement)
 
@@ -311,7 +309,7 @@ async def measure(
     answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     began = time.monotonic()
 
-    async def score_of(sample: Sample) -> float | None:
+    async def read_and_score(sample: Sample) -> float | None:
         async with slots:
             try:
                 text = await asyncio.to_thread(lambda: "".join(sample.text()))
@@ -325,9 +323,9 @@ async def measure(
     samples = [
         (length, sample)
         for length in prepared.measured_lengths
-        for sample in prepared.curriculum.held_out_samples(length, job.measure.count)
+        for sample in prepared.curriculum.held_out_samples(length, job.measure_count)
     ]
-    reads = [asyncio.create_task(score_of(sample)) for _, sample in samples]
+    reads = [asyncio.create_task(read_and_score(sample)) for _, sample in samples]
     try:
         read_scores = await asyncio.gather(*reads)  # raises the first error unchanged; a TaskGroup would wrap it
     finally:

@@ -41,7 +41,7 @@ class CollectionRecord:
     stage: int
     """Of the curriculum."""
     questions: int
-    """How many questions were asked; each was read several times."""
+    """The number of questions; each was read several times."""
     group_of: Mapping[str, str]
     """The group of each run that is trained on."""
     by_length: Mapping[int, MeanReward]
@@ -49,7 +49,7 @@ class CollectionRecord:
     by_task: Mapping[str, MeanReward]
     """The same by the question's task."""
     solved_groups: int
-    """Groups in which every read has a reward of 1 or more."""
+    """Groups whose reads all have a reward of 1 or more."""
     uniform_groups: int
     """Groups without variance and with lower rewards."""
     failed_groups: int
@@ -74,7 +74,7 @@ class CollectionRecord:
 
     @property
     def cached_fraction(self) -> float:
-        """The share of prompt tokens that the server had in its prefix cache."""
+        """The fraction of prompt tokens that the server had in its prefix cache."""
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
     @property
@@ -102,12 +102,9 @@ class Measurement:
         """The mean over lengths."""
         return sum(estimate.mean for estimate in self.accuracy.values()) / max(len(self.accuracy), 1)
 
-    def is_comparable(self, other: Measurement) -> bool:
-        """Whether the same questions were asked in the same way, so that the means can be compared."""
-        return self._conditions == other._conditions
-
     @property
-    def _conditions(self) -> tuple[float, bool, dict[int, int]]:
+    def conditions(self) -> tuple[float, bool, dict[int, int]]:
+        """The questions that were asked, and how; means can be compared if these are equal."""
         counts = {length: estimate.n for length, estimate in self.accuracy.items()}
         return self.temperature, self.as_deployed, counts
 

@@ -1,6 +1,6 @@
-"""What a loop prints on standard error while it runs: a line per iteration and per measurement.
+"""Prints the progress of a loop on standard error: a line per iteration and per measurement.
 
-On a terminal, a last line says what it is doing and how long the rest may take. All metrics are in the training log and
+On a terminal, a last line has the current phase and the estimated time left. All metrics are in the training log and
 in `report_to`'s trackers.
 """
 
@@ -55,7 +55,7 @@ class PhaseClock:
         self.phase, self._began = None, self._clock()
 
     def times(self, iteration: int) -> dict[Phase, float]:
-        """Return the seconds of an iteration, with those of its present phase."""
+        """Return the seconds of an iteration by phase, up to now."""
         times = dict(self._times.get(iteration, {}))
         if iteration == self.iteration and self.phase is not None:
             times[self.phase] = times.get(self.phase, 0.0) + self._clock() - self._began

@@ -1,7 +1,7 @@
 """The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
 
-Optimizer, learning rate and checkpoints are those of a single training. Before the first step of an iteration, the main
-process gets its groups from the source; the others wait for them.
+There is one optimizer, one schedule of the learning rate and one series of checkpoints. Before the first step of an
+iteration, the main process gets its groups from the source; the others wait for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
-from memagent_training.job.training_output import step_of
+from memagent_training.job.training_output import checkpoint_step
 from memagent_training.serving.policy_sync.probe import RowLogProbs, model_logprobs
 from memagent_training.training_errors import TrainingError
 
@@ -36,7 +36,7 @@ class IterationGroups:
 
     groups: Sequence[RolloutGroup]
     policy_versions: Sequence[str] = ()
-    """Oldest first; the last one is that of the iteration's initial weights."""
+    """Oldest first; the last one names the iteration's initial weights."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics for the training log, added to the first step's."""
 
@@ -57,7 +57,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         model: as for `MultiConvDAPOTrainer`.
         source: called before each iteration, for its groups.
         args: the settings; `max_steps` is the total number of steps.
-        steps_per_iteration: optimizer steps on one iteration's groups, each of which is in one of them.
+        steps_per_iteration: optimizer steps per iteration; each group is in one of them.
         save_policy: called on every process before each iteration, to write its weights to the folder where the source
             looks for them.
         callbacks, peft_config: as for `GRPOTrainer`.
@@ -81,7 +81,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         self._iteration = -1
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One optimizer step; if it is an iteration's first, its groups are collected before."""
+        """Take one optimizer step; collect the groups before the first step of an iteration."""
         self._begin_iteration(self.state.global_step // self._steps_per_iteration)
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -105,7 +105,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             self._metrics["train"][name].append(value)
 
     @property
-    def logprobs_of(self) -> RowLogProbs | None:
+    def row_logprobs(self) -> RowLogProbs | None:
         """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
 
@@ -131,15 +131,15 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         return groups
 
     def _print_gap(self, gap: LogProbGap) -> None:
-        """Not at each iteration: it is in the metrics."""
+        """Print nothing at each iteration: the gap is in the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Only the Trainer's: checkpoints are between two iterations, and the next one's log-probs are computed again.
+        """Load what the Trainer saved: checkpoints are between iterations, whose log-probs are computed again.
 
         Raises:
             TrainingError: this checkpoint is not between two iterations.
         """
-        step = None if checkpoint is None else step_of(Path(checkpoint))
+        step = None if checkpoint is None else checkpoint_step(Path(checkpoint))
         if step is not None and step % self._steps_per_iteration:
             raise TrainingError(
                 f"{checkpoint} was saved inside an iteration of {self._steps_per_iteration} optimizer steps",

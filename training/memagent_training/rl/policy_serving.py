@@ -20,8 +20,8 @@ from memagent_graph.policy_registry import template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.serving.policy_sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.policy_sync.probe import RowLogProbs
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -36,7 +36,7 @@ _LOGPROBS_AFTER_TEMPERATURE: Final = ("--logprobs-mode", "processed_logprobs")
 _SHARED_GPU: Final = ("--gpu-memory-utilization", "0.4")
 """The rest is the trainer's."""
 _MAX_RESTARTS: Final = 3
-"""How often work is started again after the server died."""
+"""The times that work is started again after the server died."""
 
 
 class PolicyBackend(ABC):
@@ -50,11 +50,6 @@ class PolicyBackend(ABC):
         self.run_log = RunLog(job.out / RUN_LOG)
         self.rollouts = self._rollout_reader()
         """Reads for training, at its temperature, and logs."""
-
-    @staticmethod
-    def create(prepared: PreparedLoop) -> PolicyBackend:
-        """Return the backend for the loop's engine."""
-        return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)
 
     @abstractmethod
     async def close(self) -> None:
@@ -89,7 +84,7 @@ class PolicyBackend(ABC):
         return f"{_VERSION}{iteration}"
 
     @staticmethod
-    def iteration_of(version: str) -> int:
+    def parse_version(version: str) -> int:
         """Return the iteration whose initial weights have this name."""
         return int(version.removeprefix(_VERSION))
 
@@ -190,7 +185,7 @@ class ServerBackend(PolicyBackend):
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
         methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
-        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=not job.reloads_embeddings)
+        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=job.lora_rank is not None)
         self._sync = PolicySync(server, settings=settings)
         self.served: ServedPolicy | None = None
         """The newest version, if there is one."""
@@ -270,3 +265,8 @@ class ServerBackend(PolicyBackend):
         ):
             return None
         return self._own_server
+
+
+def make_backend(prepared: PreparedLoop) -> PolicyBackend:
+    """Return the backend for the loop's engine."""
+    return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)

@@ -18,7 +18,7 @@ from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.training_errors import TrainingError
 
 SampleIndices: TypeAlias = Mapping[tuple[int, int], Sequence[int]]
-"""Indices of samples, by the task's number and the length."""
+"""Indices of samples, by the task's index and the length."""
 _DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
 """A question's key begins with its document's digest, of this size."""
 
@@ -28,13 +28,13 @@ class CountedQuestions(Task, Protocol):
     """A task with a known number of questions."""
 
     def count(self, length: int) -> int:
-        """Return how many samples there are of a length."""
+        """Return the number of samples of a length."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSplit:
-    """Which questions of finite tasks are for training, and which are held out."""
+    """The questions of finite tasks that are for training, and the held-out ones."""
 
     tasks: Sequence[CountedQuestions]
     training: SampleIndices
@@ -49,20 +49,20 @@ class QuestionSplit:
         lengths: Sequence[int],
         measured: Sequence[int],
         *,
-        share: float,
+        fraction: float,
         seed: int,
         dropped: Container[str] = (),
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
-        Questions on one document stay together, except those of the document at which the split falls. A question that
-        is trained on at one length is held out at none.
+        Questions on one document stay together, except at the document where the split falls. A question that is
+        trained on at one length is held out at none.
 
         Args:
             tasks: tasks with a known number of questions each.
             lengths: the lengths to train on.
             measured: the lengths to measure; empty if nothing is measured.
-            share: the share of each length's questions that is held out, at least one of two or more; 0 for none.
+            fraction: the fraction of each length's questions that is held out, at least one of two or more; 0 for none.
             seed: determines the split and every epoch's order.
             dropped: questions that are neither asked nor held out.
 
@@ -71,68 +71,70 @@ class QuestionSplit:
             EvaluationError: a question cannot be read.
         """
         keys = {
-            (number, length): _keys(task, length, dropped)
-            for number, task in enumerate(tasks)
+            (task_id, length): _keys(task, length, dropped)
+            for task_id, task in enumerate(tasks)
             for length in dict.fromkeys((*lengths, *measured))
         }
         training_keys: dict[int, set[bytes]] = {}
-        for number, task in enumerate(tasks):
+        for task_id, task in enumerate(tasks):
             all_keys: set[bytes] = set()
             held_keys: set[bytes] = set()
             for length in lengths:
-                ordered = sorted(keys[number, length], key=partial(_random_rank, f"{seed}".encode()))
-                held_count = max(len(ordered) > 1, round(share * len(ordered))) if share else 0
+                ordered = sorted(keys[task_id, length], key=partial(_random_rank, f"{seed}".encode()))
+                held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
                 missing = max(0, held_count - sum(key in held_keys for key in ordered))
                 held_keys.update([key for key in ordered if key not in all_keys][:missing])
                 all_keys.update(ordered)
                 if held_keys.issuperset(ordered):
-                    raise _supply_error(task, length, len(ordered), share, some_dropped=bool(dropped))
-            training_keys[number] = all_keys - held_keys
+                    raise _supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
+            training_keys[task_id] = all_keys - held_keys
         training, held_out = (
             {
-                (number, length): [i for key, i in indices.items() if (key in training_keys[number]) == is_trained]
-                for (number, length), indices in keys.items()
+                (task_id, length): [i for key, i in indices.items() if (key in training_keys[task_id]) == is_trained]
+                for (task_id, length), indices in keys.items()
             }
             for is_trained in (True, False)
         )
-        empty = [length for length in measured if not any(held_out[number, length] for number in range(len(tasks)))]
+        empty = [length for length in measured if not any(held_out[task_id, length] for task_id in range(len(tasks)))]
         if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
             raise TrainingError(
                 f"no question of length {empty[0]:,} is held out to measure with",
-                hint="Add questions, hold a share out (--held-out 0.1), or measure nothing (--measure-every 0).",
+                hint="Add questions, hold some out (--held-out 0.1), or measure nothing (--measure-every 0).",
             )
         digest = hashlib.sha256()
-        for (number, _), indices in keys.items():
+        for (task_id, _), indices in keys.items():
             for key in indices:
-                digest.update(key + bytes([key in training_keys[number]]))
+                digest.update(key + bytes([key in training_keys[task_id]]))
         return QuestionSplit(tasks, training, held_out, seed, digest.hexdigest()[:16])
 
     def epoch_size(self, lengths: Sequence[int]) -> int:
-        """Return how many questions of these lengths there are for training."""
-        return sum(len(self.training[number, length]) for number in range(len(self.tasks)) for length in lengths)
+        """Return the number of training questions of these lengths."""
+        return sum(len(self.training[task_id, length]) for task_id in range(len(self.tasks)) for length in lengths)
 
     def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
         """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
 
         Args:
-            lengths: some of those that were split.
+            lengths: some of the lengths that were split.
             skip: the number of questions of these lengths that were asked before.
         """
         samples = [
-            (number, length, index)
-            for number in range(len(self.tasks))
+            (task_id, length, index)
+            for task_id in range(len(self.tasks))
             for length in lengths
-            for index in self.training[number, length]
+            for index in self.training[task_id, length]
         ]
         first_epoch, start = divmod(skip, len(samples))
         for epoch in count(first_epoch):
             order = random.Random(f"{self.seed}/{lengths[-1]}/{epoch}").sample(samples, len(samples))
-            for number, length, index in order[start if epoch == first_epoch else 0 :]:
-                yield self.tasks[number].sample(length, index)
+            for task_id, length, index in order[start if epoch == first_epoch else 0 :]:
+                yield self.tasks[task_id].sample(length, index)
 
     def held_out_samples(self, length: int, max_count: int) -> list[Sample]:
         """Return questions to measure with, the same each time, from each task in turn."""
-        by_task = [[(task, index) for index in self.held_out[number, length]] for number, task in enumerate(self.tasks)]
+        by_task = [
+            [(task, index) for index in self.held_out[task_id, length]] for task_id, task in enumerate(self.tasks)
+        ]
         in_turn = [pair for pairs in zip_longest(*by_task) for pair in pairs if pair is not None]
         return [task.sample(length, index) for task, index in in_turn[:max_count]]
 
@@ -148,7 +150,7 @@ def find_answered_without_document(results: Path) -> frozenset[str]:
     if not rows:
         raise TrainingError(
             f"{results} has no answers without the document",
-            hint=f"Evaluate the questions so: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
+            hint=f"Evaluate them first: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
         )
     return frozenset(row.question for row in rows if row.strict == 1)
 
@@ -164,7 +166,7 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
         sample = task.sample(length, index)
         if sample.question in dropped:
             continue
-        # Documents that are made from a file's paragraphs are others at each length; the question is the same.
+        # Documents that are made from a file's paragraphs differ between lengths; the question does not.
         document = "".join(sample.text()) if isinstance(task, FileTask) else ""
         key = _digest(document) + _digest(sample.question)
         if key in keys:
@@ -178,7 +180,7 @@ def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[
 
 
 def _random_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
-    """Return a rank in random order, in which questions on one document follow each other."""
+    """Return a key for a random order; questions on one document follow each other."""
     return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
 
 
@@ -187,12 +189,12 @@ def _digest(text: str) -> bytes:
 
 
 def _supply_error(
-    task: CountedQuestions, length: int, count: int, share: float, *, some_dropped: bool
+    task: CountedQuestions, length: int, count: int, fraction: float, *, some_dropped: bool
 ) -> TrainingError:
     choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))
-    hint = f"It has, with how many questions of each length: {choices}. " if choices else ""
+    hint = f"Its lengths, with their numbers of questions: {choices}. " if choices else ""
     if count:
-        reason = f"a share of {share:g} of them is held out, and none is left to train on"
+        reason = f"{fraction:.0%} of them are held out, and none is left to train on"
         hint += "Add questions, name other --lengths, or hold out less (--held-out)."
     else:
         reason, hint = "a loop needs some", f"{hint}Name other --lengths."

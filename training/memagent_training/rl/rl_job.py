@@ -1,4 +1,4 @@
-"""The settings of a loop, and everything that can be refused before anything is served or trained."""
+"""The settings of a loop, and all checks that need neither a server nor a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from transformers.trainer_utils import SaveStrategy
 
-from memagent_evaluation.data_files import data_task_of
+from memagent_evaluation.data_files import detect_data_task
 from memagent_evaluation.planning import OwnLengths
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
@@ -37,7 +37,7 @@ from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
 from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
-from memagent_training.rl.curriculum import HELD_OUT_START, MAX_COLLECTIONS, Curriculum
+from memagent_training.rl.curriculum import HELD_OUT_START, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -63,29 +63,9 @@ _WAIT_SECONDS: Final = 86_400
 """The time that the other processes wait for the process that collects and measures."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureSettings:
-    """How often the policy is measured, and on what."""
-
-    every: int = 10
-    """Iterations between measurements; 0 for none."""
-    lengths: tuple[int, ...] = ()
-    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
-    count: int = 32
-    """Questions of each length."""
-    temperatures: tuple[float, ...] = (0.0,)
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.count < 1 or not self.temperatures or min(self.temperatures) < 0:
-            raise TrainingError(
-                f"these settings of measurements are not valid: {self}",
-                hint="Give every of 0 or more, a count of 1 or more, and temperatures of 0 or more.",
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLJob(LoopOptions):
-    """The settings of a loop: what `memagent rl` is given as text, parsed, and the same options."""
+    """The settings of a loop: the options of `memagent rl`, parsed."""
 
     tasks: tuple[str, ...]
     """Names of evaluation tasks; each question is from one of them. Empty: the data file's own task."""
@@ -101,7 +81,10 @@ class RLJob(LoopOptions):
     strategy: str | None = None
     """The way of reading, by name or as `file.py:Name`; if left out, the profile's, or the paper's."""
     reading: WordingSettings = field(default_factory=WordingSettings)
-    measure: MeasureSettings = field(default_factory=MeasureSettings)
+    measure_lengths: tuple[int, ...] = ()
+    """Lengths of the held-out questions; by default the curriculum's, and 4 times its longest."""
+    measure_temperatures: tuple[float, ...] = (0.0,)
+    """The first one decides which policy is best."""
     server_options: tuple[str, ...] = ()
     """More command-line options of its own server."""
 
@@ -109,11 +92,6 @@ class RLJob(LoopOptions):
     def serves_adapters(self) -> bool:
         """Whether the server holds a version's adapters beside the weights that the loop starts from."""
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
-
-    @property
-    def reloads_embeddings(self) -> bool:
-        """Whether a version may have other embeddings than the one before: adapters do not change them."""
-        return self.lora_rank is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +110,7 @@ _IDLE_SETTINGS: Final = (
         "name one with --data", lambda job: job.data is None,
     ),
     _IdleSettings(
-        ("haystack",), "the documents are those of the data file",
+        ("haystack",), "the documents come from the data file",
         "take generated questions without --data", lambda job: job.data is not None,
     ),
     _IdleSettings(
@@ -152,6 +130,19 @@ _IDLE_SETTINGS: Final = (
         "train some on a server with --lora", lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
     ),
 )  # fmt: skip
+
+
+_RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "held_out": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "iterations": (lambda value: value >= 1, "at least 1"),
+    "steps_behind": (lambda value: value in {0, 1}, "0 or 1"),
+    "temperature": (lambda value: value > 0, "above 0"),
+    "measure_every": (lambda value: value >= 0, "at least 0"),
+    "measure_count": (lambda value: value >= 1, "at least 1"),
+    "measure_temperatures": (lambda values: min(values, default=-1) >= 0, "one or more, none below 0"),
+    "server_timeout": (lambda value: value > 0, "above 0 seconds"),
+}
+"""The condition of each number, and its text for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +174,11 @@ class PreparedLoop:
         """Lengths of the held-out questions."""
         lengths = self.job.lengths
         more = () if self.curriculum.split else (4 * lengths[-1],)
-        return self.job.measure.lengths or (*lengths, *more)
+        return self.job.measure_lengths or (*lengths, *more)
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """What determines the weights, except how long the loop runs."""
+        """The settings that determine the weights, except the number of iterations."""
         job = self.job
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
         optional = {
@@ -232,14 +223,14 @@ def prepare(job: RLJob) -> PreparedLoop:
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
-    if job.base_url is not None and job.reloads_embeddings and has_tied_embeddings(base.folder):
+    if job.base_url is not None and job.lora_rank is None and has_tied_embeddings(base.folder):
         raise TrainingError(
             f"{job.model} has tied embeddings, and {job.base_url} would keep its old output head on a reload",
             hint="Train adapters (--lora), untie them, or leave --base-url out: the loop can restart its own server.",
         )
     config = _config(job)
     terms = config.advantage_settings.terms
-    roles = reading_strategy(job.strategy, _profile_of(job.reading, base)).roles
+    roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
     term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
@@ -260,7 +251,7 @@ def prepare(job: RLJob) -> PreparedLoop:
                 hint="Choose a task whose samples have needles, such as niah_multikey_2, or other rewards.",
             )
     prepared = PreparedLoop(job, config, base, curriculum)
-    if job.measure.every and curriculum.split is None:
+    if job.measure_every and curriculum.split is None:
         for task, length in product(tasks, prepared.measured_lengths):
             task.sample(length, HELD_OUT_START)
     config.max_steps = job.iterations * prepared.steps_per_iteration
@@ -270,7 +261,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     return prepared
 
 
-def _profile_of(reading: WordingSettings, base: BaseModel) -> Profile | None:
+def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
     """Return the profile that is changed: the one named, or the model's own, if it has one."""
     return load_profile(base.folder) if reading.profile is None else require_profile(reading.profile)
 
@@ -280,14 +271,14 @@ def _reading_profile(
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
-    A model without a profile was not trained on any templates, so it also gets those of the strategy's `roles`.
+    A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
     Raises:
         ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None
-    former = _profile_of(reading, base)
+    former = _find_profile(reading, base)
     profile = former or Profile(Budget(), load_prompts())
     prompts = load_prompts(base=profile.prompts, **{name: getattr(reading, name) for name in _WORDING})
     prompts = prompts_for(roles, prompts) if former is None else prompts
@@ -299,7 +290,7 @@ def _reading_profile(
 
 
 def _with_data_task(job: RLJob) -> RLJob:
-    return replace(job, tasks=(data_task_of(job.data),)) if job.data is not None and not job.tasks else job
+    return replace(job, tasks=(detect_data_task(job.data),)) if job.data is not None and not job.tasks else job
 
 
 def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
@@ -309,13 +300,13 @@ def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
     lengths = sorted({length for task in tasks if isinstance(task, OwnLengths) for length in task.lengths})
     if not lengths:
         raise TrainingError(
-            f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Give --lengths that grow."
+            f"the tasks {', '.join(job.tasks)} have no lengths of their own", hint="Pass --lengths that grow."
         )
     return replace(job, lengths=tuple(lengths))
 
 
 def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
-    """Return which questions are for training; None if the tasks make new ones without end."""
+    """Return the questions that are for training; None if the tasks make new ones without end."""
     finite = [task for task in tasks if isinstance(task, CountedQuestions)]
     if not finite and job.data is not None:
         raise TrainingError(
@@ -330,11 +321,11 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
             f"{finite[0].name} has a number of questions, and {endless.name} makes new ones without end",
             hint="Train on data files, or on generated questions: one loop after the other.",
         )
-    measured = (job.measure.lengths or job.lengths) if job.measure.every else ()
+    measured = (job.measure_lengths or job.lengths) if job.measure_every else ()
     dropped = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
-    return QuestionSplit.make(finite, job.lengths, measured, share=job.held_out, seed=job.seed, dropped=dropped)
+    return QuestionSplit.make(finite, job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -342,27 +333,16 @@ def _check(job: RLJob) -> None:
     needs_lengths = job.data is None
     if not job.tasks or (needs_lengths and not job.lengths) or list(job.lengths) != sorted(set(job.lengths)):
         raise TrainingError(
-            f"a loop cannot ask the tasks {', '.join(job.tasks) or '(none)'} at the lengths {list(job.lengths)}",
+            f"a loop cannot have the tasks {', '.join(job.tasks) or '(none)'} with the lengths {list(job.lengths)}",
             hint="Name a --task, and --lengths that grow; or a file of your own questions (--data).",
         )
-    if not 0 <= job.held_out < 1:
-        raise TrainingError(
-            f"held_out must be at least 0 and below 1, not {job.held_out:g}", hint="0 holds nothing out."
-        )
-    if job.iterations < 1 or job.steps_behind not in {0, 1} or not job.temperature > 0:
-        raise TrainingError(
-            f"no loop has {job.iterations} iterations, {job.steps_behind} steps behind, temperature {job.temperature}",
-            hint="Give 1 iteration or more, 0 or 1 steps behind, and a temperature above 0.",
-        )
-    if job.iterations > MAX_COLLECTIONS:
-        raise TrainingError(
-            f"{job.iterations:,} iterations need more questions than there are for training",
-            hint=f"Give {MAX_COLLECTIONS:,} at most, with more optimizer steps per iteration.",
-        )
-    if not job.server_timeout > 0:
-        raise TrainingError(f"server_timeout must be above 0, not {job.server_timeout:g}", hint="Give seconds.")
+    for name, (is_valid, condition) in _RANGES.items():
+        value = getattr(job, name)
+        if not is_valid(value):
+            option = f"--{name}".replace("_", "-")
+            raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
     if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, not {job.lora_rank}", hint="Give 1 or more.")
+        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
@@ -386,7 +366,7 @@ def _check_server_gpus(gpus: str) -> None:
 
 
 def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
-    """Refuse a policy without a template for a role, as its first read would when it is served."""
+    """Refuse a policy without a template for a role; otherwise its first read would fail."""
     profile = base.profile or load_profile(base.folder)
     if profile is not None:
         prompts_for(roles, profile.prompts, trained_prompts_only=True)
@@ -405,7 +385,7 @@ def _check_folder(prepared: PreparedLoop) -> None:
 
 
 def _holds_loop(out: Path) -> bool:
-    """Whether anything was collected there: a new loop would treat runs of the same names as its own."""
+    """Return whether anything was collected there: a new loop would treat runs of the same names as its own."""
     if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
         return (out / JOURNAL).exists()
     with closing(RunLog(out / RUN_LOG)) as log:
@@ -429,8 +409,8 @@ def _config(job: RLJob) -> MultiConvDAPOConfig:
     config.disable_tqdm = True  # the loop shows its own progress
     if job.steps_behind and config.importance_cap is None:
         raise TrainingError(
-            "rollouts one version behind are trained on without importance weights",
-            hint="Give them a cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
+            "rollouts one version behind need importance weights",
+            hint="Set their cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
         )
     config.groups_per_step = min(config.groups_per_step, job.collect.groups)
     return config
@@ -444,6 +424,6 @@ def _check_lengths(task: Task, job: RLJob) -> None:
         except EvaluationError as error:
             raise TrainingError(
                 f"the task {task.name} has too few questions to keep asking new ones: {error.message}",
-                hint="Let it tell how many it has (count(length)), or choose one with generated questions, such as "
+                hint="Let it return its number of questions (count(length)), or choose one that makes them, such as "
                 "niah_multikey_2.",
             ) from error

@@ -64,7 +64,7 @@ def find_vllm_python() -> Path:
     """Return the Python with vLLM: $MEMAGENT_VLLM_PYTHON, else this one if it has vLLM, else .venv-vllm in a checkout.
 
     Raises:
-        VLLMNotInstalledError: there is none of them.
+        VLLMNotInstalledError: none of them exists.
     """
     chosen = os.environ.get("MEMAGENT_VLLM_PYTHON")
     if chosen is None and importlib.util.find_spec("vllm") is not None:
@@ -79,7 +79,7 @@ def find_vllm_python() -> Path:
 
 
 def has_accelerator(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has one, by the device files of drivers."""
+    """Return whether this machine has one, by the device files of drivers."""
     return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
 
 
@@ -119,7 +119,7 @@ class VLLMServer:
     """The number format of the weights; `options` may name another. None means bfloat16 on an accelerator, and
     otherwise float32, whose log-probs are comparable with the trainer's to 1e-4."""
     gpus: str | None = None
-    """The GPUs that it may use, with commas between, as in CUDA_VISIBLE_DEVICES; None means those of this process."""
+    """The GPUs that it may use, as in CUDA_VISIBLE_DEVICES ("6,7"); None means the GPUs of this process."""
     max_lora_rank: int | None = None
     """The largest rank of adapters that are loaded while it runs; None admits no adapters."""
     dev_mode: bool = False
@@ -235,7 +235,7 @@ class VLLMServer:
             raise
 
     def is_healthy(self) -> bool:
-        """Whether GET /health answers 200 now."""
+        """Return whether GET /health answers 200 now."""
         try:
             with _DIRECT.open(f"{self.root_url}/health", timeout=_PROBE_TIMEOUT_SECONDS) as response:
                 return bool(response.status == 200)
@@ -261,7 +261,7 @@ class VLLMServer:
         if self.max_model_len is not None:
             arguments += ["--max-model-len", str(self.max_model_len)]
         if self.max_lora_rank is not None:
-            # Two at once: readers of one version continue while those of the next one begin.
+            # Two at once: readers of one version continue while readers of the next one begin.
             arguments += ["--enable-lora", "--max-loras", "2"]
             arguments += ["--max-lora-rank", str(_admitted_rank(self.max_lora_rank))]
         return [*arguments, *self.options]
@@ -284,5 +284,5 @@ class VLLMServer:
 def _admitted_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts that admits adapters of `rank`."""
     if not 1 <= rank <= _LORA_RANKS[-1]:
-        raise VLLMServerError(f"adapters of rank {rank} cannot be served", hint=f"Give 1 to {_LORA_RANKS[-1]}.")
+        raise VLLMServerError(f"the rank of adapters must be 1 to {_LORA_RANKS[-1]}, got {rank}", hint="Change --lora.")
     return next(admitted for admitted in _LORA_RANKS if admitted >= rank)

@@ -1,1 +1,1 @@
-"""The embedded policy: its corpus, tokenizer, training rows, training, measurement and release."""
+"""The embedded policy: its corpus, tokenizer, training rows, training and release."""

@@ -33,13 +33,13 @@ def collate(rows: list[Row]) -> Batch:
         places += range(index * trunk, index * trunk + width)
         tokens += row.trunk
         positions += range(width)
-        for number, branch in enumerate(row.branches):
+        for branch_index, branch in enumerate(row.branches):
             begin, size = len(tokens), len(branch.tokens)
             start = width if branch.sees_trunk else 0
-            own[index, number, :size] = torch.arange(begin, begin + size)
-            seen[index, number, :, :start] = True
-            place = first_own + (index * branches + number) * length
-            places += range(place, place + size)
+            own[index, branch_index, :size] = torch.arange(begin, begin + size)
+            seen[index, branch_index, :, :start] = True
+            first_place = first_own + (index * branches + branch_index) * length
+            places += range(first_place, first_place + size)
             tokens += branch.tokens
             positions += range(start, start + size)
             learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
@@ -52,7 +52,7 @@ def collate(rows: list[Row]) -> Batch:
 
 
 def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
-    """Tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
+    """Return the tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
     if rng.random() < 0.3 * ramp:
         return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
     top = 60 + (longest - 60) * ramp

@@ -24,15 +24,14 @@ from pathlib import Path
 SEPARATOR = "\x00"
 """The separator of two documents in a corpus file."""
 
-HELD_OUT_SHARE = 0.05
-"""Share of the files, chosen by a hash of their name, that training never sees."""
+HELD_OUT_FRACTION = 0.05
+"""Fraction of the files, chosen by a hash of their name, that training never sees."""
 
 MAX_CHARACTERS_PER_FILE = 120_000
 """Characters taken from one file, so that no single document dominates."""
 
 PLAIN_SUFFIXES = {".txt", ".md", ".rst", ".pod", ""}
 SKIPPED = re.compile(r"changelog|topics\.py$|/test/|/tests/|/idlelib/|/site-packages/|/pydoc_data/", re.IGNORECASE)
-
 
 UNPRINTED_REQUESTS = frozenset({"de", "ie", "el", "if", "ds", "nr", "so", "TH", "tr", "rm", "ig", "hw", "ad", "nh"})
 HEADING_REQUESTS = frozenset(["SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "Pp"])
@@ -48,7 +47,7 @@ ESCAPES = (
 
 
 def python_prose(source: str) -> str:
-    """Docstrings and comment blocks of a Python module, in order of kind."""
+    """Return the docstrings and comment blocks of a Python module, in order of kind."""
     parts: list[str] = []
     try:
         for node in ast.walk(ast.parse(source)):
@@ -88,7 +87,7 @@ def manual_prose(source: str) -> str:
 
 
 def pod_prose(source: str) -> str:
-    """Plain Old Documentation without its commands and formatting codes."""
+    """Return Plain Old Documentation without its commands and formatting codes."""
     text = re.sub(r"^=\w+ ?", "", source, flags=re.MULTILINE)
     return re.sub(r"\b[BCEFILSXZ]<+ ?([^<>]*?) ?>+", r"\1", text)
 
@@ -114,7 +113,7 @@ def is_english(text: str) -> bool:
     return common / len(words) > 0.08
 
 
-def prose_of(path: Path, kind: str) -> str:
+def extract_prose(path: Path, kind: str) -> str:
     """Return the cleaned prose of one file of a source of this kind, or an empty string."""
     if SKIPPED.search(path.as_posix()):
         return ""
@@ -137,14 +136,14 @@ def prose_of(path: Path, kind: str) -> str:
 
 
 def source_files(folder: Path, kind: str) -> Iterator[Path]:
-    """Files of one source, in a stable order; manual pages of English sections only."""
+    """Yield the files of one source, in a stable order; manual pages of English sections only."""
     pattern = "man[1-9]*/*" if kind == "manual" else "**/*"
     yield from sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
 
 
 def is_held_out(path: Path) -> bool:
-    """Whether a file belongs to the evaluation's prose, by a hash of its name alone."""
-    return int(hashlib.sha256(path.name.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT_SHARE
+    """Return whether a file belongs to the evaluation's prose, by a hash of its name alone."""
+    return int(hashlib.sha256(path.name.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT_FRACTION
 
 
 def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
@@ -159,7 +158,7 @@ def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
         for path in files:
             if used[False] >= limit:
                 break
-            text = prose_of(path, kind)
+            text = extract_prose(path, kind)
             digest = hashlib.sha256(text[:2000].encode()).hexdigest()
             if not text or digest in seen:
                 continue

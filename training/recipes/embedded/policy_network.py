@@ -61,7 +61,7 @@ class Network(LlamaForCausalLM):
         super().__init__(config)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (M, V) at the `wanted` tokens; the last MLP and the head run only there."""
+        """Return logits (M, V) at the `wanted` tokens; the last MLP and the head run only there."""
         x = self.model.embed_tokens(batch.tokens)[None]
         rope = self.model.rotary_emb(x, batch.positions[None])
         *layers, last = self.model.layers
@@ -127,7 +127,7 @@ def branching_attention(
     batch: Batch | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """(1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a batch, SDPA."""
+    """Attend, (1, N, H, D): trunks over themselves, branches over their trunk and themselves; without a batch, SDPA."""
     if batch is None:
         return sdpa_attention_forward(module, query_1hnd, key_1hnd, value_1hnd, attention_mask, **options)
     q_nhd, k_nhd, v_nhd = (tensor[0].transpose(0, 1) for tensor in (query_1hnd, key_1hnd, value_1hnd))
@@ -142,7 +142,7 @@ def branching_attention(
 
 
 def _with_trunks(trunk_rhsd: Tensor, own_rkhtd: Tensor) -> Tensor:
-    """For each branch, its trunk's keys or values and its own, (R*K, H, S+T, D)."""
+    """Return for each branch its trunk's keys or values and its own, (R*K, H, S+T, D)."""
     trunks = trunk_rhsd[:, None].expand(-1, own_rkhtd.shape[1], -1, -1, -1)
     return torch.cat((trunks, own_rkhtd), dim=3).flatten(0, 1)
 

@@ -56,7 +56,7 @@ def release(policy: Network, out: Path, edition: str = "1") -> None:
 
 @torch.no_grad()
 def interpolate(policy: Network, toward: Network, share: float) -> Network:
-    """Return the policy with its weights moved by `share` (0 to 1) toward those of another of the same shape."""
+    """Return the policy with its weights moved by `share` (0 to 1) toward another policy of the same shape."""
     end = toward.state_dict()
     if {name: tensor.shape for name, tensor in end.items()} != {n: t.shape for n, t in policy.state_dict().items()}:
         raise SystemExit("the two policies have different shapes, so their weights cannot be interpolated")

@@ -45,7 +45,7 @@ TOPIC, REPEAT = 1.7, 2.6
 """Sharpness of the two ways of matching."""
 
 SINK = 20.0
-"""Sets the score of attending to nothing, between that of a match and that of a near miss."""
+"""Sets the score of attending to nothing, between the scores of a match and of a near miss."""
 
 SAME, SAME_SINK = 2.0, 15.5
 PAIR, PAIR_SINK = 1.6, 19.0
@@ -102,7 +102,7 @@ def give_structure(
 
 
 def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
-    """0 for tokens that are in every prompt, up to about 1 for those in one of ten thousand."""
+    """Return 0 for tokens that are in every prompt, up to about 1 for those in one of ten thousand."""
     shares = torch.zeros(vocabulary)
     for prompt in prompts:
         shares[list(set(prompt))] += 1 / len(prompts)
@@ -114,14 +114,14 @@ def part(which: int) -> slice:
     return slice(which * HEAD_WIDTH, (which + 1) * HEAD_WIDTH)
 
 
-def attention_of(policy: Network, layer: int) -> LlamaAttention:
+def get_attention(policy: Network, layer: int) -> LlamaAttention:
     """Return the attention of one layer."""
     return cast(LlamaDecoderLayer, policy.model.layers[layer]).self_attn
 
 
 def attend_back(policy: Network, layer: int, head: int, first: int, last: int) -> LlamaAttention:
     """Make a head attend evenly to the tokens `first` to `last` back, its values being small; the layer's attention."""
-    attention, rows = attention_of(policy, layer), part(head)
+    attention, rows = get_attention(policy, layer), part(head)
     biases = position_biases(first, last)
     for projection, bias in zip((attention.q_proj, attention.k_proj), biases, strict=True):
         projection.weight[rows] *= 0.1
@@ -146,7 +146,7 @@ def match(policy: Network, layer: int, head: int, pairs: list[tuple[int, int, Te
     With a sink, the prompt's first token gets about that score from every query, and so the attention if nothing else
     matches.
     """
-    attention = attention_of(policy, layer)
+    attention = get_attention(policy, layer)
     half, begin = HEAD_WIDTH // 2, head * HEAD_WIDTH
     slow = [begin + offset + pair for offset in (0, half) for pair in range(half - 1 - SLOW_PAIRS, half - 1)]
     for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -169,7 +169,7 @@ def miss(policy: Network, layer: int, head: int, parts: list[tuple[int, Tensor]]
     """Make a head look for the query's own token (and its predecessor) in the section, and mark tokens that are not
     found.
     """
-    attention = attention_of(policy, layer)
+    attention = get_attention(policy, layer)
     match(policy, layer, head, [(which, which, projection) for which, projection in parts], sink)
     rows = part(head)
     attention.v_proj.weight[rows] = 0.0
@@ -190,7 +190,7 @@ def report(policy: Network, layer: int, head: int, none: int) -> None:
 
 
 def position_biases(first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
-    """Query and key biases under which a head attends evenly to the tokens `first` to `last` back and to nothing else.
+    """Return query and key biases with which a head attends evenly to the tokens `first` to `last` back, and no others.
 
     With constant query and key, rotary attention is a softmax over distances of a sum of cosines; amplitudes and
     phases are fitted by maximum likelihood, a convex problem, with a small penalty on their size.

@@ -3,10 +3,10 @@ training split.
 
     memagent rl --task recipes.embedded.tasks:Alone --task recipes.embedded.tasks:AmongForeign ...
 
-Entities and values are those of `PlantedFacts` outside its held-out split, which RULER's small variants and
-`benchmarks.length_figure` ask for. They are planted in unchanged text, with its line breaks, headings and
-tables: a file from the settings, as written by `recipes.embedded.corpus`, or the docstrings of the standard
-library; never the language reference, which is used for measuring. In half of the documents they are between sentences,
+Entities and values are from the training split of `PlantedFacts`; RULER's small variants ask for the other one. They
+are planted in unchanged text, with its line breaks, headings and tables: a file from the settings, as written by
+`recipes.embedded.corpus`, or the docstrings of the standard library; never the language reference, which is used for
+measuring. In half of the documents they are between sentences,
 in the others between any two words. The target fact is biased toward the start, so it must survive more updates. Some
 samples among foreign facts omit it; the right answer is then "none".
 """
@@ -17,7 +17,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import ProseHaystack, whole_docstrings
+from memagent_evaluation.tasks.haystacks import sentence_haystack, whole_docstrings
 from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
@@ -35,7 +35,7 @@ _TOKENS_PER_FACT = 256
 """One foreign fact per chunk, on average, besides the asked one."""
 _NEAR_MISSES = 0.5
 _ABSENT = 0.2
-"""The share of questions among foreign facts that nothing answers."""
+"""The fraction of questions among foreign facts that nothing answers."""
 _BETWEEN_SENTENCES = 0.5
 _HARD_VALUES = ((0.25, re.compile(r"\d{3}0\d\d")), (0.1, re.compile(r"(\d{3})\1")))
 """Number patterns that the policy often copies wrongly, with their sampling rate. Digits are tokens in groups of
@@ -45,30 +45,13 @@ _PARAGRAPH = re.compile(r".*?\S.*?(?:\n\s*\n|\Z)", re.DOTALL)
 _WORD = re.compile(r"\S+\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A text in parts: words with the white space after them. After its end it starts again."""
-
-    text: str
-    start: int
-    """An index in the first word, or before it."""
-
-    def units(self) -> Iterator[str]:
-        """Yield the words."""
-        return (match[0] for match in _endless(_WORD, self.text, self.start))
-
-    def piece(self, position: int, text: str) -> str:
-        """Return a word, or what is between two words, separated from the next one."""
-        return text if text[-1].isspace() else text + " "
-
-
 class _PlantedFact(GeneratedTask):
     """One number asked for in prose."""
 
     __slots__ = ()
     title: ClassVar[str]
     absent: ClassVar[float] = 0.0
-    """The share of samples in which it is missing."""
+    """The fraction of samples without it."""
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(name=self.title, settings=settings, answer_tokens=SMALL_ANSWER_TOKENS)
@@ -90,7 +73,7 @@ class _PlantedFact(GeneratedTask):
         return self.lay_out_sample(length, index, fact.question, (gold,), self._haystack(rng), insertions)
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """Other stated facts, which are not answers; none, unless a task has some."""
+        """Yield other stated facts, which are not answers; none, unless a task has some."""
         return iter(())
 
     @staticmethod
@@ -107,8 +90,11 @@ class _PlantedFact(GeneratedTask):
         text = _text(self.settings.haystack)
         start = max(text.find(" ", rng.randrange(len(text))), 0)
         if rng.random() < _BETWEEN_SENTENCES:
-            return ProseHaystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
-        return Words(text, start)
+            return sentence_haystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+        words = partial(_endless, _WORD, text, start)
+        return Haystack(
+            lambda: (match[0] for match in words()), lambda _, word: word if word[-1].isspace() else word + " "
+        )
 
 
 class Alone(_PlantedFact):
@@ -126,7 +112,7 @@ class AmongForeign(_PlantedFact):
     absent = _ABSENT
 
     def foreign(self, facts: PlantedFacts, target: Fact, length: int) -> Iterator[Fact]:
-        """As many as there are chunks."""
+        """Yield as many as there are chunks."""
         taken = {(target.attribute, target.entity.lower())}
         while len(taken) <= max(1, length // _TOKENS_PER_FACT):
             fact = facts.near_miss(target) if facts.random.random() < _NEAR_MISSES else facts.fact()

@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """GPT-2's printable character for each byte, by byte value."""
+    """Return GPT-2's printable character for each byte, by byte value."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_ins = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -70,7 +70,7 @@ def learned_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
 
 
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """One Split by `PATTERN`, then bytes."""
+    """Return one Split by `PATTERN`, then bytes."""
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),

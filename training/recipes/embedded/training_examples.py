@@ -48,37 +48,32 @@ class PromptFormat:
             raise SystemExit(f"{folder} has a template for updates in which the section is not first")
         return cls(encoding, head + separator, tail, answer)
 
-    @property
-    def literal(self) -> str:
-        """The text of every update prompt."""
-        return _FIELD.sub("", self.shared + self.own)
-
     def trunk(self, chunk: str) -> list[int]:
-        """Tokens that the update prompts of all questions on a section begin with."""
+        """Return the tokens that the update prompts of all questions on a section begin with."""
         return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
 
     def question(self, memory: str, problem: str) -> list[int]:
-        """Tokens of an update prompt after the trunk."""
+        """Return the tokens of an update prompt after the trunk."""
         fields = {"{memory}": memory, "{prompt}": problem}
         text = _FIELD.sub(lambda match: fields[match[0]], self.own)
         return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
     def question_tags(self) -> set[int]:
-        """Tokens that are in every question part and rarely elsewhere."""
+        """Return the tokens that are in every question part and rarely elsewhere."""
         return set(self.question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
 
     def answer_prompt(self, memory: str, problem: str) -> list[int]:
-        """Tokens of a whole answer prompt."""
+        """Return the tokens of a whole answer prompt."""
         text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
         ids = self.encoding.encode_ordinary(text)
         return self._special("<|user|>") + ids + self._special("<|end|>", "<|assistant|>")
 
     def reply(self, text: str) -> list[int]:
-        """Tokens of a completion, ended."""
+        """Return the tokens of a completion, with its end."""
         return self.encoding.encode_ordinary(" " + text) + self._special("<|end|>")
 
     def boxed(self, memory: str) -> list[int]:
-        """Tokens of the final answer."""
+        """Return the tokens of the final answer."""
         return self.reply("\\boxed{ " + memory + "}")
 
     def _special(self, *tokens: str) -> list[int]:
@@ -87,7 +82,7 @@ class PromptFormat:
 
 @dataclass(frozen=True)
 class RowSection:
-    """A section's text, the facts that are completely in it, and those that its edges cut."""
+    """A section's text, the facts that are completely in it, and the facts that its edges cut."""
 
     text: str
     present: tuple[Fact, ...]
@@ -109,8 +104,8 @@ class RowBranch:
     @classmethod
     def of(cls, prompt: list[int], reply: list[int], sees_trunk: bool, kind: str, first_weight: float) -> RowBranch:
         """Leave the reply's last token out of the tokens: it is predicted but never read."""
-        places = enumerate(reply, start=len(prompt) - 1)
-        learned = [(place, token, 1.0 if place >= len(prompt) else first_weight) for place, token in places]
+        positions = enumerate(reply, start=len(prompt) - 1)
+        learned = [(position, token, 1.0 if position >= len(prompt) else first_weight) for position, token in positions]
         return cls(prompt + reply[:-1], learned, sees_trunk, kind)
 
 
@@ -134,12 +129,12 @@ class Prose:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
     def stretch(self, rng: random.Random, characters: int) -> str:
-        """Return a piece from a random place."""
+        """Return a piece from a random position."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
     def common_words(self, count: int) -> list[str]:
-        """Lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
+        """Return lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
         tally = Counter(re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]))
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
 
@@ -148,19 +143,19 @@ def plant(rng: random.Random, prose: str, statements: Sequence[str]) -> str:
     """Insert the statements between words of the prose, mostly after a sentence."""
     sentence_ends = [match.end() for match in re.finditer(r"[.!?:]\s+", prose)]
     gaps = [match.end() for match in re.finditer(r"\s+", prose)]
-    places = []
+    positions = []
     for statement in statements:
         pool = sentence_ends if sentence_ends and rng.random() < 0.7 else gaps
-        places.append((rng.choice(pool) if pool else 0, statement))
-    for place, statement in sorted(places, key=lambda pair: -pair[0]):
+        positions.append((rng.choice(pool) if pool else 0, statement))
+    for position, statement in sorted(positions, key=lambda pair: -pair[0]):
         before = "\n\n" if rng.random() < 0.25 else ""
         after = rng.choices((" ", "\n", "\n\n"), (60, 15, 25))[0]
-        prose = prose[:place] + before + statement + after + prose[place:]
+        prose = prose[:position] + before + statement + after + prose[position:]
     return prose
 
 
 def is_readable(fact: Fact, text: str) -> bool | None:
-    """Whether the fact is in the text: True, False, or None if an edge makes it uncertain."""
+    """Return whether the fact is in the text: True, False, or None if an edge makes it uncertain."""
     if fact.statement in text:
         return True
     if fact.value not in text or fact.entity.split()[-1] not in text or fact.attribute.split()[-1] not in text:
@@ -178,7 +173,7 @@ class RowBuilder:
         self.words = [] if held_out else prose.common_words(6000)
 
     def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> RowSection:
-        """About `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
+        """Return about `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
         planted: list[Fact] = []
         count = rng.choices((0, 1, 2, 3, 4), (20, 25, 25, 20, 10))[0]
         used: set[tuple[str, str]] = set()
@@ -204,7 +199,7 @@ class RowBuilder:
         )
 
     def row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
-        """One section with its branches, and two answer prompts."""
+        """Return one section with its branches, and two answer prompts."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_share=1.0)
         section = self.section(rng, facts, section_tokens)
         ends = []
@@ -220,14 +215,14 @@ class RowBuilder:
         return Row(self.form.trunk(section.text), ends)
 
     def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
-        """Tokens of update prompts after the section, on an empty memory."""
+        """Return the tokens of update prompts after the section, on an empty memory."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
         return [self.form.question(EMPTY, facts.fact().question) for _ in range(count)]
 
     def turn(
         self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
     ) -> tuple[str, str, str]:
-        """Memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
+        """Return memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
         misses.
         """
         present = section.present

@@ -8,29 +8,7 @@
 2. Whole weights are reloaded in place, and the prefix cache of the old ones is dropped.
 3. The server is restarted with them: the last resort, and only if the server is ours.
 
-After each, the server's log-probs for a probe are compared with those of transformers with the same weights (`probe`).
+After each, the server's log-probs for a probe are compared with the log-probs of transformers (`probe`).
 If they differ, the next method is tried; if none is left, an error has the reasons. That also finds adapters of other
 weights, which vLLM 0.31 accepts.
 """
-
-from memagent_training.serving.policy_sync.probe import Probe, ProbeRow, folder_logprobs
-from memagent_training.serving.policy_sync.sync import (
-    PolicySync,
-    RemoteServer,
-    ServedPolicy,
-    SyncMethod,
-    SyncSettings,
-)
-from memagent_training.training_errors import SyncError
-
-__all__ = [
-    "PolicySync",
-    "Probe",
-    "ProbeRow",
-    "RemoteServer",
-    "ServedPolicy",
-    "SyncError",
-    "SyncMethod",
-    "SyncSettings",
-    "folder_logprobs",
-]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from memagent_graph.policies.model_info import weights_version
+from memagent_training.job.base_model import text_config
 from memagent_training.job.training_output import ADAPTER_FOLDER
 from memagent_training.training_errors import SyncError, TrainingError
 
@@ -64,15 +65,9 @@ class PolicyFolder:
         return f"{version}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
-def vocabulary_and_window(folder: Path) -> tuple[int, int | None]:
-    """Return the shape of a policy with whole weights, from its configuration."""
-    config = _config(folder)
-    return int(config.vocab_size), getattr(config, "max_position_embeddings", None)
-
-
 def has_tied_embeddings(folder: Path) -> bool:
-    """Whether the output head is the input embedding."""
-    return bool(getattr(_config(folder), "tie_word_embeddings", False))
+    """Return whether the output head is the input embedding."""
+    return bool(getattr(text_config(folder), "tie_word_embeddings", False))
 
 
 def require_servable(folder: Path) -> None:
@@ -85,13 +80,3 @@ def require_servable(folder: Path) -> None:
         raise SyncError(
             f"{folder} has no tokenizer", hint="Copy the base model's (training_output.complete_policy does)."
         )
-
-
-def _config(folder: Path) -> Any:
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  optional
-    from transformers import AutoConfig  # noqa: PLC0415  slow to import
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise TrainingError(f"{folder / 'config.json'} cannot be understood: {error}", hint="Check it.") from error

@@ -29,8 +29,8 @@ _COMPLETION_TOKENS: Final = 8
 _SEED: Final = 20
 _MIN_SIGNAL_TO_NOISE: Final = 6.0
 """The trainer's log-probs must move this many times the earlier difference between server and trainer."""
-_MAX_UNEXPLAINED_SHARE: Final = 0.4
-"""Maximum share of that move that may be missing in the server's log-probs."""
+_MAX_UNEXPLAINED_FRACTION: Final = 0.4
+"""Maximum fraction of that move that may be missing in the server's log-probs."""
 _FLOAT32_RESOLUTION: Final = 1e-6
 ReferenceLogProbs: TypeAlias = Callable[[Path, Sequence[TokenRow]], list[list[float]]]
 """Log-probs of rows' completion tokens under a policy's weights: one list per row, one number per token, at temperature
@@ -64,7 +64,7 @@ class ProbeReading:
     rows: tuple[ProbeRow, ...]
     logprobs: ProbeLogProbs
     cached_tokens: int
-    """How many prompt tokens it took from its prefix cache, if it reports that."""
+    """The number of prompt tokens from its prefix cache, if it reports that."""
 
     def arrange(self, logprobs: Sequence[Sequence[float]]) -> ProbeLogProbs:
         """Split log-probs of the same rows, from elsewhere, into prompts and completions."""
@@ -91,7 +91,7 @@ class Probe:
 
     @classmethod
     def of_size(cls, vocabulary: int, window: int | None) -> Probe:
-        """Random prompts, the same for all models of a size.
+        """Return random prompts, the same for all models of a size.
 
         Ids come from the lower half, because control tokens and image tokens are usually the first or the last.
         """
@@ -181,7 +181,7 @@ def find_fault(
     trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
     if (
         signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
-        and _rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_SHARE * signal
+        and _rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
     ):
         return (
             f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while the"
@@ -200,7 +200,7 @@ def _rms(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    """`ReferenceLogProbs` of the policy's files, loaded with transformers in float32 on the CPU, and released again.
+    """Return the log-probs of a policy's files (`ReferenceLogProbs`), loaded in float32 on the CPU, and released again.
 
     Raises:
         TrainingError: the policy cannot be loaded.

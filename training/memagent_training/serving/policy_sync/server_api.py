@@ -58,7 +58,7 @@ class ServerAPI:
         """Return the context window of a served model, in tokens, if the server reports it.
 
         Raises:
-            NotServedError: it serves no such model; the message lists those that it does.
+            NotServedError: it serves no such model; the message lists the served ones.
         """
         entries = await self._models()
         for entry in entries:
@@ -153,7 +153,7 @@ class ServerAPI:
 
     def _refusal(self, path: str, status: int, text: str | None, remedy: str) -> SyncError:
         if status in {401, 403}:
-            return SyncError(f"{self.root_url} refused the key ({status})", hint="Give the server's key (api_key).")
+            return SyncError(f"{self.root_url} refused the key ({status})", hint="Pass the server's key (api_key).")
         if status in {404, 405} and text is None:  # from the router: a server's own 404 has a message
             return SyncError(f"{self.root_url} has no {path}", hint=remedy)
         text = text or "no message"

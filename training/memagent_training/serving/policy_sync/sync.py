@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from memagent_training.job.base_model import text_config
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 _TOLERANCE: Final = 1e-3
 _NARROW_TOLERANCE: Final = 1.0
 _ADAPTERS_KEPT: Final = 2
-"""How many versions stay loaded. Older ones are unloaded when their last reader has finished."""
+"""The number of versions that stay loaded. Older ones are unloaded when their last reader has finished."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -66,7 +67,7 @@ class ServedPolicy:
     gap: float
     """The largest difference between the server's log-probs of the probe and the trainer's."""
     reasons: tuple[str, ...] = ()
-    """Why the methods before it failed, one sentence each."""
+    """The reasons why the methods before it failed, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ class SyncSettings:
         tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
         if not self.methods or not tolerance > 0 or not self.timeout > 0:
             raise TrainingError(
-                f"weights cannot be synced with {self}",
-                hint="Give at least one method, and a tolerance and a timeout above 0.",
+                f"a sync needs a method, and a tolerance and a timeout above 0, got {self}",
+                hint="Change SyncSettings.",
             )
 
 
@@ -147,7 +148,7 @@ class PolicySync:
 
     @asynccontextmanager
     async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:
-        """In this context, the model of `served` keeps its weights, and adapters stay loaded."""
+        """Keep the weights of the model of `served`, and its adapters, while the context lasts."""
         self._readers[served.model] += 1
         try:
             yield
@@ -253,8 +254,9 @@ class PolicySync:
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
             weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
-            vocabulary, window = await asyncio.to_thread(folders.vocabulary_and_window, weights)
-            self._probe = Probe.of_size(vocabulary, await self._api.window(self.server.model_name) or window)
+            config = await asyncio.to_thread(text_config, weights)
+            window = await self._api.window(self.server.model_name) or getattr(config, "max_position_embeddings", None)
+            self._probe = Probe.of_size(int(config.vocab_size), window)
             if self._own_server is not None:  # left by one who died; another's server may serve others, too
                 self._adapters = await self._api.adapters(self.server.model_name)
         return self._probe
@@ -319,7 +321,7 @@ class PolicySync:
         self._adapters.clear()
 
     async def _adopt(self, folder: PolicyFolder) -> None:
-        """Other whole weights are served: adapters of the old ones are useless now."""
+        """Note that other whole weights are served, and unload the adapters of the old ones."""
         self._remote_base = folder.path
         if self._own_server is not None:
             self._own_server.model = folder.path
