@@ -112,7 +112,8 @@ class Resume(RunOptions):
                     return [*raise_first(outcomes)] if have_failed else outcomes
                 except PolicyAuthenticationError as error:
                     if settings.api_key == NO_KEY:
-                        error.hint = f"Only the log names it. If it is your server, add --base-url {settings.base_url}."
+                        server = settings.base_url
+                        error.hint = f"Only the log names this server. If it is your server, pass --base-url {server}."
                     raise
                 except RunNotFoundError as error:
                     if log.get(run_id).stop_reason is not None:

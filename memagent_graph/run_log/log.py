@@ -452,7 +452,7 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
     if isinstance(error, OtherTablesError):
-        hint = "Name another file with --log, or move this one away, and a new one is created."
+        hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
         hint = "Close the program that uses it, choose another file with --log, or read with --no-log."
     elif "full" in reason:

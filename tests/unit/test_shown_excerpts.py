@@ -23,7 +23,7 @@ from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_mcp import make_server
 from memagent_serve.api_errors import ApiError
-from memagent_serve.live.page_values import passage_value, sources_value
+from memagent_serve.live.page_values import format_passage, format_sources
 
 TEXT = document_with(
     {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900
@@ -84,14 +84,14 @@ def test_the_page_has_the_quotes(view: RunView) -> None:
 
 
 def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_path: Path) -> None:
-    (line,) = sources_value(build_timeline(view))
+    (line,) = format_sources(build_timeline(view))
     (quote,) = line["quotes"]
     assert (line["line"], quote["text"]) == (ANSWER, QUOTE)
     store = DocumentStore(tmp_path / "documents")
-    shown = passage_value(view, store, quote["start"], quote["end"])
+    shown = format_passage(view, store, quote["start"], quote["end"])
     assert shown["before"] + shown["passage"] + shown["after"] == TEXT
     with pytest.raises(ApiError, match="has not read this passage"):
-        passage_value(view, store, 0, 1)
+        format_passage(view, store, 0, 1)
 
 
 def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Path) -> None:

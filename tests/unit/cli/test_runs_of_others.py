@@ -70,7 +70,7 @@ def test_a_server_that_only_the_log_names_gets_no_key(book, stranger, monkeypatc
         memagent("resume", "r", "--max-chunks", "1", code=ExitCode.STOPPED)
     assert stranger.headers and keys_sent(stranger) == {"Bearer none"}
     told = memagent("resume", "r", "--api-key", KEY, code=ExitCode.RUN).stderr
-    assert f"If it is your server, add --base-url {stranger.base_url}" in told
+    assert f"If it is your server, pass --base-url {stranger.base_url}" in told
 
 
 @pytest.mark.parametrize("named_by", ["option", "environment"])
@@ -95,7 +95,7 @@ def test_a_key_that_is_missing_for_that_reason_is_explained(book, monkeypatch) -
     with FakeServer(window=900, key=KEY) as server:
         stopped_run(book, server)
         told = memagent("resume", "r", code=ExitCode.POLICY).stderr
-        assert f"add --base-url {server.base_url}" in told
+        assert f"pass --base-url {server.base_url}" in told
         memagent("resume", "r", "--base-url", server.base_url)
 
 
