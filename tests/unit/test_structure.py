@@ -68,8 +68,8 @@ def test_no_two_modules_have_the_same_name() -> None:
 
 def test_code_and_tests_stay_below_their_ceilings() -> None:
     """Whoever adds, looks first for what can go; see CONTRIBUTING.md."""
-    assert _lines(modules().values()) <= 64_100
-    assert _lines((ROOT / "tests").rglob("*.py")) <= 52_600
+    assert _lines(modules().values()) <= 63_100
+    assert _lines((ROOT / "tests").rglob("*.py")) <= 51_400
 
 
 def _lines(paths: Iterable[Path]) -> int:
