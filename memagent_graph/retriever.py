@@ -57,10 +57,10 @@ async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list
             f"the retriever {type(retriever).__name__} failed: {type(error).__name__}: {error}",
             hint="See its rank(texts, query).",
         ) from error
-    if strange := [number for number in order if not 0 <= number < count]:
+    if out_of_range := [index for index in order if not 0 <= index < count]:
         raise RetrievalError(
-            f"the retriever {type(retriever).__name__} named text {strange[0]} of {count}",
-            hint="Its rank(texts, query) must return the texts' numbers, from 0.",
+            f"the retriever {type(retriever).__name__} returned index {out_of_range[0]} for {count} texts",
+            hint="Its rank(texts, query) must return the texts' indices, from 0.",
         )
     return order
 

@@ -57,7 +57,7 @@ class Segments(branching.BranchingStrategy):
 
     @property
     def continues_after(self) -> str:
-        """Cut the document into segments."""
+        """The node after which a resumed run continues."""
         return "cut_segments"
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:

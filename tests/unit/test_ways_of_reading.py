@@ -398,7 +398,11 @@ class Odd:
 
 @pytest.mark.parametrize(
     ("order", "told"),
-    [([10**6], "named text 1000000 of"), (lambda: {}["x"], "Odd failed: KeyError"), (None, "Odd failed: TypeError")],
+    [
+        ([10**6], "returned index 1000000 for"),
+        (lambda: {}["x"], "Odd failed: KeyError"),
+        (None, "Odd failed: TypeError"),
+    ],
 )
 def test_a_retriever_that_fails_is_named(make_reader, order, told) -> None:
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else "x")

@@ -55,9 +55,9 @@ _LEGEND: Final = (
     "wrong in all of them; the reasons are counted separately."
 )
 _REPEATS_LEGEND: Final = (
-    "Several samples of each answer. pass@k: the chance that at least one of k is right, without bias from all samples "
-    "of a question (1 - C(wrong, k) / C(all, k)); pass@1 is the mean. Intervals are over questions, clustered by "
-    "document: the samples of one question are not independent trials."
+    "Several samples of each answer. pass@k: an unbiased estimate of the probability that at least one of k is right, "
+    "from all samples of a question (1 - C(wrong, k) / C(all, k)); pass@1 is the mean. Intervals are over "
+    "questions, clustered by document: the samples of one question are not independent trials."
 )
 _COST_LEGEND: Final = (
     "Means over the questions that did not fail, and percentiles of seconds (p95: 95 % of questions took no longer). "

@@ -54,7 +54,7 @@ class SystemStanding:
 
     @property
     def not_worse(self) -> bool | None:
-        """Whether it is not worse than the first system by 3 points."""
+        """Whether it is non-inferior to the first system, with a margin of 3 points."""
         return self.against_first.is_not_worse if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
 def test_going_on_with_other_settings_is_refused_and_says_which(
     changes: dict[str, Any], said: str, begun_job: RLJob
 ) -> None:
-    with pytest.raises(TrainingError, match=rf"began otherwise: .*{said}.*Resume with the same"):
+    with pytest.raises(TrainingError, match=rf"started with different inputs: .*{said}.*Resume with the same"):
         prepare(dataclasses.replace(begun_job, resume=True, **changes))
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 LOG_BOUND: Final = 20.0
-"""Log ratios are clamped here, as in verl: far beyond any clip, where the exponential would become infinite, and its
-gradient, times the clip's 0, NaN."""
+"""Bound on log ratios, as in verl. It is far outside the clip range. Without it, the exponential can overflow, and the
+gradient becomes 0 times infinity, which is NaN."""
 
 
 @dataclass(frozen=True, slots=True)

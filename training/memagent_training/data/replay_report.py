@@ -97,7 +97,7 @@ class ReplayReport:
     versions: Mapping[str, int] = field(default_factory=dict)
     """Conversations by the policy version that wrote them; "" if the policy did not report it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Rollouts by the versions that their oldest conversation is behind the newest; empty without an order."""
+    """Rollouts by how many versions their oldest conversation lags behind; empty if versions have no order."""
     missing: tuple[str, ...] = ()
     """Runs that the given groups name but the source does not have: their groups are incomplete."""
     temperatures: Mapping[float, int] = field(default_factory=dict)

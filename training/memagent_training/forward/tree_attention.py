@@ -46,7 +46,7 @@ class NodeMask(Tensor):
 
     @staticmethod
     def __new__(cls, nodes: tuple[Node, ...], device: torch.device | str = "cpu") -> NodeMask:
-        """Return a byte, expanded to that shape."""
+        """Return a one-element tensor, expanded to that shape."""
         tokens = nodes[-1].end
         mask = torch.zeros((), dtype=torch.bool, device=device).expand(1, 1, tokens, tokens).as_subclass(cls)
         mask.nodes = nodes

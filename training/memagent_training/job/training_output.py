@@ -119,8 +119,8 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     ]  # weights on the hub have no hash before they are downloaded
     if differences:
         raise TrainingError(
-            f"the training in {out} began otherwise: {'; '.join(differences)}",
-            hint="Resume with the same, or begin again in another output folder.",
+            f"the training run in {out} was started with different inputs: {'; '.join(differences)}",
+            hint="Resume with the same inputs, or begin again in another output folder.",
         )
 
 

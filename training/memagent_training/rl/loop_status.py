@@ -115,7 +115,7 @@ class LoopStatus:
         self._progress.update(self._task, completed=iteration, description=description)
 
     def on_served(self, iteration: int, version: str, method: str) -> None:
-        """Do nothing: the weights of an iteration are served under this name, loaded by this method."""
+        """Do nothing; the loop calls it when the server has loaded an iteration's weights."""
 
     def on_measurement(self, measurement: Measurement) -> None:
         """Print the accuracy on held-out questions."""

@@ -62,7 +62,8 @@ class QuestionSplit:
             tasks: tasks with a known number of questions each.
             lengths: the lengths to train on.
             measured: the lengths to measure; empty if nothing is measured.
-            fraction: the fraction of each length's questions that is held out, at least one of two or more; 0 for none.
+            fraction: the fraction of each length's questions to hold out; 0 holds out none. Of two or more, at least
+                one is held out.
             seed: determines the split and every epoch's order.
             dropped: questions that are neither asked nor held out.
 

@@ -120,7 +120,7 @@ def get_attention(policy: Network, layer: int) -> LlamaAttention:
 
 
 def attend_back(policy: Network, layer: int, head: int, first: int, last: int) -> LlamaAttention:
-    """Make a head attend evenly to the tokens `first` to `last` back, its values being small; the layer's attention."""
+    """Make a head attend evenly to the tokens `first` to `last` positions back, and return the layer's attention."""
     attention, rows = get_attention(policy, layer), part(head)
     biases = position_biases(first, last)
     for projection, bias in zip((attention.q_proj, attention.k_proj), biases, strict=True):
