@@ -393,7 +393,7 @@ def corpora() -> dict[str, list[Claim]]:
 
 
 def measured(step: int = 1) -> dict[str, dict[str, Count]]:
-    """By row and corpus. The rows of faithful sentences count false alarms; every `step`-th copy is falsified."""
+    """By row and corpus. The rows of faithful sentences count false alarms. Of many, every `step`-th is falsified."""
     rows: dict[str, dict[str, Count]] = defaultdict(dict)
     for name, claims in corpora().items():
         is_common = _is_common(claims)

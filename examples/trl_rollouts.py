@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ class ReaderRollouts:
         self._agent, self._samples, self._collecting = agent, samples, collecting
         self._reward, self._advantage = reward, advantage or AdvantageSettings(drop_zero_variance=True)
         self._version = 0
+        self._name = f"trl-{uuid.uuid4().hex[:8]}"  # collect() would continue a collection of the same name
         self._error: Exception | None = None
         self._last_sample = time.monotonic()
         self._ends = threading.Event()
@@ -107,7 +109,7 @@ class ReaderRollouts:
         version, settings = self._version, self._collecting
         one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
         try:
-            collected = await collect(self._agent, [sample], one, name=f"trl-{number}", reward=self._reward)
+            collected = await collect(self._agent, [sample], one, name=f"{self._name}-{number}", reward=self._reward)
         except (PolicyUnreachableError, PolicyAuthenticationError, RewardError):
             raise
         except MemAgentError as error:

@@ -97,7 +97,7 @@ class Call:
 
     @property
     def chunk_index(self) -> int | None:
-        """The index of the first chunk that the call read; None if it read no chunk, or an excerpt."""
+        """The index of the first chunk that the call read; None if it read none, or one again, or an excerpt."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
 

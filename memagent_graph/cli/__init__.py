@@ -56,9 +56,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _NOT_WRITABLE or error.filename is not None:  # another file than standard output
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the remaining output would fail again at the exit
+        # The remaining output would fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(
             f"error: standard output cannot be written: {error.strerror}\n"
             "what to do: Make room, or write elsewhere. A read that has finished is in the log: memagent show latest.\n"

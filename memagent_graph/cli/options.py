@@ -61,7 +61,9 @@ Haystack = Annotated[
         help="Text to hide facts in: a file, or a folder with .txt and .md files.", show_default="Python's docs"
     ),
 ]
-Small = Annotated[bool, typer.Option("--small", help="Use variants of the tasks for policies with a small context.")]
+Small = Annotated[
+    bool, typer.Option("--small", help="Use small variants, for a small context, of tasks that have them.")
+]
 
 # Settings
 

@@ -113,7 +113,7 @@ def open_document(
 
 
 def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
-    """Return the error for a choice of pages from a document without pages of this kind."""
+    """Return the error for a choice of pages from a document without pages; `kind` says what the document is."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
         hint="Leave out the pages, or pass the PDF file of the document.",

@@ -273,9 +273,8 @@ class OpenAICompatiblePolicy:
         window = served.get("max_model_len")
         info = await asyncio.to_thread(info_from_origin, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and is_vllm(served):
-            with suppress(
-                PolicyError
-            ):  # most servers do not report it; the tokens of all known families are escaped then
+            # Most servers do not report it. Then the tokens of all known families are escaped.
+            with suppress(PolicyError):
                 markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | markers)
         return replace(info, gives_token_ids=is_vllm(served))

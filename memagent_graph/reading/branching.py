@@ -178,7 +178,7 @@ def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = ()
 
     Args:
         reply: the reply. It is no finding if it is empty or equal to `memory`.
-        step: the id of the branch's step.
+        step: the context of the branch's step.
         replaces: the findings that the branch merged.
         memory: the memory in the prompt.
     """

@@ -18,7 +18,7 @@ _MIN_TOKENS: Final = 200
 _MIN_SHARE: Final = 0.9
 """A prompt was cut if the server counts less than this fraction of the expected tokens."""
 _CHARS_PER_TOKEN: Final = 6
-"""More bytes than a token has in prose. It gives a lower bound for tokens without counting."""
+"""More characters than a token has in prose. It gives a lower bound for tokens without counting."""
 _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
 """Two parts of a prompt (fraction, maximum characters). Their difference excludes the chat template."""
 

@@ -266,7 +266,7 @@ class StepContext:
         return None if reason is None else {"stop_reason": reason.value}
 
     def chunks_left(self, limit: int) -> int:
-        """Return the number of chunks that may be read before the limit, at most `most`."""
+        """Return the number of chunks that may be read before `max_chunks` is reached, at most `limit`."""
         bound = self.context.limits.max_chunks
         return limit if bound is None else max(0, min(limit, bound - self.execution.consumption.chunks))
 

@@ -85,7 +85,7 @@ class Strategy(ABC):
 
     @property
     def continues_after(self) -> str:
-        """The node at which a run continues after a limit."""
+        """The node after which a run continues that was stopped at a limit."""
         return OPEN
 
     def current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:

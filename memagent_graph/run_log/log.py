@@ -242,14 +242,14 @@ class RunLog:
             connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
-            pack_row = {
+            row_ids = {
                 conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
                 for conversation in conversations
             }
             for event in events:
                 rows.insert_event(connection, run.run_id, event)
             for reward in rewards:
-                row = None if reward.conversation is None else pack_row[reward.conversation]
+                row = None if reward.conversation is None else row_ids[reward.conversation]
                 rows.insert_reward(connection, replace(reward, conversation=row))
 
         try:

@@ -159,7 +159,7 @@ class Conversation(Origin):
     tokenizer: str
     """The tokenizer's fingerprint."""
     template: str
-    """The fingerprint of the prompts. `RunLog.template` returns their wording."""
+    """The fingerprint of the prompts. `RunLog.templates` returns their wording."""
     sampling: Mapping[str, Any]
     """The requested sampling: temperature, top_p, seed, maximum tokens and others."""
     prompt_tokens: int

@@ -176,7 +176,8 @@ def _stored_value(value: Any) -> Any:
 async def _lock(connection: Any) -> None:
     """Wait until no other process creates the tables.
 
-    `pg_advisory_lock` would wait in a statement, but the creation of an index waits for all statements.
+    `pg_advisory_lock` would wait in a statement, but the concurrent creation of an index waits for
+    all statements.
     """
     while True:
         cursor = await connection.execute("SELECT pg_try_advisory_lock(%s) AS locked", (_SETUP_LOCK,))

@@ -136,7 +136,7 @@ class Timeline:
                 yield False, list(steps)
 
     def longest_lost_lines(self, count: int) -> list[LostLine]:
-        """Return the lost lines that were in memory for most steps, in the order of their loss."""
+        """Return the lost lines that were in memory for the largest number of steps, in the order of their loss."""
         lost = self.provenance.lost
         held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
         return [lost[index] for index in sorted(held[:count])]

@@ -64,6 +64,14 @@ def found_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
     return [(place, each) for place, content in texts for each in SPELLINGS if each.encode() in content]
 
 
+def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as database:
+        database.execute("CREATE TABLE t (v BLOB)")
+        database.execute("INSERT INTO t VALUES (?)", [zlib.compress(f"… {KEY} …".encode())])
+        database.commit()
+    assert found_in(texts_in(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
+
+
 def echo(status: int, words: str, where: str = "message") -> web.Response:
     """An error that repeats what it was sent."""
     if where == "message":

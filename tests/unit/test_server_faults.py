@@ -43,6 +43,14 @@ async def ask(server: FakeServer, **options) -> Completion:
 
 
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
+async def test_what_a_repetition_can_help_is_repeated(name) -> None:
+    fault = (MALFORMED | TOO_LONG | BUSY)[name]
+    with FakeServer(lambda body, number: fault() if number < RETRIES else "at last") as server:
+        completion = await ask(server)
+    assert (completion.text, completion.retries) == ("at last", RETRIES)
+
+
+@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
 async def test_what_no_repetition_helped_is_an_error_that_says_so(name) -> None:
     fault = (MALFORMED | TOO_LONG | BUSY)[name]
     with (

@@ -68,7 +68,10 @@ class EvalOptions(ReaderOptions, SamplingSettings):
     haystack: Haystack = None
     questions_per_document: Annotated[
         int,
-        typer.Option(min=1, help="Questions that share a document; only RULER's needle tasks and our own can."),
+        typer.Option(
+            min=1,
+            help="Questions that share a document, for RULER's needle tasks, state_*, english_* and tasks that can.",
+        ),
     ] = 1
     data: Annotated[Path | None, typer.Option(help="File or folder with the data of tasks that need data files.")] = (
         None

@@ -217,9 +217,8 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
                 rows = []
                 size = part.nbytes
             for name, kind in NUMBERS.items():
-                row[name] = (
-                    None if row[name] is None else array(kind, row[name])
-                )  # a list needs eight times as much memory
+                # A list needs eight times as much memory.
+                row[name] = None if row[name] is None else array(kind, row[name])
             rows.append(row)
     if rows:
         yield _run(rows, templates, source)

@@ -429,6 +429,12 @@ def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
 # What is refused.
 
 
+def test_a_tree_is_refused_where_its_mask_would_replace_a_window() -> None:
+    window = make_model("Mistral", sliding_window=8)
+    with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
+        completion_logprobs(window, lay_out(ROWS, "prefix_tree", pad_id=0))
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_window_is_kept_by_the_other_layouts(layout: str) -> None:
     model = make_model("Mistral", sliding_window=8)

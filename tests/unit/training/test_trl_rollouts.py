@@ -34,9 +34,14 @@ class Own:
 rows = list(questions(2, held_out=False))
 
 
+def question_index(run_id: str) -> int:
+    """The index of a run's question: `trl-5d41402a-1...` is a run of question 1."""
+    return int(run_id.split("-")[2][0])
+
+
 def every_other(run: TrainingRun) -> float:
     """1 for every other read of the first question, and for all of the second."""
-    return float(run.run_id.startswith("trl-1") or int(run.run_id[-1]) % 2)
+    return float(question_index(run.run_id) == 1 or int(run.run_id[-1]) % 2)
 
 
 @pytest.fixture
@@ -63,19 +68,19 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     logged, groups = {}, defaultdict(list)
     for record in agent.run_log.runs():
         reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
-        groups[record.run_id[:5]].append(reward)
+        groups[question_index(record.run_id)].append(reward)
         for each in agent.run_log.conversations(record.run_id):
             key = (*each.prompt_token_ids, *each.token_ids)
             logged.setdefault(key, []).append((record.run_id, list(each.logprobs), reward))
     assert {sample["group_id"] for sample in samples} == {0}
-    assert len(samples) == sum(run_id.startswith("trl-0") for matches in logged.values() for run_id, *_ in matches)
+    assert len(samples) == sum(question_index(run_id) == 0 for matches in logged.values() for run_id, *_ in matches)
     for sample in samples:
         matches = logged[tuple(sample["input_ids"].tolist())]
         completion = sample["old_log_probs"][sample["completion_mask"] == 1].tolist()
         assert any(
             completion == logprobs
-            and f"trl-{sample['group_id']}" == run_id[:5]
-            and sample["advantage"] == pytest.approx(reward - fmean(groups[run_id[:5]]))
+            and sample["group_id"] == question_index(run_id)
+            and sample["advantage"] == pytest.approx(reward - fmean(groups[question_index(run_id)]))
             for run_id, logprobs, reward in matches
         )
     packed = TreeRow()

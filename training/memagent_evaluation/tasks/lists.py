@@ -1,7 +1,7 @@
 """RULER's counting tasks: the ten most common words of a list, and the three most frequent coded words.
 
 As in RULER, a list grows until its estimated length would be too long; the sample states the length it reached. There
-are no small variants.
+are no small variants: `--small` changes nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ paragraphs of other questions, all in random order, without a second copy of a g
 
 `qa_1` and `qa_2` repeat the paragraphs, in another order, if a length needs more than there are, as RULER does: SQuAD's
 small files are otherwise too short for a million tokens. `ruler_hqa` refuses that: its lengths count different
-passages. There are no small variants.
+passages. There are no small variants: `--small` changes nothing.
 """
 
 from __future__ import annotations

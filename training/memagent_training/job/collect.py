@@ -136,7 +136,8 @@ async def collect(
 ) -> Collection:
     """Collect rollouts until enough groups have variance, or there are no more questions.
 
-    A collection of this name, of the same samples and settings, is continued if the log has one.
+    A collection of this name is continued if the log has one: its complete groups are not read again. The samples,
+    settings, reward and policy must be the same, which is not checked; otherwise use a new name.
 
     Args:
         agent: a reader with a run log, whose policy reports token ids and log-probs, at the temperature to train at.
