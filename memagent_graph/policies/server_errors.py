@@ -70,7 +70,7 @@ class ServerErrors:
     def _unreachable(self, reason: str) -> PolicyUnreachableError:
         return PolicyUnreachableError(
             f"no connection to {self.base_url}: {self.redact(reason)}",
-            hint="Is the server running? Check --base-url with `memagent doctor`.",
+            hint="Is the server running? Check --base-url.",
         )
 
     def _timeout_error(self, error: Exception, allowed: str) -> PolicyUnreachableError:
