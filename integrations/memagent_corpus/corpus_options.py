@@ -74,7 +74,7 @@ class CorpusOptions(ReaderOptions, SamplingSettings):
     ] = None
     rows_per_part: Annotated[int, typer.Option(min=1, help="Rows in each Parquet file.")] = 10_000
     checkpoints: Annotated[str | None, typer.Option(help=CHECKPOINTS_HELP, show_default="beside the table")] = None
-    store: Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="none is kept")] = None
+    store: Annotated[str | None, typer.Option("--store", help=STORE_HELP, show_default="texts are not kept")] = None
     log: Annotated[
         Path | None, typer.Option("--log", help="Log all calls in this SQLite file.", show_default="none")
     ] = None

@@ -21,7 +21,10 @@ from memagent_graph.trace import MemoryUpdate
 DEFAULT_WAIT_SECONDS: Final = 45.0
 """The default time that a tool call waits, in seconds. Many clients time out after 60 seconds."""
 _MAX_READS: Final = 256
-"""The maximum number of reads that are kept with their results. The reads that ended first are dropped first."""
+"""The maximum number of reads that are kept with their results.
+
+Of the reads that have ended, the one that was registered first is dropped first.
+"""
 
 Parts = AsyncGenerator[MemoryUpdate | ReadResult, None]
 

@@ -143,7 +143,7 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
 
 
 def format_quote(quote: Mapping[str, Any]) -> str:
-    """Format one of `quotes` as one line; a short quote with the surrounding text."""
+    """Format a quote of `list_quotes` as one line; a short quote with the surrounding text."""
     is_short = len(quote["quote"]) < _CONTEXT and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
     place = f", {shorten_line(quote['place'])}" if quote["place"] else ""

@@ -153,7 +153,7 @@ class Report:
         return render_markdown(self.manuscript())
 
     def to_html(self) -> str:
-        """Return the report as one HTML page that loads nothing from other positions."""
+        """Return the report as one HTML page that loads nothing from elsewhere."""
         return render_html(self.manuscript())
 
     def manuscript(self) -> Manuscript:

@@ -80,7 +80,7 @@ def check_sentence(
     names: Iterable[str] = (),
     is_common: Callable[[str], bool] = lambda word: False,
 ) -> tuple[SentenceProblem, ...]:
-    """Return the problems of a sentence that its quotes do not support; empty if the sentence is quoted.
+    """Return the problems of a sentence, such as facts that its quotes do not support; empty if it is quoted.
 
     Args:
         sentence: the sentence.

@@ -168,7 +168,7 @@ class Uploads:
         if owner is not None:
             quota, max_files = owner.max_bytes or self._quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
-        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  our own message
+        query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  no text of a client
         ((size, number),) = self._ledger.run(query, (owner and owner.name,))
         return bool(size + more > quota or number + bool(more) > max_files)
 

@@ -69,7 +69,7 @@ def test_no_two_modules_have_the_same_name() -> None:
 def test_code_and_tests_stay_below_their_ceilings() -> None:
     """Whoever adds, looks first for what can go; see CONTRIBUTING.md."""
     assert _lines(modules().values()) <= 63_100
-    assert _lines((ROOT / "tests").rglob("*.py")) <= 51_400
+    assert _lines((ROOT / "tests").rglob("*.py")) <= 51_450
 
 
 def _lines(paths: Iterable[Path]) -> int:

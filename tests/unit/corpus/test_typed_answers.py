@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_estimate import estimate_corpus
-from memagent_corpus.corpus_run import CorpusSummary, lock_table, run_corpus
+from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
 from memagent_corpus.table_folder import describe_differences
 from memagent_corpus.typed_columns import columns_for_schema, convert_values
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
@@ -316,10 +316,36 @@ def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus:
     assert corpus.run(SCHEMA).skipped == 1
 
 
+def test_a_table_without_a_schema_does_not_take_one(corpus: Corpus) -> None:
+    corpus.write(1)
+    corpus.run(None, perfect_reader)
+    assert not {"place", "key"} & corpus.rows["d1.txt"].keys()
+    with pytest.raises(CorpusError, match="response_format: None in the table"):
+        corpus.run(SCHEMA)
+
+
 def test_many_differences_are_cut_short() -> None:
     before = {"schema": {str(number): number for number in range(40)}}
     told = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
     assert len(told) == 13 and told[-1] == "and 28 more" and max(map(len, told)) < 250
+
+
+def test_a_run_that_stops_in_the_middle_continues_with_its_schema(corpus: Corpus) -> None:
+    corpus.write(*range(1, 9))
+    calls = 0
+
+    def counted(prompt: str) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise KeyboardInterrupt
+        return answered(prompt)
+
+    with pytest.raises(KeyboardInterrupt):
+        corpus.run(SCHEMA, counted)
+    corpus.run(SCHEMA, limits=CorpusLimits(max_documents=2), rows_per_part=2)
+    corpus.run(SCHEMA, rows_per_part=2)
+    assert sorted(row["key"] for row in corpus.rows.values()) == [*range(1, 9)]
 
 
 def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced(corpus: Corpus) -> None:
