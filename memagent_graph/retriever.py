@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Final, Protocol, runtime_checkable
 
-from memagent_graph.errors import MemAgentError, RetrievalError
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import MemAgentError, RetrievalError, load_extra
 from memagent_graph.words import is_character_end, sentence_ends, terms
 
 _QUESTION_WORDS: Final = frozenset(
@@ -78,7 +77,7 @@ class WordRetriever:
     """
 
     def __post_init__(self) -> None:
-        extra_module("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
+        load_extra("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the indices of texts, best first. Equally good texts stay in order."""
@@ -87,7 +86,7 @@ class WordRetriever:
 
 def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the indices of texts with a word of the question, best first; see `WordRetriever`."""
-    library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
+    library, numbers = load_extra("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs at DEBUG, and would print that
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
