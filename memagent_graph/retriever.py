@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import MemAgentError, RetrievalError, load_extra
-from memagent_graph.words import is_character_end, sentence_ends, terms
+from memagent_graph.words import last_character_end, sentence_ends, terms
 
 _QUESTION_WORDS: Final = frozenset(
     ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
@@ -101,12 +101,7 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     index = library.BM25()
     index.index((numbered, numbers), show_progress=False)
     scores = index.get_scores(query)
-    return [number for number in _best_first(scores) if scores[number] > 0]
-
-
-def _best_first(scores: Any) -> list[int]:
-    order: list[int] = (-scores).argsort(kind="stable").tolist()
-    return order
+    return [number for number in (-scores).argsort(kind="stable").tolist() if scores[number] > 0]
 
 
 def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
@@ -124,10 +119,6 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
         end = start + most_chars
         if end < len(text):
             ends = sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
-            end = ends[0] if ends[0] > start else _character_start(text, start, end)
+            end = ends[0] if ends[0] > start else last_character_end(text, end, start + 1) or end
         yield start, min(end, len(text))
         start = end
-
-
-def _character_start(text: str, start: int, end: int) -> int:
-    return next((at for at in range(end, start, -1) if is_character_end(text, at)), end)

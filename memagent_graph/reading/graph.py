@@ -84,7 +84,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             stack.callback(cancellation.cancel)
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            _without_recursion_limit(config),
+            {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
             context=execution,
             durability=self._durability(config, durability),
             **options,
@@ -106,16 +106,20 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        is_ready = isinstance(input, dict) and is_reference(input.get("document"))
-        value = input if is_ready else await self._with_reference(input)
-        if is_ready:
+        if isinstance(input, dict) and is_reference(input.get("document")):
+            value = input
             check_complete(input["document"], self.reader_context.on_incomplete)
+        else:
+            value = await self._with_reference(input)
         execution = self._execution(context, config)
         await execution.running.turn.begin()
         try:
-            durability = self._durability(config, durability)
             parts: Any = super().astream(
-                value, _without_recursion_limit(config), context=execution, durability=durability, **options
+                value,
+                {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
+                context=execution,
+                durability=self._durability(config, durability),
+                **options,
             )
             async with aclosing(parts):
                 async for part in parts:
@@ -184,7 +188,3 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         looks_back=strategy.looks_back,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
-
-
-def _without_recursion_limit(config: RunnableConfig | None) -> RunnableConfig:
-    return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
