@@ -231,7 +231,7 @@ def _suitable(dtype: str, device: str) -> str:
     """Return the number format of a profile if this machine computes fast in it, or float32."""
     if dtype != "bfloat16":
         return "float32"
-    features = getattr(_load("torch").cpu, "get_capabilities", dict)()  # only in recent releases
+    features: dict[str, Any] = getattr(_load("torch").cpu, "get_capabilities", dict)()  # only in recent releases
     return "bfloat16" if device != "cpu" or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
@@ -414,7 +414,8 @@ class _Engine:
     def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
         if sampling.seed is None or sampling.temperature == 0:
             return None
-        return self._torch.Generator(device=self._device).manual_seed(sampling.seed)
+        generator: torch.Generator = self._torch.Generator(device=self._device)
+        return generator.manual_seed(sampling.seed)
 
     def _ends_in_stop_string(self, draft: _Draft, sampling: SamplingParams) -> bool:
         return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)

@@ -82,9 +82,10 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         cancellation = execution.running.cancellation
         for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
+        unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
+            unbounded,
             context=execution,
             durability=self._durability(config, durability),
             **options,
@@ -107,20 +108,16 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
         if isinstance(input, dict) and is_reference(input.get("document")):
-            value = input
+            value: Any = input
             check_complete(input["document"], self.reader_context.on_incomplete)
         else:
             value = await self._with_reference(input)
         execution = self._execution(context, config)
         await execution.running.turn.begin()
         try:
-            parts: Any = super().astream(
-                value,
-                {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
-                context=execution,
-                durability=self._durability(config, durability),
-                **options,
-            )
+            unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
+            durability = self._durability(config, durability)
+            parts: Any = super().astream(value, unbounded, context=execution, durability=durability, **options)
             async with aclosing(parts):
                 async for part in parts:
                     yield part
