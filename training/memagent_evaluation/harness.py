@@ -246,13 +246,16 @@ class _EvaluationCall:
     async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
         """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
         in_progress: deque[tuple[asyncio.Task[StoredSample], list[tuple[str, int]]]] = deque()
-        samples = groupby(keys, key=lambda key: key[1:4])
+        samples = (
+            (sample, [(key[0], key[4]) for key in group])
+            for sample, group in groupby(keys, key=lambda key: (key[1], key[2], key[3]))
+        )
         try:
             while self._end is EvaluationEnd.DONE:
                 while len(in_progress) < self._documents.workers:
                     if (next_sample := next(samples, None)) is None:
                         break
-                    sample, systems = next_sample[0], [(key[0], key[4]) for key in next_sample[1]]
+                    sample, systems = next_sample
                     in_progress.append((asyncio.create_task(self._documents.prepare(*sample, len(systems))), systems))
                 if not in_progress:
                     return
