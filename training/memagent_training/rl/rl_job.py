@@ -141,6 +141,8 @@ _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "measure_count": (lambda value: value >= 1, "at least 1"),
     "measure_temperatures": (lambda values: min(values, default=-1) >= 0, "one or more, none below 0"),
     "server_timeout": (lambda value: value > 0, "above 0 seconds"),
+    "sync_tolerance": (lambda value: value is None or value > 0, "above 0 nats"),
+    "lora_rank": (lambda value: value is None or value >= 1, "at least 1"),
 }
 """The condition of each number, and its text for messages."""
 
@@ -339,10 +341,8 @@ def _check(job: RLJob) -> None:
     for name, (is_valid, condition) in _RANGES.items():
         value = getattr(job, name)
         if not is_valid(value):
-            option = f"--{name}".replace("_", "-")
+            option = "--lora" if name == "lora_rank" else f"--{name}".replace("_", "-")
             raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
-    if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
