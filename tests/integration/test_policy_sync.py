@@ -147,7 +147,9 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
         """A reload that reloads nothing."""
 
     monkeypatch.setattr(ServerAPI, "reload_weights", nothing)
-    remote = syncing(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), SyncMethod.RELOAD, tolerance=tolerance)
+    remote = syncing(
+        RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), SyncMethod.RELOAD, tolerance=tolerance
+    )
     with pytest.raises(TrainingError, match="did not move with the trainer's"):
         await remote.sync(folder, "1")
 

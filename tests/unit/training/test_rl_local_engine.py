@@ -11,7 +11,7 @@ import write_tables
 
 pytest.importorskip("trl")
 
-from support.rl_loops import SETTINGS, Recorder, small_job
+from support.rl_loops import SETTINGS, small_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
