@@ -209,25 +209,8 @@ def test_training_that_was_killed_goes_on_from_a_whole_checkpoint(
 ) -> None:
     out = tmp_path / "run"
     release(new_policy(64, 32, 1), tmp_path / "small")
-    words = [
-        "--corpus",
-        str(corpus),
-        "--out",
-        str(out),
-        "--weights-from",
-        str(tmp_path / "small"),
-        "--tokens",
-        "300",
-        "--ramp-steps",
-        "1000",
-        "--log-every",
-        "1",
-        "--check-every",
-        "1",
-        "--check-rows",
-        "1",
-        "--resume",
-    ]
+    words = f"--corpus {corpus} --out {out} --weights-from {tmp_path / 'small'} --tokens 300 --ramp-steps 1000".split()
+    words += ["--log-every", "1", "--check-every", "1", "--check-rows", "1", "--resume"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "recipes.embedded.train", *words, "--steps", "100000"]
     process = Program(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)

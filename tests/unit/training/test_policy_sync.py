@@ -18,14 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from memagent_training.forward.layouts import TokenRow
+from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
     ProbeLogProbs,
-    ProbeRow,
     find_fault,
     folder_logprobs,
     largest_gap,
@@ -584,7 +583,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ROWS = [ProbeRow((3,), (5, 7, 9)), ProbeRow((1, 2), (4, 6))]
+ROWS = [IdRow((3,), (5, 7, 9)), IdRow((1, 2), (4, 6))]
 
 
 def test_a_folder_gives_the_log_probs_of_its_weights(llama) -> None:
