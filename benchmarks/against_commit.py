@@ -46,12 +46,14 @@ THAI = ("หอคอย", "นี้", "เก่า", "มาก", "อยู�
 def shuffled_sentences(script: str) -> list[str]:
     """Return the marked sentences of a script in random order, again and again; ASCII is a part of Latin."""
     lines = SENTENCES.read_text("utf-8").partition("[" + script.replace("ASCII", "Latin") + "]")[2].partition("\n[")[0]
-    known = [each for line in lines.splitlines() for each in line.split("|")[:-1]] if script != "Thai" else [*THAI]
-    known = [each for each in known if each.isascii() or script != "ASCII"]
-    source = random.Random(0)
+    vocabulary = (
+        [sentence for line in lines.splitlines() for sentence in line.split("|")[:-1]] if script != "Thai" else [*THAI]
+    )
+    vocabulary = [sentence for sentence in vocabulary if sentence.isascii() or script != "ASCII"]
+    rng = random.Random(0)
     sentences: list[str] = []
-    while known and len("".join(sentences)) < CHARACTERS:
-        sentences += source.sample(known, len(known))
+    while vocabulary and len("".join(sentences)) < CHARACTERS:
+        sentences += rng.sample(vocabulary, len(vocabulary))
     return sentences
 
 
@@ -80,10 +82,10 @@ def measure_here() -> dict[str, tuple[float, str]]:
             for name, (boundary, chunk_tokens) in CHUNK_TOKENS.items():
                 seconds = []
                 for _ in range(PASSES):  # the first one tokenises
-                    begin = time.process_time()
+                    start_time = time.process_time()
                     chunker = Chunker(store, ref, tokenizer, chunk_tokens, boundary)
                     ends = [chunk.end_char for chunk in chunker.chunks()]
-                    seconds.append(time.process_time() - begin)
+                    seconds.append(time.process_time() - start_time)
                 if name == "token":
                     figures[f"tokenising {script}"] = seconds[0], ""
                 count = f"{len(sentence_ends & {*ends})}/{len(ends)}"
@@ -93,43 +95,43 @@ def measure_here() -> dict[str, tuple[float, str]]:
         options["sampling"] = SamplingParams(max_tokens=1000)
     for name, logprobs in REPLIES.items():
         body = vllm_reply(logprobs)
-        begin = time.process_time()
+        start_time = time.process_time()
         for _ in range(DECODED // (1 + logprobs // 10)):
             decode_completion(body, **options)
-        figures[name] = time.process_time() - begin, ""
+        figures[name] = time.process_time() - start_time, ""
     return figures
 
 
 def measure_in(tree: Path) -> dict[str, tuple[float, str]]:
     """Return the same of the code in a folder."""
     command = [sys.executable, "-P", __file__, "--here"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
     )
-    figures: dict[str, tuple[float, str]] = json.loads(done.stdout)
+    figures: dict[str, tuple[float, str]] = json.loads(process.stdout)
     return figures
 
 
-def main(other: Path) -> None:
+def main(worktree: Path) -> None:
     """Print the table."""
     from benchmarks.figures import Figure, print_table
 
-    trees = {"before": other, "now": Path(__file__).parent.parent}
+    trees = {"before": worktree, "now": Path(__file__).parent.parent}
     rounds = [{name: measure_in(tree) for name, tree in trees.items()} for _ in range(ROUNDS)]
     figures = []
     for metric, (_, count) in rounds[0]["now"].items():
         if metric.startswith("tokenising"):
             continue
-        before, now = (min(each[name][metric][0] for each in rounds) for name in trees)
-        common, beside = 0.0, ""
+        old_seconds, new_seconds = (min(results[name][metric][0] for results in rounds) for name in trees)
+        common, details = 0.0, ""
         if count:
             script = metric.rpartition(" ")[2]
-            common = min(each[name][f"tokenising {script}"][0] for each in rounds for name in trees)
+            common = min(results[name][f"tokenising {script}"][0] for results in rounds for name in trees)
             chunks = int(count.partition("/")[2]) / 1e6
-            counts = f"{rounds[0]['before'][metric][1]} -> {count}"
-            beside = f", {before / chunks:.0f} -> {now / chunks:.0f} us, {counts}"
-        ratio = (common + now) / (common + before)
-        figures.append(Figure(metric + beside, ratio, "", f"at most {MOST}", ratio <= MOST))
+            counts = f"{rounds[0]['old_seconds'][metric][1]} -> {count}"
+            details = f", {old_seconds / chunks:.0f} -> {new_seconds / chunks:.0f} us, {counts}"
+        ratio = (common + new_seconds) / (common + old_seconds)
+        figures.append(Figure(metric + details, ratio, "", f"at most {MOST}", ratio <= MOST))
     print_table(figures)
 
 

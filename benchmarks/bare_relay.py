@@ -26,9 +26,9 @@ async def serve(port: int) -> None:
     """Relay connections to a port, until standard input closes."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(asyncio.CancelledError):  # it ends while connections are open
-            await asyncio.gather(copied(reader, back), copied(there, writer))
+            await asyncio.gather(copied(reader, upstream_writer), copied(upstream_reader, writer))
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -33,7 +33,7 @@ def _kilobytes_per_chunk(chunks: int) -> float:
         )
         with reader:
             result = reader.read(next(iter(prose_of(CHUNK_TOKENS * chunks))), "What is said?")
-        size = sum(each.stat().st_size for each in Path(folder).glob("checkpoints.sqlite*"))
+        size = sum(file.stat().st_size for file in Path(folder).glob("checkpoints.sqlite*"))
         return size / 1024 / result.chunks_read
 
 

@@ -46,11 +46,11 @@ def english() -> str:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.count(" ") > 7 and line.strip(" #\"'")[:1].isalpha() and not set(line) & set("={}[]()_\\")
     ]
-    source = random.Random(0)
+    rng = random.Random(0)
     lines: list[str] = []
     size = 0
     while size < TEXT_BYTES:
-        source.shuffle(sentences)
+        rng.shuffle(sentences)
         lines += sentences
         size += sum(len(sentence) + 1 for sentence in sentences)
     return "\n".join(lines).encode()[:TEXT_BYTES].decode("utf-8", "ignore")
@@ -80,7 +80,7 @@ def large_tokenizer() -> HFTokenizer:
             show_progress=False,
         )
         library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
-        backend.train_from_iterator((each.read_text("utf-8", "replace") for each in library), trainer)
+        backend.train_from_iterator((path.read_text("utf-8", "replace") for path in library), trainer)
         backend.save(str(path))
     return load_library_tokenizer(path)
 
@@ -101,9 +101,9 @@ def _stated(metric: str, value: float, unit: str) -> Figure:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    begin = time.process_time()
+    start_time = time.process_time()
     work()
-    return time.process_time() - begin
+    return time.process_time() - start_time
 
 
 def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
@@ -117,19 +117,19 @@ def _against_library(tokenizer: HFTokenizer, store: DocumentStore, text: str) ->
         ids: list[int] = tokenizer._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    fed = [text[at : at + FED_CHARACTERS] for at in range(0, len(text), FED_CHARACTERS)]
+    parts = [text[start : start + FED_CHARACTERS] for start in range(0, len(text), FED_CHARACTERS)]
     ref = store.add(Document.from_text(text, name="english"))
-    encoding, cutting = [], []
+    library_seconds, chunking_seconds = [], []
     tokens = 0
     for _ in range(ROUNDS):
-        encoding.append(_seconds(lambda: [encode(part) for part in fed]))
-        begin = time.process_time()
+        library_seconds.append(_seconds(lambda: [encode(part) for part in parts]))
+        start_time = time.process_time()
         tokens = _chunk_all(store, ref, tokenizer)
-        cutting.append(time.process_time() - begin)
+        chunking_seconds.append(time.process_time() - start_time)
     name = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
-    yield _stated(f"the library alone, 15 MB, {name}", min(encoding), "s")
-    yield _stated(f"chunked, {name}, {tokens:,} tokens", min(cutting), "s")
-    yield _at_most(f"chunked / the library alone, {name}", min(cutting) / min(encoding), "", 1.3)
+    yield _stated(f"the library alone, 15 MB, {name}", min(library_seconds), "s")
+    yield _stated(f"chunked, {name}, {tokens:,} tokens", min(chunking_seconds), "s")
+    yield _at_most(f"chunked / the library alone, {name}", min(chunking_seconds) / min(library_seconds), "", 1.3)
 
 
 def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
@@ -144,21 +144,21 @@ def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
 
 def _boundaries(store: DocumentStore, tokenizer: HFTokenizer) -> Iterator[Figure]:
     """Facts of one sentence that a chunk's end cuts in two, and the time of chunking, by where chunks may end."""
-    source = random.Random(1)
+    rng = random.Random(1)
     sentences = [line for line in english()[:BOUNDARY_CHARACTERS].split("\n") if line]
     parts: list[str] = []
     for number, line in enumerate(sentences):
         parts.append(line if line.endswith(".") else line + ".")
         if number % 10 == 0:
-            parts.append(f"The special magic number of station {number} is {source.randrange(10**6, 10**7)}.")
+            parts.append(f"The special magic number of station {number} is {rng.randrange(10**6, 10**7)}.")
     text = " ".join(parts)
     facts = [match.span() for match in re.finditer(r"The special magic number of station \d+ is \d+\.", text)]
     ref = store.add(Document.from_text(text, name="facts"))
     seconds: dict[str, float] = {}
     for boundary in get_args(Boundary):
-        began = time.process_time()
+        start_time = time.process_time()
         ends = [c.end_char for c in Chunker(store, ref, tokenizer, BOUNDARY_CHUNK_TOKENS, boundary).chunks()]
-        seconds[boundary] = time.process_time() - began
+        seconds[boundary] = time.process_time() - start_time
         cut = 0
         for start, end in facts:
             cut += bisect.bisect_right(ends, start) != bisect.bisect_left(ends, end)
@@ -170,12 +170,12 @@ def _read_in_process(path: str) -> None:
     """The body of the measured process: store a file, read all its chunks, print its peak memory in kB."""
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(folder)
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         ref = store.add(Document.from_path(path))
-        stored = time.perf_counter() - begin
+        store_seconds = time.perf_counter() - start_time
         for _ in Chunker(store, ref, load_tokenizer("embedded"), CHUNK_TOKENS).chunks():
             pass
-    print(json.dumps({"peak": _peak_kilobytes(), "stored": stored}))
+    print(json.dumps({"peak": _peak_kilobytes(), "stored": store_seconds}))
 
 
 def _peak_kilobytes() -> int:
@@ -190,9 +190,9 @@ def _peak_kilobytes() -> int:
 def _measured_process(path: Path) -> dict[str, float]:
     code = f"from benchmarks.chunking import _read_in_process; _read_in_process({str(path)!r})"
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    measurement: dict[str, float] = json.loads(process.stdout)
+    return measurement
 
 
 def measure() -> list[Figure]:
@@ -212,8 +212,8 @@ def measure() -> list[Figure]:
         for tokenizer in (embedded, large_tokenizer()):
             figures += _against_library(tokenizer, store, text)
         figures += _boundaries(store, embedded)
-        cached = _cached_chunk_milliseconds(store, text)
-        figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", cached, "ms", 0.2))
+        milliseconds = _cached_chunk_milliseconds(store, text)
+        figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", milliseconds, "ms", 0.2))
     return figures
 
 

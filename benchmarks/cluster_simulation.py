@@ -163,9 +163,9 @@ class _Machine:
         self._waiting.append(request)
         self._admit()
 
-    def advance(self, now: float) -> list[_Request]:
+    def advance(self, time: float) -> list[_Request]:
         """Advance to `now`, which must not be after the next event, and return the requests answered until then."""
-        span, self._now = now - self._now, now
+        span, self._now = time - self._now, time
         step = self._step()
         if step:
             self.busy += span
@@ -264,11 +264,13 @@ class _Simulation:
     def _finished_outcome(self) -> Outcome:
         outcome, documents = self.outcome, self._workload.documents
         outcome.seconds, outcome.tail_seconds = self._now, self._now - self._last_start
-        quarter_start, served = self._quarter
+        quarter_start, early_requests = self._quarter
         span = self._last_start - quarter_start
         requests = outcome.served / documents
-        outcome.rate = (self._served_at_last_start - served) / span / requests if span > 0 else documents / self._now
-        outcome.busy = sum(each.busy for each in self._machines) / (len(self._machines) * self._now)
+        outcome.rate = (
+            (self._served_at_last_start - early_requests) / span / requests if span > 0 else documents / self._now
+        )
+        outcome.busy = sum(machine.busy for machine in self._machines) / (len(self._machines) * self._now)
         return outcome
 
     # Documents
@@ -286,8 +288,8 @@ class _Simulation:
         self._next_stage(document)
 
     def _place(self, document: _Document) -> None:
-        up = [each for each in self._machines if each.is_up] or self._machines
-        document.replica = min(up, key=lambda each: each.documents)
+        up = [machine for machine in self._machines if machine.is_up] or self._machines
+        document.replica = min(up, key=lambda machine: machine.documents)
         document.replica.documents += 1
 
     def _next_stage(self, document: _Document) -> None:
@@ -299,8 +301,8 @@ class _Simulation:
             if self._left:
                 self._start()
             return
-        for prompt, cached, written in stage:
-            request = _Request(document, prompt, cached, written)
+        for prompt, cached_tokens, reply_tokens in stage:
+            request = _Request(document, prompt, cached_tokens, reply_tokens)
             document.open[id(request)] = request
             self._send(request)
 
@@ -357,7 +359,7 @@ class _Simulation:
         machine.is_up = False
         machine.version += 1
         self._plan(self._now + self._operation.repair_seconds, "repair", machine.number)
-        for document in [each for each in self._documents.values() if each.replica is machine]:
+        for document in [document for document in self._documents.values() if document.replica is machine]:
             machine.documents -= 1
             self._place(document)
             if not self._is_killed:
@@ -404,28 +406,28 @@ def stages_of(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple
     chunks = max(1, math.ceil(tokens / workload.chunk_tokens))
     length = math.ceil(tokens / chunks)
     memory, frame, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
-    reading = length + memory + frame
+    update_prompt = length + memory + frame
 
-    def each_question(prompt: int, written: int, shared: int = 0) -> list[tuple[int, int, int]]:
-        shared = shared if workload.shares_sections else 0
-        return [(prompt, shared if number else 0, written) for number in range(questions)]
+    def each_question(prompt: int, reply_tokens: int, cached_tokens: int = 0) -> list[tuple[int, int, int]]:
+        cached_tokens = cached_tokens if workload.shares_sections else 0
+        return [(prompt, cached_tokens if number else 0, reply_tokens) for number in range(questions)]
 
     if workload.strategy == "parallel":
-        yield each_question(reading, memory, length) * chunks
+        yield each_question(update_prompt, memory, length) * chunks
         yield from _merges(chunks, workload)
     elif workload.strategy == "segments":
         segments = min(workload.segments, chunks)
-        for first in range(0, chunks, segments):
-            now = min(segments, chunks - first)
-            yield each_question(reading, memory, length) * now
+        for start in range(0, chunks, segments):
+            count = min(segments, chunks - start)
+            yield each_question(update_prompt, memory, length) * count
         yield from _merges(segments, workload)
     else:
         for _ in range(chunks):
-            requests = each_question(reading, memory, length)
+            requests = each_question(update_prompt, memory, length)
             if workload.strategy == "gated":
                 requests = [
-                    (prompt, cached, written if rng.random() < workload.rewrites else workload.gate_tokens)
-                    for prompt, cached, written in requests
+                    (prompt, cached_tokens, reply_tokens if rng.random() < workload.rewrites else workload.gate_tokens)
+                    for prompt, cached_tokens, reply_tokens in requests
                 ]
             yield requests
     yield each_question(memory + frame, workload.answer_tokens)

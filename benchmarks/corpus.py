@@ -94,17 +94,17 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as client:
 
-            async def one(count: int) -> None:
+            async def send_requests(count: int) -> None:
                 async with slots:
                     for _ in range(count):
                         async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                             msgspec.json.decode(await reply.read())
 
-            await asyncio.gather(*map(one, turns))
+            await asyncio.gather(*map(send_requests, turns))
         return sum(turns)
 
-    first: Callable[[], Awaitable[int]] = bare
-    ratio, _, cost = await take_turns(first, corpus)
+    bare_loop: Callable[[], Awaitable[int]] = bare
+    ratio, _, cost = await take_turns(bare_loop, corpus)
     return ratio, cost
 
 
@@ -138,23 +138,29 @@ def peak_megabytes(documents: int) -> float:
             for number in range(documents):
                 file.write(json.dumps({"text": f"Document {number} says nothing much about anything."}) + "\n")
         command = [sys.executable, "-c", _MEMORY, str(table), str(Path(folder) / "out")]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        return float(done.stdout.split()[-1])
+        process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return float(process.stdout.split()[-1])
 
 
 def measure() -> list[Figure]:
     """Measure throughput, CPU time and peak memory."""
-    throughput.DELAY_MS, before, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
+    throughput.DELAY_MS, default_delay, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
     throughput.ROUNDS = 1
     try:
         with slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(_compare(url, Path(folder)))
     finally:
-        throughput.DELAY_MS, throughput.ROUNDS = before, rounds
-    few, many = peak_megabytes(FEW), peak_megabytes(MANY)
+        throughput.DELAY_MS, throughput.ROUNDS = default_delay, rounds
+    small_peak, large_peak = peak_megabytes(FEW), peak_megabytes(MANY)
     return [
         Figure(f"requests/s, corpus : bare loop, {IN_FLIGHT} in flight", ratio, "x", ">= 0.9", ratio >= 0.9),
         Figure("corpus, CPU time per request", cost, "ms", "", True),
-        Figure(f"corpus of {FEW:,} documents: peak memory", few, "MB", "", True),
-        Figure(f"corpus of {MANY:,} documents: peak memory", many, "MB", "at most 60 more", many - few <= 60),
+        Figure(f"corpus of {FEW:,} documents: peak memory", small_peak, "MB", "", True),
+        Figure(
+            f"corpus of {MANY:,} documents: peak memory",
+            large_peak,
+            "MB",
+            "at most 60 more",
+            large_peak - small_peak <= 60,
+        ),
     ]

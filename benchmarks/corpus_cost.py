@@ -48,13 +48,13 @@ class Hardware:
 
     def replica(self, tokens_per_sequence: float) -> Replica:
         """Return one GPU with the model, for sequences of this length."""
-        room = self.memory * self.usable - 2 * self.parameters
+        cache_memory = self.memory * self.usable - 2 * self.parameters
         cache = tokens_per_sequence * self.cache_bytes_per_token
         return Replica(
             tokens_per_second=self.flops * self.efficiency / (2 * self.parameters),
             weights_seconds=2 * self.parameters / self.bandwidth,
             sequence_seconds=cache / self.bandwidth,
-            batch=max(1, int(room // cache)),
+            batch=max(1, int(cache_memory // cache)),
         )
 
 
@@ -128,7 +128,7 @@ def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float,
     """
     seconds = documents / (outcome.rate * times)
     share = documents / part
-    ordered = statistics.quantiles(outcome.latencies, n=100)
+    percentiles = statistics.quantiles(outcome.latencies, n=100)
     return Cost(
         name=name,
         hours=seconds / 3600,
@@ -138,8 +138,8 @@ def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float,
         computed=outcome.computed_tokens * share,
         written=outcome.written_tokens * share,
         busy=outcome.busy,
-        median_seconds=ordered[49],
-        p99_seconds=ordered[98],
+        median_seconds=percentiles[49],
+        p99_seconds=percentiles[98],
         repeated=outcome.repeated / outcome.served,
     )
 
@@ -147,8 +147,8 @@ def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float,
 def longest_document_hours(workload: Workload, hardware: Hardware) -> float:
     """Return how many hours the longest document takes alone on a GPU. No run can be shorter."""
     replica = hardware.replica(workload.chunk_tokens)
-    alone = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
-    return simulate(replica, alone, Operation(1, 1)).seconds / 3600
+    single = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
+    return simulate(replica, single, Operation(1, 1)).seconds / 3600
 
 
 def table_of(costs: Sequence[Cost], client_ms: float, price: float | None) -> str:
@@ -157,12 +157,12 @@ def table_of(costs: Sequence[Cost], client_ms: float, price: float | None) -> st
             "tokens written, billions", "request, median and p99 s", "client cores", "sent again"]  # fmt: skip
     head += ["price"] if price else []
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
-    for each in costs:
-        line = [each.name, f"{each.hours / 24:.1f}", f"{each.gpu_hours:,.0f}", f"{each.requests / 1e6:,.0f}",
-                f"{each.requests_per_second:,.0f}", f"{each.computed / 1e9:,.0f}", f"{each.written / 1e9:,.1f}",
-                f"{each.median_seconds:.0f}, {each.p99_seconds:.0f}",
-                f"{each.requests_per_second * client_ms / 1000:.1f}", f"{each.repeated:.2%}"]  # fmt: skip
-        lines.append(line + ([f"{each.gpu_hours * price:,.0f}"] if price else []))
+    for cost in costs:
+        line = [cost.name, f"{cost.hours / 24:.1f}", f"{cost.gpu_hours:,.0f}", f"{cost.requests / 1e6:,.0f}",
+                f"{cost.requests_per_second:,.0f}", f"{cost.computed / 1e9:,.0f}", f"{cost.written / 1e9:,.1f}",
+                f"{cost.median_seconds:.0f}, {cost.p99_seconds:.0f}",
+                f"{cost.requests_per_second * client_ms / 1000:.1f}", f"{cost.repeated:.2%}"]  # fmt: skip
+        lines.append(line + ([f"{cost.gpu_hours * price:,.0f}"] if price else []))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -189,23 +189,23 @@ async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
                 config = {"configurable": {"thread_id": str(number), "checkpoint_ns": ""}}
                 await saver.aput(config, checkpoint, {}, {})  # type: ignore[arg-type]
 
-        began = time.monotonic()
+        start_time = time.monotonic()
         await asyncio.gather(*(read(number) for number in range(reads)))
-        rate = saved / (time.monotonic() - began)
+        rate = saved / (time.monotonic() - start_time)
         await saver.conn.close()  # type: ignore[attr-defined]
-        return rate, sum(each.stat().st_size for each in path.parent.iterdir()) / saved
+        return rate, sum(file.stat().st_size for file in path.parent.iterdir()) / saved
 
 
 def _ledger(seconds: float, questions: int) -> float:
     """Measure how many documents per second the ledger can store, each with one row per question."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = CorpusLedger(Path(folder) / "ledger.sqlite")
-        done, began = 0, time.monotonic()
-        while time.monotonic() - began < seconds:
-            name = f"folder/document-{done}.txt"
+        documents, start_time = 0, time.monotonic()
+        while time.monotonic() - start_time < seconds:
+            name = f"folder/document-{documents}.txt"
             rows = [
                 CorpusRow(
-                    id=f"{done}-{number}", document=name, digest="0" * 64,
+                    id=f"{documents}-{number}", document=name, digest="0" * 64,
                     question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),
                 )
@@ -213,8 +213,8 @@ def _ledger(seconds: float, questions: int) -> float:
             ]  # fmt: skip
             ledger.begin(name)
             ledger.finish(name, "1", rows)
-            done += 1
-        rate = done / (time.monotonic() - began)
+            documents += 1
+        rate = documents / (time.monotonic() - start_time)
         ledger.close()
         return rate
 
@@ -243,18 +243,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--client-ms", type=float, default=3.5, help="the client's CPU time per request in ms")
     parser.add_argument("--price", type=float, help="price of a GPU hour; adds a column")
     parser.add_argument("--measure", action="store_true", help="only measure ledger and checkpoints on this machine")
-    given = parser.parse_args(arguments)
-    if given.measure:
+    options = parser.parse_args(arguments)
+    if options.measure:
         _print_measured(3.0)
         return
     workload = Workload(
-        given.documents, given.mean_tokens, given.spread, given.longest, chunk_tokens=int(given.chunk_tokens),
-        memory_tokens=int(given.memory_tokens),
+        options.documents, options.mean_tokens, options.spread, options.longest, chunk_tokens=int(options.chunk_tokens),
+        memory_tokens=int(options.memory_tokens),
     )  # fmt: skip
-    hardware = Hardware(**{name: getattr(given, name) for name in asdict(hardware)})
-    operation = Operation(given.simulated, given.in_flight * given.simulated)
-    costs = [cost_of(each, hardware, given.documents, given.gpus) for each in collect_settings(workload, operation)]
-    print(table_of(costs, given.client_ms, given.price))
+    hardware = Hardware(**{name: getattr(options, name) for name in asdict(hardware)})
+    operation = Operation(options.simulated, options.in_flight * options.simulated)
+    costs = [
+        cost_of(setting, hardware, options.documents, options.gpus) for setting in collect_settings(workload, operation)
+    ]
+    print(table_of(costs, options.client_ms, options.price))
     hours = longest_document_hours(workload, hardware)
     print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {hours:.2f} hours")
 

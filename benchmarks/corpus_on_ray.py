@@ -116,7 +116,7 @@ async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> C
 
 def measure() -> list[Figure]:
     """Measure rates, CPU time, and the time until the first request."""
-    throughput.DELAY_MS, before = DELAY_MS, throughput.DELAY_MS
+    throughput.DELAY_MS, default_delay = DELAY_MS, throughput.DELAY_MS
     try:
         with ExitStack() as stack:
             url = stack.enter_context(slow_server(0))
@@ -124,7 +124,7 @@ def measure() -> list[Figure]:
             stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
             return _figures(url, folder)
     finally:
-        throughput.DELAY_MS = before
+        throughput.DELAY_MS = default_delay
 
 
 def _figures(url: str, folder: Path) -> list[Figure]:
@@ -138,16 +138,16 @@ def _figures(url: str, folder: Path) -> list[Figure]:
             model="slow", base_url=url, tokenizer="embedded", chunk_tokens=CHUNK_TOKENS, concurrency=concurrency
         )
 
-    began = time.process_time()
+    start_time = time.process_time()
     core = asyncio.run(read(folder / "two.jsonl", folder / "core", settings(2 * PER_ACTOR), 0))
-    core_cost = 1000 * (time.process_time() - began) / core.calls
-    one = asyncio.run(read(folder / "one.jsonl", folder / "ray-1", settings(PER_ACTOR), 1))
-    load, began = ActorLoad(), time.process_time()
+    core_cost = 1000 * (time.process_time() - start_time) / core.calls
+    one_actor = asyncio.run(read(folder / "one.jsonl", folder / "ray-1", settings(PER_ACTOR), 1))
+    load, start_time = ActorLoad(), time.process_time()
     load.start()
     two = asyncio.run(read(folder / "two.jsonl", folder / "ray-2", settings(PER_ACTOR), 2))
-    driver, actors = time.process_time() - began, load.stop()
+    driver, actors = time.process_time() - start_time, load.stop()
     wall = two.last - two.first
-    ratio, growth, share = two.rate / core.rate, two.rate / one.rate, actors / 2 / wall
+    ratio, growth, share = two.rate / core.rate, two.rate / one_actor.rate, actors / 2 / wall
     return [
         Figure(f"core, {2 * PER_ACTOR} in flight", core.rate, "requests/s", "", True),
         Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two.rate, "requests/s", "", True),

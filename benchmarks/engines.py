@@ -93,7 +93,7 @@ def quantised(source: Path, kind: str, target: Path) -> Path:
     import gguf
     import numpy
 
-    wanted = gguf.GGMLQuantizationType[kind]
+    quantization = gguf.GGMLQuantizationType[kind]
     reader: Any = gguf.GGUFReader(source)
     writer: Any = gguf.GGUFWriter(target, "llama")
     for name, field in reader.fields.items():
@@ -106,8 +106,8 @@ def quantised(source: Path, kind: str, target: Path) -> Path:
         if tensor.data.ndim == 1:
             writer.add_tensor(tensor.name, tensor.data)
         else:
-            packed = gguf.quants.quantize(tensor.data.astype(numpy.float32), wanted)
-            writer.add_tensor(tensor.name, packed, raw_dtype=wanted)
+            packed = gguf.quants.quantize(tensor.data.astype(numpy.float32), quantization)
+            writer.add_tensor(tensor.name, packed, raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -157,9 +157,9 @@ def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
             seconds = 0.0
             for document in documents:
                 text = Document.from_text(document.text)
-                begin = time.monotonic()
-                results = reader.read(text, questions=[each.question for each in document.questions])
-                seconds += time.monotonic() - begin
+                start_time = time.monotonic()
+                results = reader.read(text, questions=[question.question for question in document.questions])
+                seconds += time.monotonic() - start_time
                 right += [question.is_right(r.answer) for r, question in zip(results, document.questions, strict=True)]
                 answers += [result.answer or "" for result in results]
     return Measured(engine, prefill, decode, seconds, tuple(right), tuple(answers))
@@ -169,15 +169,15 @@ async def _speeds(policy: Policy) -> tuple[float, float]:
     """Tokens a second of prefill and of decoding; the best of some rounds, each with other tokens."""
     ids = load_tokenizer(_folder()).encode(make_demo_document(5000).text)
     prefill, decode = 0.0, 0.0
-    for place in range(0, _ROUNDS * PREFILL, PREFILL):
-        begin = time.monotonic()
-        await policy.complete(ids[place : place + PREFILL], SamplingParams(max_tokens=1))
-        prefill = max(prefill, PREFILL / (time.monotonic() - begin))
-        short = ids[place : place + SHORT]
-        begin = time.monotonic()
-        done = await policy.complete(short, SamplingParams(max_tokens=DECODED))
-        assert done.usage
-        decode = max(decode, done.usage.completion_tokens / (time.monotonic() - begin))
+    for start in range(0, _ROUNDS * PREFILL, PREFILL):
+        start_time = time.monotonic()
+        await policy.complete(ids[start : start + PREFILL], SamplingParams(max_tokens=1))
+        prefill = max(prefill, PREFILL / (time.monotonic() - start_time))
+        short = ids[start : start + SHORT]
+        start_time = time.monotonic()
+        completion = await policy.complete(short, SamplingParams(max_tokens=DECODED))
+        assert completion.usage
+        decode = max(decode, completion.usage.completion_tokens / (time.monotonic() - start_time))
     await policy.aclose()  # its connections belong to this event loop
     return prefill, decode
 
@@ -189,7 +189,7 @@ def _folder() -> Path:
     return folder
 
 
-def show(found: Sequence[Measured]) -> None:
+def show(measurements: Sequence[Measured]) -> None:
     """Print a table that can be pasted into Markdown, and the answers that differ from the first engine's."""
     table = Table(box=rich.box.MARKDOWN)
     for column in (
@@ -202,23 +202,25 @@ def show(found: Sequence[Measured]) -> None:
         "equal",
     ):
         table.add_column(column, no_wrap=True)
-    for each in found:
-        pairs = list(zip(found[0].right, each.right, strict=True))
+    for row in measurements:
+        pairs = list(zip(measurements[0].right, row.right, strict=True))
         table.add_row(
-            each.engine,
-            f"{each.prefill:,.0f}",
-            f"{each.decode:.1f}",
-            f"{each.seconds / len(each.right):.2f}",
-            f"{sum(each.right)} of {len(each.right)}",
+            row.engine,
+            f"{row.prefill:,.0f}",
+            f"{row.decode:.1f}",
+            f"{row.seconds / len(row.right):.2f}",
+            f"{sum(row.right)} of {len(row.right)}",
             f"{pairs.count((True, False))}, {pairs.count((False, True))}",
-            str(sum(one == other for one, other in zip(found[0].answers, each.answers, strict=True))),
+            str(
+                sum(answer == reference for answer, reference in zip(measurements[0].answers, row.answers, strict=True))
+            ),
         )
     console = Console(width=140)
     console.print(table)
-    for each in found[1:]:
-        for number, (one, other) in enumerate(zip(found[0].answers, each.answers, strict=True)):
-            if one != other:
-                console.print(f"{each.engine}, question {number}: {other!r}, not {one!r}", markup=False)
+    for row in measurements[1:]:
+        for number, (reference, answer) in enumerate(zip(measurements[0].answers, row.answers, strict=True)):
+            if reference != answer:
+                console.print(f"{row.engine}, question {number}: {answer!r}, not {reference!r}", markup=False)
 
 
 def main() -> None:
@@ -227,17 +229,17 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME")
     parser.add_argument("--documents", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=5000, help="length of a document")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     tokenizer = load_tokenizer(_folder())
-    documents = [make_demo_document(given.tokens, seed, tokenizer.count) for seed in range(given.documents)]
-    found = []
-    for engine in given.engines:
+    documents = [make_demo_document(arguments.tokens, seed, tokenizer.count) for seed in range(arguments.documents)]
+    measurements = []
+    for engine in arguments.engines:
         print(f"measuring {engine} ...", file=sys.stderr, flush=True)
         try:
-            found.append(measure(engine, documents))
+            measurements.append(measure(engine, documents))
         except NotHereError as error:
             print(f"left out: {engine}; to install it: {error}", file=sys.stderr)
-    show(found)
+    show(measurements)
 
 
 if __name__ == "__main__":

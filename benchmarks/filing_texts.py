@@ -91,34 +91,34 @@ def filings(count: int, *, seed: int = 23, words: int = 1500) -> Iterator[Genera
 def write_filings(folder: Path, count: int, *, seed: int = 23, words: int = 1500) -> dict[str, GeneratedFiling]:
     """Write filings to a folder, and return them by file name."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {}
-    for each in filings(count, seed=seed, words=words):
-        (folder / each.name).write_text(each.text, encoding="utf-8")
-        made[each.name] = each
-    return made
+    filings_by_name = {}
+    for filing in filings(count, seed=seed, words=words):
+        (folder / filing.name).write_text(filing.text, encoding="utf-8")
+        filings_by_name[filing.name] = filing
+    return filings_by_name
 
 
-def _filing(number: int, chance: random.Random, words: int) -> GeneratedFiling:
-    form: Literal["annual", "quarterly"] = "annual" if chance.random() < 0.6 else "quarterly"
-    year, month = chance.randint(2004, 2024), chance.choice((3, 6, 9, 12))
-    currency = chance.choice(list(_SIGNS))
+def _filing(number: int, rng: random.Random, words: int) -> GeneratedFiling:
+    form: Literal["annual", "quarterly"] = "annual" if rng.random() < 0.6 else "quarterly"
+    year, month = rng.randint(2004, 2024), rng.choice((3, 6, 9, 12))
+    currency = rng.choice(list(_SIGNS))
     truth = Filing.model_validate(
         {
-            "company": f"{chance.choice(_FIRST)} {chance.choice(_SECOND)} {chance.choice(_LAST)}",
+            "company": f"{rng.choice(_FIRST)} {rng.choice(_SECOND)} {rng.choice(_LAST)}",
             "form": form,
             "period_end": datetime.date(year, month, calendar.monthrange(year, month)[1]),
             "currency": currency,
-            "revenue": round(chance.uniform(12, 9000), 1),
-            "net_income": None if chance.random() < 0.15 else round(chance.uniform(-150, 400), 1) or 1.0,
-            "employees": None if chance.random() < 0.2 else chance.randint(40, 60_000),
-            "auditor": chance.choice(_AUDITORS),
-            "risks": chance.sample(_RISKS, chance.randint(1, 6)),
-            "material_weakness": chance.random() < 0.2,
+            "revenue": round(rng.uniform(12, 9000), 1),
+            "net_income": None if rng.random() < 0.15 else round(rng.uniform(-150, 400), 1) or 1.0,
+            "employees": None if rng.random() < 0.2 else rng.randint(40, 60_000),
+            "auditor": rng.choice(_AUDITORS),
+            "risks": rng.sample(_RISKS, rng.randint(1, 6)),
+            "material_weakness": rng.random() < 0.2,
         }
     )
-    scale: Scale = chance.choices(("millions", "thousands", "billions"), (5, 3, 2))[0]
-    changed, wording = chance.random() < 0.25, chance.randrange(3)
-    text = _Text(truth, scale, changed, wording, chance, words // 2 + chance.randrange(max(1, words))).written()
+    scale: Scale = rng.choices(("millions", "thousands", "billions"), (5, 3, 2))[0]
+    changed, wording = rng.random() < 0.25, rng.randrange(3)
+    text = _Text(truth, scale, changed, wording, rng, words // 2 + rng.randrange(max(1, words))).written()
     return GeneratedFiling(f"filing-{number:05d}.txt", text, truth, scale, changed, wording)
 
 
@@ -126,10 +126,10 @@ class _Text:
     """The text of one filing."""
 
     def __init__(
-        self, truth: Filing, scale: Scale, changed_auditor: bool, wording: int, chance: random.Random, words: int
+        self, truth: Filing, scale: Scale, changed_auditor: bool, wording: int, rng: random.Random, words: int
     ) -> None:
         self._truth, self._scale, self._changed, self._wording = truth, scale, changed_auditor, wording
-        self._chance, self._words = chance, words
+        self._chance, self._words = rng, words
         self._ended = f"{truth.period_end:%B} {truth.period_end.day}, {truth.period_end.year}"
         self._period = "fiscal year" if truth.form == "annual" else "quarter"
 
@@ -146,9 +146,9 @@ class _Text:
         )
         filler = self._words // (40 * (len(sections) - 2))
         paragraphs = list[str]()
-        for place, section in enumerate(sections):
+        for index, section in enumerate(sections):
             paragraphs += section
-            if 0 < place < len(sections) - 1:
+            if 0 < index < len(sections) - 1:
                 paragraphs += (self._filler() for _ in range(filler))
         return "\n\n".join(paragraphs) + "\n"
 
@@ -173,19 +173,19 @@ class _Text:
             )[self._wording]
 
     def _risks(self) -> Iterator[str]:
-        for each in self._truth.risks:
-            yield f"Risk: {each}"
+        for risk in self._truth.risks:
+            yield f"Risk: {risk}"
             yield f"This could harm our results in {self._place()}, and we may be unable to prevent it."
 
     def _results(self) -> Iterator[str]:
-        truth, before = self._truth, self._truth.revenue * self._chance.uniform(0.6, 0.95)
+        truth, previous = self._truth, self._truth.revenue * self._chance.uniform(0.6, 0.95)
         yield f"Revenue of the segment {self._chance.choice(_SECOND)} was {self._amount(truth.revenue * 0.3)}."
-        yield f"In the same period of the year before, total revenue had been {self._amount(before)}."
-        now = self._amount(truth.revenue)
+        yield f"In the same period of the year before, total revenue had been {self._amount(previous)}."
+        current = self._amount(truth.revenue)
         yield (
-            f"Total revenue for the {self._period} ended {self._ended} was {now}, owing to {self._reason()}.",
-            f"We achieved total revenue of {now} in the {self._period}, after {self._amount(before)} before.",
-            f"Owing to {self._reason()}, total revenue rose to {now}.",
+            f"Total revenue for the {self._period} ended {self._ended} was {current}, owing to {self._reason()}.",
+            f"We achieved total revenue of {current} in the {self._period}, after {self._amount(previous)} before.",
+            f"Owing to {self._reason()}, total revenue rose to {current}.",
         )[self._wording]
         if truth.net_income is not None:
             sign = _SIGNS[truth.currency]
@@ -199,7 +199,7 @@ class _Text:
 
     def _audit(self) -> Iterator[str]:
         if self._changed:
-            former = self._chance.choice([each for each in _AUDITORS if each != self._truth.auditor])
+            former = self._chance.choice([auditor for auditor in _AUDITORS if auditor != self._truth.auditor])
             yield f"{former} audited our statements of earlier years and was dismissed during the period."
         auditor = self._truth.auditor
         yield (
@@ -232,10 +232,10 @@ class _Text:
 
     def _filler(self) -> str:
         """About 40 words that state nothing that is asked for, with numbers in them."""
-        chance = self._chance
-        one, other = chance.sample(_TOPICS, 2)
+        rng = self._chance
+        topic, other_topic = rng.sample(_TOPICS, 2)
         return (
-            f"Our {one} in {self._place()} were reviewed in {chance.randint(1990, 2024)}, and {chance.randint(2, 99)} "
-            f"of them were renewed. The cost of {other} changed by {chance.uniform(0.1, 9):.1f} percent, which we "
-            f"ascribe to {self._reason()}. See note {chance.randint(1, 30)} on {one} and {other}."
+            f"Our {topic} in {self._place()} were reviewed in {rng.randint(1990, 2024)}, and {rng.randint(2, 99)} "
+            f"of them were renewed. The cost of {other_topic} changed by {rng.uniform(0.1, 9):.1f} percent, which we "
+            f"ascribe to {self._reason()}. See note {rng.randint(1, 30)} on {topic} and {other_topic}."
         )

@@ -78,30 +78,30 @@ def accuracies(rows: Iterable[Mapping[str, Any]], truths: Mapping[str, Generated
     Raises:
         ValueError: a filing has no row, or several.
     """
-    listed = list(rows)
-    found = {row["document"]: row for row in listed}
-    if len(found) != len(listed) or found.keys() != truths.keys():
-        raise ValueError(f"{len(listed)} rows of {len(found)} documents for {len(truths)} filings")
-    made = []
+    table_rows = list(rows)
+    rows_by_document = {row["document"]: row for row in table_rows}
+    if len(rows_by_document) != len(table_rows) or rows_by_document.keys() != truths.keys():
+        raise ValueError(f"{len(table_rows)} rows of {len(rows_by_document)} documents for {len(truths)} filings")
+    fields = []
     for field in FIELDS:
         counts = dict.fromkeys(("right", "wrong", "missing", "invented"), 0)
         for name, filing in truths.items():
-            row = found[name]
+            row = rows_by_document[name]
             counts[judged(row[field], getattr(filing.truth, field), has_answer=row["error"] is None)] += 1
-        made.append(FieldAccuracy(field, **counts))
-    return made
+        fields.append(FieldAccuracy(field, **counts))
+    return fields
 
 
 def report(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
     """The table that is printed."""
     table = Table("field", "accuracy", "95 % interval", "wrong", "missing", "invented", box=rich.box.SIMPLE)
-    for each in fields:
-        share = wilson(each.right, each.rows)
+    for field in fields:
+        share = wilson(field.right, field.rows)
         table.add_row(
-            each.field,
+            field.field,
             f"{share.mean:.1%}",
             f"{share.low:.1%} to {share.high:.1%}",
-            *(f"{count:,}" for count in (each.wrong, each.missing, each.invented)),
+            *(f"{count:,}" for count in (field.wrong, field.missing, field.invented)),
         )
     table.caption = f"{errors:,} rows with errors, whose fields are missing"
     return table

@@ -73,10 +73,10 @@ class Watched:
         text = str(prompt[0]["content"])  # type: ignore[index]
         section, problem = _SECTION.search(text), _PROBLEM.search(text)
         if section is not None and problem is not None and completion.usage is not None:
-            held = any(_shares(fact, section[1]) for fact in self._facts[problem[1]])
+            has_evidence = any(_shares(fact, section[1]) for fact in self._facts[problem[1]])
             self.decisions[problem[1]].said(
                 rewrites=completion.text.strip() != "KEEP",
-                has_evidence=held,
+                has_evidence=has_evidence,
                 tokens=completion.usage.completion_tokens,
             )
         return completion
@@ -101,7 +101,7 @@ class Measured:
 
     def by_sample(self, name: str) -> dict[str, float]:
         """A share of right decisions, of the samples that have such chunks."""
-        lists = {key: getattr(each, name) for key, each in self.decisions.items()}
+        lists = {key: getattr(decisions, name) for key, decisions in self.decisions.items()}
         return {key: fmean(values) for key, values in lists.items() if values}
 
 
@@ -126,24 +126,24 @@ async def measure(folder: Path, samples: Sequence[Sample], temperature: float, s
 
         scores = await asyncio.gather(*map(read, samples))
     await policy.aclose()
-    return Measured(dict(zip((each.question for each in samples), scores, strict=True)), dict(policy.decisions))
+    return Measured(dict(zip((sample.question for sample in samples), scores, strict=True)), dict(policy.decisions))
 
 
 def kept(path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
     """An earlier measurement, or a new one, which is stored."""
     if not path.exists():
-        found = asyncio.run(measure(folder, samples, temperature, strategy))
-        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    stored = json.loads(path.read_text("utf-8"))
-    decisions = {question: Decisions(**each) for question, each in stored["decisions"].items()}
-    return Measured(stored["answers"], decisions)
+        measurement = asyncio.run(measure(folder, samples, temperature, strategy))
+        path.write_text(json.dumps(asdict(measurement)), encoding="utf-8")
+    record = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**lists) for question, lists in record["decisions"].items()}
+    return Measured(record["answers"], decisions)
 
 
-def line(name: str, temperature: float, found: Measured) -> str:
+def line(name: str, temperature: float, measurement: Measured) -> str:
     """A row of the table."""
-    shares = [estimate(list(values.values())) for values in (found.answers, *map(found.by_sample, SHARES))]
-    spent = fmean(tokens for each in found.decisions.values() for tokens in each.spent)
-    return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {spent:.1f} |"
+    shares = [estimate(list(values.values())) for values in (measurement.answers, *map(measurement.by_sample, SHARES))]
+    tokens_per_chunk = fmean(tokens for decisions in measurement.decisions.values() for tokens in decisions.spent)
+    return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {tokens_per_chunk:.1f} |"
 
 
 SHARES = ("right", "at_evidence", "elsewhere")
@@ -160,27 +160,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", default="gated")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    policies = dict(pair.split("=", maxsplit=1) for pair in given.policy)
-    settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=given.seed, small=True)
-    task = load_task(given.task, settings)
-    drawn = (task.sample(given.length, index) for index in range(given.n))
-    samples = list({sample.question: sample for sample in drawn}.values())  # the question identifies the read
-    print(f"{given.task}, {given.length} tokens, {len(samples)} questions, {given.strategy}\n")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    policies = dict(pair.split("=", maxsplit=1) for pair in arguments.policy)
+    settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=arguments.seed, small=True)
+    task = load_task(arguments.task, settings)
+    generated = (task.sample(arguments.length, index) for index in range(arguments.n))
+    samples = list({sample.question: sample for sample in generated}.values())  # the question identifies the read
+    print(f"{arguments.task}, {arguments.length} tokens, {len(samples)} questions, {arguments.strategy}\n")
     print("| policy | T | answers right | decisions right | at the fact | elsewhere | tokens a chunk without news |")
     print("|---|---:|---|---|---|---|---:|")
-    for temperature in given.temperatures:
-        found = {}
+    for temperature in arguments.temperatures:
+        measurements = {}
         for name, folder in policies.items():
-            path = given.folder / f"{name}-{given.task}-{given.length}-{given.n}-{given.seed}-{temperature:g}.json"
-            found[name] = kept(path, Path(folder), samples, temperature, given.strategy)
-            print(line(name, temperature, found[name]), flush=True)
-        first, last = next(iter(policies)), next(reversed(policies))
-        if first != last:
-            before, after = found[first], found[last]
-            answers = compare(after.answers, before.answers, names=(last, first))
-            decisions = compare(after.by_sample("right"), before.by_sample("right"), names=(last, first))
+            path = (
+                arguments.folder
+                / f"{name}-{arguments.task}-{arguments.length}-{arguments.n}-{arguments.seed}-{temperature:g}.json"
+            )
+            measurements[name] = kept(path, Path(folder), samples, temperature, arguments.strategy)
+            print(line(name, temperature, measurements[name]), flush=True)
+        first_name, last_name = next(iter(policies)), next(reversed(policies))
+        if first_name != last_name:
+            first_measurement, last_measurement = measurements[first_name], measurements[last_name]
+            answers = compare(last_measurement.answers, first_measurement.answers, names=(last_name, first_name))
+            decisions = compare(
+                last_measurement.by_sample("right"), first_measurement.by_sample("right"), names=(last_name, first_name)
+            )
             print(
                 f"\nAnswers: {answers.points}, p {answers.p}\nDecisions: {decisions.points}, p {decisions.p}\n",
                 flush=True,

@@ -52,12 +52,12 @@ def main() -> None:
         "model", "weights", "activations", *(f"GPUs: {number}" for number in RANKS), "adapters, 1 GPU", box=MARKDOWN
     )
     for name, shape in SHAPES.items():
-        whole, adapted = (
-            estimate_memory(each, micro_batch, mixed_precision=True, checkpointing=True)
-            for each in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
+        full, with_adapters = (
+            estimate_memory(sizes, micro_batch, mixed_precision=True, checkpointing=True)
+            for sizes in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
         )
-        totals = [decimal(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]
-        table.add_row(name, f"{whole.sizes.parameters / 1e9:.2f}B", decimal(whole.activations), *totals)
+        totals = [decimal(memory) for memory in (*map(full.total_on, RANKS), with_adapters.total)]
+        table.add_row(name, f"{full.sizes.parameters / 1e9:.2f}B", decimal(full.activations), *totals)
     Console(width=140).print(table)
 
 

@@ -29,15 +29,18 @@ TRAINING, HELD_OUT = "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"
 SETTINGS = ("learning_rate=3e-4", "muon_learning_rate=1e-3", "warmup_steps=0", "gradient_checkpointing=false")
 
 
-def record(name: str, asked: AskedFact) -> dict[str, Any]:
+def record(name: str, question: AskedFact) -> dict[str, Any]:
     """Return a question as HotpotQA's files have it."""
-    titles = {asked.near_miss.statement: f"{asked.near_miss.entity} (2)", asked.fact.statement: asked.fact.entity}
-    context = [[titles.get(text, " ".join(text.split()[:3])), [text]] for text in asked.paragraphs]
+    titles = {
+        question.near_miss.statement: f"{question.near_miss.entity} (2)",
+        question.fact.statement: question.fact.entity,
+    }
+    context = [[titles.get(text, " ".join(text.split()[:3])), [text]] for text in question.paragraphs]
     return {
         "_id": name,
-        "question": asked.question,
-        "answer": asked.fact.value,
-        "supporting_facts": [[asked.fact.entity, 0]],
+        "question": question.question,
+        "answer": question.fact.value,
+        "supporting_facts": [[question.fact.entity, 0]],
         "context": context,
     }
 
@@ -45,8 +48,8 @@ def record(name: str, asked: AskedFact) -> dict[str, Any]:
 def write_data(folder: Path, training: int, held_out: int) -> None:
     """Write the records of both sides, and those for training as MemAgent publishes them."""
     for name, number in ((TRAINING, training), (HELD_OUT, held_out)):
-        asked = asked_facts(number, held_out=name == HELD_OUT)
-        records = [record(f"{name}/{place}", each) for place, each in enumerate(asked)]
+        questions = asked_facts(number, held_out=name == HELD_OUT)
+        records = [record(f"{name}/{index}", question) for index, question in enumerate(questions)]
         (folder / name).write_text(json.dumps(records), "utf-8")
     task = load_task("ruler_hqa", TaskSettings(load_tokenizer(EMBEDDED_FOLDER), data=folder / TRAINING))
     samples = [task.sample(PASSAGES, index) for index in range(training)]

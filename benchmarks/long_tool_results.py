@@ -98,22 +98,22 @@ def trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Trial]:
     for _ in range(number):
         paragraphs, depth = prose.split("\n\n"), generator.random()
         fact = facts.fact()
-        others = [facts.near_miss(fact), *(facts.fact(exclude=frozenset({fact.entity.lower()})) for _ in range(3))]
-        for place, each in sorted(
-            [(depth, fact), *((generator.random(), each) for each in others)], key=lambda p: -p[0]
+        distractors = [facts.near_miss(fact), *(facts.fact(exclude=frozenset({fact.entity.lower()})) for _ in range(3))]
+        for position, fact_at_depth in sorted(
+            [(depth, fact), *((generator.random(), distractor) for distractor in distractors)], key=lambda p: -p[0]
         ):
-            paragraphs.insert(int(place * len(paragraphs)), each.statement)
+            paragraphs.insert(int(position * len(paragraphs)), fact_at_depth.statement)
         yield Trial(fact, depth, "\n\n".join(paragraphs))
 
 
 def stated_value(question: str, text: str) -> str | None:
     """The statement in a text about the entity and attribute of a question."""
-    asked = _QUESTION.search(question)
-    if asked is None:
+    question_match = _QUESTION.search(question)
+    if question_match is None:
         return None
-    attribute, entity = map(re.escape, asked.groups())
-    found = re.search(rf"\b{attribute}s? (?:of|for) {entity} is:? (\w+)", text, re.I)
-    return found[1] if found else None
+    attribute, entity = map(re.escape, question_match.groups())
+    match = re.search(rf"\b{attribute}s? (?:of|for) {entity} is:? (\w+)", text, re.I)
+    return match[1] if match else None
 
 
 @dataclass
@@ -135,19 +135,19 @@ class WindowedModel(BaseChatModel):
         return "windowed"
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Runnable[Any, AIMessage]:
-        return self.bind(tools=[convert_to_openai_tool(each) for each in tools])
+        return self.bind(tools=[convert_to_openai_tool(schema) for schema in tools])
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
         tools: list[dict[str, Any]] = options.get("tools") or []
-        size = sum(_TOKENIZER.count(format_transcript([each])) + 4 for each in messages)
+        size = sum(_TOKENIZER.count(format_transcript([message])) + 4 for message in messages)
         size += _TOKENIZER.count(json.dumps(tools)) if tools else 0
         self.spent.largest = max(self.spent.largest, size)
         if size > WINDOW - OUTPUT:
             self.spent.refused = True
             raise ContextOverflowError(f"{size} tokens and {OUTPUT} of output do not fit the window of {WINDOW}")
-        reply = scripted_reply(messages, frozenset(each["function"]["name"] for each in tools))
+        reply = scripted_reply(messages, frozenset(schema["function"]["name"] for schema in tools))
         self.spent.tokens += size + _TOKENIZER.count(format_transcript([reply]))
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
@@ -156,27 +156,27 @@ def scripted_reply(messages: Sequence[BaseMessage], tools: frozenset[str]) -> AI
     """The model's reply, from only the prompt."""
     everything = "\n".join(message.text for message in messages)
     if not tools:
-        kept = [each[0] for each in (*_QUESTION.finditer(everything), *_STATED.finditer(everything))]
-        return AIMessage("\n".join(kept) or "Nothing of note.")
-    asked = [message.text for message in messages if isinstance(message, HumanMessage) and "?" in message.text]
-    question = asked[-1] if asked else ""
+        notes = [match[0] for match in (*_QUESTION.finditer(everything), *_STATED.finditer(everything))]
+        return AIMessage("\n".join(notes) or "Nothing of note.")
+    questions = [message.text for message in messages if isinstance(message, HumanMessage) and "?" in message.text]
+    question = questions[-1] if questions else ""
     results = [message for message in messages if isinstance(message, ToolMessage)]
     if value := stated_value(question, "\n".join(message.text for message in messages if message.type != "human")):
         return AIMessage(value)
-    if offered := [found[1] for message in results if (found := _OFFERED.search(message.text))]:
-        return AIMessage(offered[-1])
+    if answers := [match[1] for message in results if (match := _OFFERED.search(message.text))]:
+        return AIMessage(answers[-1])
     if not results:
         return _call("fetch_archive", {"name": "minutes"})
-    evicted = next((found[1] for message in results if (found := _EVICTED.search(message.text))), None)
-    looked = {message.name for message in results} & {"grep", "read_file"}
-    return _look_up(question, evicted, tools) if evicted and not looked else AIMessage(_UNKNOWN)
+    path = next((match[1] for message in results if (match := _EVICTED.search(message.text))), None)
+    lookups = {message.name for message in results} & {"grep", "read_file"}
+    return _look_up(question, path, tools) if path and not lookups else AIMessage(_UNKNOWN)
 
 
 def _look_up(question: str, path: str, tools: frozenset[str]) -> AIMessage:
     """Search an evicted result, or read its first page if it cannot be searched."""
-    named = _QUESTION.search(question)
-    if named and "grep" in tools:
-        return _call("grep", {"pattern": named[2].removeprefix("the "), "path": path, "output_mode": "content"})
+    match = _QUESTION.search(question)
+    if match and "grep" in tools:
+        return _call("grep", {"pattern": match[2].removeprefix("the "), "path": path, "output_mode": "content"})
     return _call("read_file", {"file_path": path, "offset": 0, "limit": 100})
 
 
@@ -193,8 +193,8 @@ def perfect_reader(prompt: str) -> str:
 
 
 def _part(prompt: str, tag: str) -> str:
-    found = re.search(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.S)
-    return found[1] if found else ""
+    match = re.search(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.S)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,8 @@ async def one_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool
     except ContextOverflowError:
         return False, model.spent
     for message in state["messages"]:
-        if isinstance(message, ToolMessage) and (reading := message.response_metadata.get("memagent")):
-            model.spent.tokens += reading["usage"]["total_tokens"]
+        if isinstance(message, ToolMessage) and (metadata := message.response_metadata.get("memagent")):
+            model.spent.tokens += metadata["usage"]["total_tokens"]
     return state["messages"][-1].text.strip() == trial.fact.value, model.spent
 
 
@@ -288,16 +288,16 @@ async def compare(embedded_trials: int = 0, number: int = TRIALS) -> dict[str, d
         scores: dict[str, dict[str, Score]] = {}
         for contender in contenders(reader, embedded, embedded_trials):
             for form in ("text", "JSON"):
-                began = time.perf_counter()
-                chosen = everything[: contender.trials]
-                outcomes = await asyncio.gather(*(one_trial(contender, each, form) for each in chosen))
+                start_time = time.perf_counter()
+                selection = everything[: contender.trials]
+                outcomes = await asyncio.gather(*(one_trial(contender, trial, form) for trial in selection))
                 score = scores.setdefault(contender.name, {})[form] = Score(trials=len(outcomes))
-                score.seconds = time.perf_counter() - began
-                for right, spent in outcomes:
+                score.seconds = time.perf_counter() - start_time
+                for right, consumption in outcomes:
                     score.right += right
-                    score.largest = max(score.largest, spent.largest)
-                    score.tokens += spent.tokens
-                    score.refused += spent.refused
+                    score.largest = max(score.largest, consumption.largest)
+                    score.tokens += consumption.tokens
+                    score.refused += consumption.refused
     return scores
 
 

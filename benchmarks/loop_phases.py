@@ -35,39 +35,45 @@ def iterations_in(folder: Path) -> list[dict[str, float]]:
     history: Sequence[Mapping[str, Any]] = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     settings = json.loads((folder / RECORD).read_text())
     steps = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
-    records = {each.iteration: each for each in LoopJournal(folder / JOURNAL).records if each.is_enough}
-    found: dict[int, dict[str, float]] = {}
+    records = {record.iteration: record for record in LoopJournal(folder / JOURNAL).records if record.is_enough}
+    iterations: dict[int, dict[str, float]] = {}
     for entry in history:
         if "step_time" not in entry:
             continue
         iteration = (entry["step"] - 1) // steps
-        told = found.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
+        entry_sums = iterations.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
         for name in PHASES:
-            told[name] += entry.get(f"{name}/seconds", 0.0)
-        told["train"] += entry["step_time"]
-        told["forwarded"] += entry["tokens/forwarded"]
+            entry_sums[name] += entry.get(f"{name}/seconds", 0.0)
+        entry_sums["train"] += entry["step_time"]
+        entry_sums["forwarded"] += entry["tokens/forwarded"]
         if "collect/reward" in entry:  # the first step of an iteration
             record = records[iteration]
-            told |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
-            told |= {"prompt": record.prompt_tokens, "sampled": record.completion_tokens, "reading": record.seconds}
-    usual = max(STARTED_SECONDS, 2 * median(each["sync"] for each in found.values())) if found else 0.0
-    return [each for each in found.values() if each["sync"] < usual and each["collect"] > each["reading"] / 2]
+            entry_sums |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
+            entry_sums |= {
+                "prompt": record.prompt_tokens,
+                "sampled": record.completion_tokens,
+                "reading": record.seconds,
+            }
+    longest_sync = max(STARTED_SECONDS, 2 * median(sums["sync"] for sums in iterations.values())) if iterations else 0.0
+    return [
+        sums for sums in iterations.values() if sums["sync"] < longest_sync and sums["collect"] > sums["reading"] / 2
+    ]
 
 
 def figures_of(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
     """Means over iterations."""
-    mean = {name: fmean(each[name] for each in iterations) for name in iterations[0]}
-    whole = sum(mean[name] for name in PHASES)
-    told = [Figure(f"{name}: seconds an iteration", mean[name], "s", "", True) for name in PHASES if mean[name]]
-    told += [Figure(f"{name}: share", mean[name] / whole, "", "", True) for name in PHASES if mean[name]]
-    told += [
+    mean = {name: fmean(iteration[name] for iteration in iterations) for name in iterations[0]}
+    total = sum(mean[name] for name in PHASES)
+    figures = [Figure(f"{name}: seconds an iteration", mean[name], "s", "", True) for name in PHASES if mean[name]]
+    figures += [Figure(f"{name}: share", mean[name] / total, "", "", True) for name in PHASES if mean[name]]
+    figures += [
         Figure("collect: conversations a second", mean["turns"] / mean["reading"], "", "", True),
         Figure("collect: prompt tokens a second", mean["prompt"] / mean["reading"], "", "", True),
         Figure("collect: of them computed", mean["computed"] / mean["prompt"], "", "", True),
         Figure("collect: sampled tokens a second", mean["sampled"] / mean["reading"], "", "", True),
         Figure("train: forwarded tokens a second", mean["forwarded"] / mean["train"], "", "", True),
     ]
-    return told
+    return figures
 
 
 def main() -> None:

@@ -40,8 +40,8 @@ def texts() -> dict[str, str]:
 
 def is_right(answer: str | None, right: list[list[str]]) -> bool:
     """Whether an answer has all strings of one of the lists."""
-    said = " ".join((answer or "").casefold().split())
-    return any(all(part in said for part in parts) for parts in right)
+    text = " ".join((answer or "").casefold().split())
+    return any(all(part in text for part in parts) for parts in right)
 
 
 def settings_of_command_line(description: str | None) -> ReadSettings:
@@ -50,23 +50,23 @@ def settings_of_command_line(description: str | None) -> ReadSettings:
     parser.add_argument("--model")
     parser.add_argument("--base-url")
     parser.add_argument("--strategy", help="the policy's own, or overwrite, if left out")
-    given = parser.parse_args()
-    return ReadSettings(model=given.model, base_url=given.base_url, strategy=given.strategy).resolve()
+    arguments = parser.parse_args()
+    return ReadSettings(model=arguments.model, base_url=arguments.base_url, strategy=arguments.strategy).resolve()
 
 
 def main() -> None:
     settings = settings_of_command_line(__doc__)
-    asked: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
-    known, total, correct = texts(), 0, 0
+    entries: list[dict[str, Any]] = tomllib.loads((HERE / "natural_questions.toml").read_text("utf-8"))["texts"]
+    texts_by_name, total, correct = texts(), 0, 0
     with (
         tempfile.TemporaryDirectory() as folder,
         MemAgent(settings=settings, store=Path(folder), run_log=False) as reader,
     ):
-        for each in asked:
-            questions = [question["ask"] for question in each["questions"]]
-            results = reader.read(Document.from_text(known[each["name"]]), questions=questions)
-            print(f"\n{each['name']}")
-            for question, result in zip(each["questions"], results, strict=True):
+        for entry in entries:
+            questions = [question["ask"] for question in entry["questions"]]
+            results = reader.read(Document.from_text(texts_by_name[entry["name"]]), questions=questions)
+            print(f"\n{entry['name']}")
+            for question, result in zip(entry["questions"], results, strict=True):
                 right = is_right(result.answer, question["right"])
                 total, correct = total + 1, correct + right
                 print(f"  {'right' if right else 'WRONG'}  {question['ask']}  ->  {result.answer}")

@@ -49,36 +49,45 @@ def in_order(template: str, order: PromptLayout) -> str:
 
 def run(module: str, *arguments: str | Path) -> None:
     """Run a command of the project to its end."""
-    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False)
-    if done.returncode:
-        raise SystemExit(f"{module} ended with {done.returncode}; the same command continues from what it has kept")
+    process = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False)
+    if process.returncode:
+        raise SystemExit(f"{module} ended with {process.returncode}; the same command continues from what it has kept")
 
 
-def start_of(folder: Path, order: PromptLayout, given: argparse.Namespace) -> Path:
+def start_of(folder: Path, order: PromptLayout, arguments: argparse.Namespace) -> Path:
     """A policy that knows the order; it is made if it does not exist."""
     start, training = folder / "start", folder / "supervised"
-    made = folder / "start.partial"
+    partial = folder / "start.partial"
     if start.is_dir():
         return start
-    shutil.copytree(given.first, made, dirs_exist_ok=True)
-    update = given.first / "templates" / "update.txt"
-    (made / "templates" / "update.txt").write_text(in_order(update.read_text("utf-8"), order), encoding="utf-8")
-    steps = ("--steps", str(given.steps), "--decay-steps", str(given.steps * 2 // 3), "--ramp-steps", "1")
-    rates = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(given.threads))
-    sources = ("--shipped", made, "--weights-from", given.first, "--corpus", given.corpus, "--out", training)
+    shutil.copytree(arguments.first, partial, dirs_exist_ok=True)
+    update = arguments.first / "templates" / "update.txt"
+    (partial / "templates" / "update.txt").write_text(in_order(update.read_text("utf-8"), order), encoding="utf-8")
+    steps = ("--steps", str(arguments.steps), "--decay-steps", str(arguments.steps * 2 // 3), "--ramp-steps", "1")
+    rates = ("--tokens", "6144", "--muon-lr", "0.003", "--adamw-lr", "0.0015", "--threads", str(arguments.threads))
+    sources = ("--shipped", partial, "--weights-from", arguments.first, "--corpus", arguments.corpus, "--out", training)
     run("recipes.embedded.train", *sources, *steps, *rates, "--resume")
-    last = ("--checkpoint", training / "last.pt", "--out", made)
-    run("recipes.embedded.release", "--edition", f"1, {order.value}", *last)
-    made.replace(start)
+    sources_of_release = ("--checkpoint", training / "last.pt", "--out", partial)
+    run("recipes.embedded.release", "--edition", f"1, {order.value}", *sources_of_release)
+    partial.replace(start)
     return start
 
 
-def looped(folder: Path, start: Path, given: argparse.Namespace) -> Path:
+def looped(folder: Path, start: Path, arguments: argparse.Namespace) -> Path:
     """The policy after a loop."""
     out = folder / "loop"
     if not (out / "model.safetensors").is_file():
-        policy = ("--model", start, "--out", out, "--iterations", str(given.iterations), "--seed", str(given.seed))
-        text = ("--haystack", given.corpus / "train.txt")
+        policy = (
+            "--model",
+            start,
+            "--out",
+            out,
+            "--iterations",
+            str(arguments.iterations),
+            "--seed",
+            str(arguments.seed),
+        )
+        text = ("--haystack", arguments.corpus / "train.txt")
         run("memagent_graph", "rl", *LOOP.split(), *policy, *text, *(["--resume"] if out.exists() else []))
     return out
 
@@ -86,12 +95,12 @@ def looped(folder: Path, start: Path, given: argparse.Namespace) -> Path:
 def cost_of(folder: Path) -> str:
     """The cost of a loop's iteration, as a line of a table."""
     iterations = iterations_in(folder / "loop")
-    seconds = fmean(sum(each[name] for name in PHASES) for each in iterations)
-    collecting, computed, asked = (
-        fmean(each[name] for each in iterations) for name in ("reading", "computed", "prompt")
+    seconds = fmean(sum(iteration[name] for name in PHASES) for iteration in iterations)
+    collecting, computed_tokens, prompt_tokens = (
+        fmean(iteration[name] for iteration in iterations) for name in ("reading", "computed", "prompt")
     )
-    cells = (folder.name, len(iterations), f"{seconds:.1f}", f"{collecting:.1f}", f"{computed:,.0f}")
-    return f"| {' | '.join(map(str, cells))} | {computed / asked:.2f} |"
+    cells = (folder.name, len(iterations), f"{seconds:.1f}", f"{collecting:.1f}", f"{computed_tokens:,.0f}")
+    return f"| {' | '.join(map(str, cells))} | {computed_tokens / prompt_tokens:.2f} |"
 
 
 def main() -> None:
@@ -106,16 +115,16 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=31)
-    given = parser.parse_args()
-    folders = [given.folder / order.value for order in PromptLayout]
+    arguments = parser.parse_args()
+    folders = [arguments.folder / order.value for order in PromptLayout]
     for order, folder in zip(PromptLayout, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        start = start_of(folder, order, given)
-        for stage, model in (("before", start), ("after", looped(folder, start, given))):
+        start = start_of(folder, order, arguments)
+        for stage, model in (("before", start), ("after", looped(folder, start, arguments))):
             for temperature in ("0", "1"):
                 out = folder / f"{stage}-{temperature}"
                 decoding = ("--temperature", temperature, "--on-invented", "accept", "--out", out)
-                questions = ("--lengths", given.lengths, "--n", str(given.questions))
+                questions = ("--lengths", arguments.lengths, "--n", str(arguments.questions))
                 run("memagent_graph", "eval", "niah_single_2", "--small", "--model", model, *questions, *decoding,
                     *(["--resume"] if out.exists() else []))  # fmt: skip
     print("| order | iterations | seconds each | collecting | prompt tokens computed | of those asked for |")

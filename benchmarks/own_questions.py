@@ -48,26 +48,26 @@ class AskedFact:
 
 def asked_facts(number: int, *, held_out: bool, seed: int = 0) -> Iterator[AskedFact]:
     """Yield questions on facts of their own."""
-    chance = random.Random(f"{seed}/{held_out}")
-    facts = PlantedFacts(chance, held_out=held_out, number_share=1.0)
+    rng = random.Random(f"{seed}/{held_out}")
+    facts = PlantedFacts(rng, held_out=held_out, number_share=1.0)
     prose = [part for part in islice(python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
     while number:
         fact = facts.fact()
         if fact.attribute.startswith(MAGIC):
             continue
-        beside = chance.sample(prose, PARAGRAPHS)
+        filler = rng.sample(prose, PARAGRAPHS)
         near_miss = facts.near_miss(fact)
-        paragraphs = [*beside, fact.statement, near_miss.statement]
-        chance.shuffle(paragraphs)
+        paragraphs = [*filler, fact.statement, near_miss.statement]
+        rng.shuffle(paragraphs)
         yield AskedFact(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)
         number -= 1
 
 
 def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield rows of question, document and answers."""
-    for asked in asked_facts(number, held_out=held_out, seed=seed):
-        document = "\n\n".join(asked.paragraphs)
-        yield {"question": asked.question, "document": document, "answers": [asked.fact.value]}
+    for question in asked_facts(number, held_out=held_out, seed=seed):
+        document = "\n\n".join(question.paragraphs)
+        yield {"question": question.question, "document": document, "answers": [question.fact.value]}
 
 
 def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
@@ -87,10 +87,13 @@ def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
 
 def timed(command: list[str]) -> tuple[float, float]:
     """Run a command of memagent; return its seconds and its processor seconds."""
-    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    start_time, usage_before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "memagent_graph", *command], check=True)
-    now = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic() - began, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (
+        time.monotonic() - start_time,
+        usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime,
+    )
 
 
 def run_timed(commands: dict[str, list[str]], folder: Path) -> None:

@@ -59,24 +59,24 @@ def served(model: Path, folder: Path):  # type: ignore[no-untyped-def]
 def collect_runs(base_url: str, folder: Path, samples: Sequence[Sample], rollouts: int) -> None:
     from memagent_training.job.collect import CollectSettings, collect
 
-    wanted = CollectSettings(rollouts=rollouts, groups=len(samples), max_questions=len(samples), concurrency=128)
-    began = time.monotonic()
-    found = asyncio.run(collect(reader(base_url, folder, temperature=1.0), samples, wanted, name="collected"))
-    told = {
-        "groups": found.group_of,
-        "reward": found.reward,
-        "with_variance": len(found.groups),
-        "without": len(found.uniform_groups),
-        "failed": len(found.failures),
-        "seconds": time.monotonic() - began,
+    settings = CollectSettings(rollouts=rollouts, groups=len(samples), max_questions=len(samples), concurrency=128)
+    start_time = time.monotonic()
+    collection = asyncio.run(collect(reader(base_url, folder, temperature=1.0), samples, settings, name="collected"))
+    record = {
+        "groups": collection.group_of,
+        "reward": collection.reward,
+        "with_variance": len(collection.groups),
+        "without": len(collection.uniform_groups),
+        "failed": len(collection.failures),
+        "seconds": time.monotonic() - start_time,
     }
-    (folder / "collected.json").write_text(json.dumps(told))
+    (folder / "collected.json").write_text(json.dumps(record))
 
 
 def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -> None:
     from memagent_training.job.training_job import TrainingJob, prepare, train
 
-    told = json.loads((folder / "collected.json").read_text())
+    record = json.loads((folder / "collected.json").read_text())
     settings = {
         "learning_rate": learning_rate,
         "warmup_steps": 2,
@@ -95,7 +95,7 @@ def train_on_runs(folder: Path, model: Path, steps: int, learning_rate: float) -
         preset="dapo",
         settings=settings,
         reward="exact_match",
-        groups=told["groups"],
+        groups=record["groups"],
         resume=True,
     )
     train(prepare(job))
@@ -115,53 +115,57 @@ def measure(base_url: str, folder: Path, samples: Sequence[Sample], name: str, t
     (folder / f"{name}.json").write_text(json.dumps(scores))
 
 
-def run(given: argparse.Namespace) -> list[Figure]:
-    folder: Path = given.folder
+def run(arguments: argparse.Namespace) -> list[Figure]:
+    folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    task = load_task(given.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
-    held_out = samples_of(task, given.length, HELD_OUT, given.held_out)
+    task = load_task(arguments.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
+    held_out = samples_of(task, arguments.length, HELD_OUT, arguments.held_out)
     temperatures = {"sampled": 1.0, "greedy": 0.0}
 
     def missing(side: str) -> list[str]:
-        return [each for each in temperatures if not (folder / f"{side}-{each}.json").exists()]
+        return [decoding for decoding in temperatures if not (folder / f"{side}-{decoding}.json").exists()]
 
     if missing("before") or not (folder / "collected.json").exists():
-        with served(given.model, folder) as base_url:
-            for each in missing("before"):
-                measure(base_url, folder, held_out, f"before-{each}", temperatures[each])
+        with served(arguments.model, folder) as base_url:
+            for decoding in missing("before"):
+                measure(base_url, folder, held_out, f"before-{decoding}", temperatures[decoding])
             if not (folder / "collected.json").exists():
-                collect_runs(base_url, folder, samples_of(task, given.length, 0, given.questions), given.rollouts)
+                collect_runs(
+                    base_url, folder, samples_of(task, arguments.length, 0, arguments.questions), arguments.rollouts
+                )
     if not (folder / "after" / "model.safetensors").exists():
-        train_on_runs(folder, given.model, given.steps, given.learning_rate)
+        train_on_runs(folder, arguments.model, arguments.steps, arguments.learning_rate)
     if missing("after"):
         with served(folder / "after", folder) as base_url:
-            for each in missing("after"):
-                measure(base_url, folder, held_out, f"after-{each}", temperatures[each])
-    return figures_of(folder, given)
+            for decoding in missing("after"):
+                measure(base_url, folder, held_out, f"after-{decoding}", temperatures[decoding])
+    return figures_of(folder, arguments)
 
 
-def figures_of(folder: Path, given: argparse.Namespace) -> list[Figure]:
-    told = json.loads((folder / "collected.json").read_text())
+def figures_of(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
+    record = json.loads((folder / "collected.json").read_text())
     figures = [
-        Figure("rollouts: reward", told["reward"], "", "", True),
-        Figure("rollouts: groups with variance", told["with_variance"], f"of {given.questions}", "", True),
+        Figure("rollouts: reward", record["reward"], "", "", True),
+        Figure("rollouts: groups with variance", record["with_variance"], f"of {arguments.questions}", "", True),
     ]
-    for each in ("sampled", "greedy"):
-        before, after = (json.loads((folder / f"{side}-{each}.json").read_text()) for side in ("before", "after"))
-        for side, scores in (("before", before), ("after", after)):
+    for decoding in ("sampled", "greedy"):
+        before_scores, after_scores = (
+            json.loads((folder / f"{side}-{decoding}.json").read_text()) for side in ("before", "after")
+        )
+        for side, scores in (("before", before_scores), ("after", after_scores)):
             mean = estimate(scores)
-            print(f"{each}, {side}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}], n={mean.n}")
-            figures.append(Figure(f"held out, {each}, {side}", mean.mean, "", "", True))
-        found: Comparison = compare(_by_place(after), _by_place(before), names=("after", "before"))
-        print(f"{each}: {found.points} points, p {found.p}")
-        goal = "above 0 beyond noise" if each == "sampled" else ""
-        met = (found.low > 0) or each != "sampled"
-        figures.append(Figure(f"held out, {each}, gain", found.difference, "", goal, met))
+            print(f"{decoding}, {side}: {mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}], n={mean.n}")
+            figures.append(Figure(f"held out, {decoding}, {side}", mean.mean, "", "", True))
+        comparison: Comparison = compare(_by_place(after_scores), _by_place(before_scores), names=("after", "before"))
+        print(f"{decoding}: {comparison.points} points, p {comparison.p}")
+        goal = "above 0 beyond noise" if decoding == "sampled" else ""
+        met = (comparison.low > 0) or decoding != "sampled"
+        figures.append(Figure(f"held out, {decoding}, gain", comparison.difference, "", goal, met))
     return figures
 
 
 def _by_place(scores: Sequence[float]) -> dict[str, float]:
-    return {str(place): score for place, score in enumerate(scores)}
+    return {str(index): score for index, score in enumerate(scores)}
 
 
 def main() -> None:

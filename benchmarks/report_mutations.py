@@ -63,24 +63,24 @@ def real_sentences() -> list[Claim]:
     for text in texts:
         source = SourceText(text)
         spans = list(_sentence_spans(source))
-        for before, here, after in zip(spans, spans[1:], spans[2:], strict=False):
-            sentence = " ".join(text[slice(*here)].split())
+        for previous_span, span, next_span in zip(spans, spans[1:], spans[2:], strict=False):
+            sentence = " ".join(text[slice(*span)].split())
             if 8 <= len(sentence.split()) <= 60 and re.match(r"[A-Z]", sentence) and sentence.endswith("."):
-                quotes = tuple(_quote(source, *span) for span in (here, before, after))
+                quotes = tuple(_quote(source, *span) for span in (span, previous_span, next_span))
                 claims.append(Claim(sentence, quotes, source))
-    chosen = random.Random(SEED).sample(claims, len(claims))
-    return sorted(chosen, key=lambda claim: -min(3, len(re.findall(r"\d+|(?<=[a-z] )[A-Z]", claim.sentence))))[
+    shuffled = random.Random(SEED).sample(claims, len(claims))
+    return sorted(shuffled, key=lambda claim: -min(3, len(re.findall(r"\d+|(?<=[a-z] )[A-Z]", claim.sentence))))[
         :SENTENCES
     ]
 
 
 def _sentence_spans(source: SourceText) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at < len(source.text):
-        start, end, whole = source.sentence(at, at + 1)
-        if whole and end > start:
+    position = 0
+    while position < len(source.text):
+        start, end, is_complete = source.sentence(position, position + 1)
+        if is_complete and end > start:
             yield start, end
-        at = max(at, end) + 1
+        position = max(position, end) + 1
 
 
 def _quote(source: SourceText, start: int, end: int) -> SourceQuote:
@@ -99,9 +99,9 @@ def invented_facts() -> list[Claim]:
         text = " ".join(lines)
         source = SourceText(text)
         spans = [(text.index(line), text.index(line) + len(line)) for line in lines]
-        for place, line in enumerate(lines):
-            others = [span for other, span in enumerate(spans) if other != place][:2]
-            claims.append(Claim(line, tuple(_quote(source, *span) for span in (spans[place], *others)), source))
+        for index, line in enumerate(lines):
+            others = [span for number_of_span, span in enumerate(spans) if number_of_span != index][:2]
+            claims.append(Claim(line, tuple(_quote(source, *span) for span in (spans[index], *others)), source))
     return claims
 
 
@@ -111,8 +111,10 @@ def paraphrases(part: str) -> list[Claim]:
     for pair in tomllib.loads(PAIRS.read_text("utf-8"))[part]:
         text = " ".join(pair["quotes"])
         source = SourceText(text)
-        starts = [text.index(each) for each in pair["quotes"]]
-        quotes = [_quote(source, at, at + len(each)) for at, each in zip(starts, pair["quotes"], strict=True)]
+        starts = [text.index(quote) for quote in pair["quotes"]]
+        quotes = [
+            _quote(source, start, start + len(quote)) for start, quote in zip(starts, pair["quotes"], strict=True)
+        ]
         claims.append(Claim(pair["sentence"], tuple(quotes), source))
     return claims
 
@@ -146,11 +148,11 @@ def number_changed(claim: Claim, source: random.Random, others: Sequence[Claim])
         return None
     span = source.choice(spans)
     old = claim.sentence[slice(*span)].rstrip(",")
-    place = source.randrange(len(old))
-    while not old[place].isdigit():
-        place = source.randrange(len(old))
-    digit = source.choice([each for each in "123456789" if each != old[place]])
-    return _said(claim, _put(claim.sentence, (span[0], span[0] + len(old)), old[:place] + digit + old[place + 1 :]))
+    index = source.randrange(len(old))
+    while not old[index].isdigit():
+        index = source.randrange(len(old))
+    digit = source.choice([digit_option for digit_option in "123456789" if digit_option != old[index]])
+    return _said(claim, _put(claim.sentence, (span[0], span[0] + len(old)), old[:index] + digit + old[index + 1 :]))
 
 
 def number_word_changed(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
@@ -272,13 +274,13 @@ _ANTONYMS: Final = (
 
 
 def opposite_word(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    found = []
-    for one, other in _ANTONYMS:
-        for old, new in ((one, other), (other, one)):
-            found += [(span, new) for span in _spans(rf"\b{old}\b", claim.sentence)]
-    if not found:
+    matches = []
+    for word, opposite in _ANTONYMS:
+        for old, new in ((word, opposite), (opposite, word)):
+            matches += [(span, new) for span in _spans(rf"\b{old}\b", claim.sentence)]
+    if not matches:
         return None
-    span, new = source.choice(found)
+    span, new = source.choice(matches)
     return _said(claim, _put(claim.sentence, span, new))
 
 
@@ -315,9 +317,9 @@ def quote_cut_at_beginning(claim: Claim, source: random.Random, others: Sequence
 
 def quote_reworded(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
     words = claim.quotes[0].text.split(" ")
-    place = source.randrange(len(words))
+    index = source.randrange(len(words))
     other = source.choice(source.choice(others).sentence.split())
-    return None if words[place] == other else _with_quote(claim, " ".join([*words[:place], other, *words[place + 1 :]]))
+    return None if words[index] == other else _with_quote(claim, " ".join([*words[:index], other, *words[index + 1 :]]))
 
 
 def _with_quote(claim: Claim, text: str) -> Claim:
@@ -379,8 +381,8 @@ class Count:
     def __str__(self) -> str:
         if not self.of:
             return ""
-        found = wilson(self.noticed, self.of)
-        return f"{100 * found.mean:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}] of {self.of}"
+        interval = wilson(self.noticed, self.of)
+        return f"{100 * interval.mean:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}] of {self.of}"
 
 
 def corpora() -> dict[str, list[Claim]]:
@@ -397,17 +399,19 @@ def measured(step: int = 1) -> dict[str, dict[str, Count]]:
     rows: dict[str, dict[str, Count]] = defaultdict(dict)
     for name, claims in corpora().items():
         is_common = _is_common(claims)
-        passing = [claim for claim in claims if not is_noticed(claim, is_common)]
-        passed = len(passing)
-        passing = passing[:: step if len(passing) > 100 else 1]
+        passing_claims = [claim for claim in claims if not is_noticed(claim, is_common)]
+        passing_count = len(passing_claims)
+        passing_claims = passing_claims[:: step if len(passing_claims) > 100 else 1]
         for kind, mutation in MUTATIONS.items():
             source = random.Random(f"{SEED} {name} {kind}")
-            made = [each for claim in passing if (each := mutation(claim, source, claims)) is not None]
-            rows[kind][name] = Count(sum(is_noticed(each, is_common) for each in made), len(made))
-        rows["false alarms: as it is"][name] = Count(len(claims) - passed, len(claims))
-        for kind, change in (("other forms", written_otherwise), ("first clause", first_clause)):
-            other = [each for claim in claims if (each := change(claim)) is not None]
-            rows[f"false alarms: {kind}"][name] = Count(sum(is_noticed(each, is_common) for each in other), len(other))
+            mutants = [mutant for claim in passing_claims if (mutant := mutation(claim, source, claims)) is not None]
+            rows[kind][name] = Count(sum(is_noticed(mutant, is_common) for mutant in mutants), len(mutants))
+        rows["false alarms: as it is"][name] = Count(len(claims) - passing_count, len(claims))
+        for kind, rewrite in (("other forms", written_otherwise), ("first clause", first_clause)):
+            variants = [mutant for claim in claims if (mutant := rewrite(claim)) is not None]
+            rows[f"false alarms: {kind}"][name] = Count(
+                sum(is_noticed(variant, is_common) for variant in variants), len(variants)
+            )
     return dict(rows)
 
 
@@ -435,9 +439,9 @@ def _print_errors() -> None:
         for kind, mutation in MUTATIONS.items():
             source = random.Random(f"{SEED} {name} {kind}")
             for claim in claims:
-                made = mutation(claim, source, claims)
-                if made is not None and not is_noticed(made, is_common):
-                    print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {made.sentence}")
+                mutant = mutation(claim, source, claims)
+                if mutant is not None and not is_noticed(mutant, is_common):
+                    print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {mutant.sentence}")
 
 
 if __name__ == "__main__":

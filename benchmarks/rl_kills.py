@@ -105,24 +105,24 @@ class Outcome:
 class Loop:
     """One loop's folder: the loop itself, its reports, and what was killed."""
 
-    def __init__(self, folder: Path, given: argparse.Namespace, seed: int) -> None:
+    def __init__(self, folder: Path, arguments: argparse.Namespace, seed: int) -> None:
         self.folder = folder
         self.out = folder / "rl"
         self.seed = seed
-        self._given = given
+        self._given = arguments
 
     @property
     def is_done(self) -> bool:
         return (self.folder / "seconds.json").exists()
 
     def events(self) -> list[Event]:
-        return [Event(**each) for each in _lines(self.folder / "events.jsonl")]
+        return [Event(**record) for record in _lines(self.folder / "events.jsonl")]
 
     def kills(self) -> list[dict[str, Any]]:
         return list(_lines(self.folder / "kills.jsonl"))
 
     def run(
-        self, victim: Victim | None = None, moments: Sequence[Moment] = (), usual: Mapping[str, float] = {}
+        self, victim: Victim | None = None, moments: Sequence[Moment] = (), phase_seconds: Mapping[str, float] = {}
     ) -> None:
         """Run it to its end, kill the victims, and start it again if it does not continue by itself."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -132,10 +132,10 @@ class Loop:
             is_killed = False
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
-                done = len(self.kills())
-                if victim is None or done >= len(moments) or is_killed:
+                kill_count = len(self.kills())
+                if victim is None or kill_count >= len(moments) or is_killed:
                     continue
-                event = self._due(moments[done], usual)
+                event = self._due(moments[kill_count], phase_seconds)
                 if event is not None and _kill(victim, event.pid):
                     _append(self.folder / "kills.jsonl", {**asdict(event), "victim": victim, "time": time.time()})
                     print(f"{self.folder.name}: killed the {victim} in iteration {event.iteration}, {event.phase}")
@@ -148,8 +148,10 @@ class Loop:
     def _start(self) -> subprocess.Popen[bytes]:
         from memagent_training.serving import session_watchdog
 
-        told = {key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}}
-        options = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
+        options_of_loop = {
+            key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}
+        }
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in options_of_loop.items()]
         command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._given.folder), *options]
         command += [f"--loop={self.folder.name}", f"--seed={self.seed}"]
         with (self.folder / "loop.log").open("ab") as log:
@@ -161,14 +163,14 @@ class Loop:
                 start_new_session=True,
             )
 
-    def _due(self, moment: Moment, usual: Mapping[str, float]) -> Event | None:
+    def _due(self, moment: Moment, phase_seconds: Mapping[str, float]) -> Event | None:
         """The phase in which to kill now, if any."""
         events = self.events()
         if not events or not Path(f"/proc/{events[-1].pid}").exists():
             return None
         newest = events[-1]
         is_due = newest.iteration >= moment.iteration and newest.phase == moment.phase
-        wait = moment.share * usual[moment.phase] if newest.iteration == moment.iteration else 0
+        wait = moment.share * phase_seconds[moment.phase] if newest.iteration == moment.iteration else 0
         return newest if is_due and time.time() - newest.time >= wait else None
 
     def outcome(self, rollouts: int) -> Outcome:
@@ -178,27 +180,27 @@ class Loop:
         from memagent_training.rl.rl_job import JOURNAL, RUN_LOG
 
         records = LoopJournal(self.out / JOURNAL).records
-        used = [each for each in records if each.is_enough]
-        collected = {group for each in used for group in each.group_of.values()}
-        passed_over = {f"collection-{each.number}" for each in records if not each.is_enough}
+        iterations = [record for record in records if record.is_enough]
+        collected_groups = {group for record in iterations for group in record.group_of.values()}
+        skipped_collections = {f"collection-{record.number}" for record in records if not record.is_enough}
         with_variance = {
             group
             for group in _groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
-            if group.rpartition("-")[0] not in passed_over
+            if group.rpartition("-")[0] not in skipped_collections
         }
         newest = find_checkpoints(self.out).newest
         history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
         settings = json.loads((self.out / RECORD).read_text())
         per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
         trained: Counter[int] = Counter()
-        for step in (each for each in history if "loss" in each):
+        for step in (entry for entry in history if "loss" in entry):
             trained[(step["step"] - 1) // per_iteration] += step["rollouts"]
-        surplus = {each.iteration: trained[each.iteration] / rollouts - each.groups for each in used}
+        surplus = {record.iteration: trained[record.iteration] / rollouts - record.groups for record in iterations}
         return Outcome(
-            rewards=tuple(each.reward for each in used),
-            trained_twice=math.ceil(sum(max(each, 0) for each in surplus.values())),
-            lost=len(with_variance - collected) + math.ceil(sum(max(-each, 0) for each in surplus.values())),
-            iterations=len({each.iteration for each in used}),
+            rewards=tuple(record.reward for record in iterations),
+            trained_twice=math.ceil(sum(max(count, 0) for count in surplus.values())),
+            lost=len(with_variance - collected_groups) + math.ceil(sum(max(-count, 0) for count in surplus.values())),
+            iterations=len({record.iteration for record in iterations}),
             trained=len(trained),
             kills=len(self.kills()),
             seconds=json.loads((self.folder / "seconds.json").read_text()),
@@ -249,25 +251,27 @@ def _append(path: Path, entry: Mapping[str, Any]) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def job_of(out: Path, given: argparse.Namespace) -> RLJob:
+def job_of(out: Path, arguments: argparse.Namespace) -> RLJob:
     from memagent_training.job.collect import CollectSettings
     from memagent_training.rl import RLJob
 
     return RLJob(
-        tasks=(given.task,),
-        lengths=(given.length,),
+        tasks=(arguments.task,),
+        lengths=(arguments.length,),
         out=out,
-        settings={**SETTINGS, "learning_rate": given.learning_rate},
-        iterations=given.iterations,
-        collect=CollectSettings(given.rollouts, given.groups, max_questions=16 * given.groups, concurrency=64),
+        settings={**SETTINGS, "learning_rate": arguments.learning_rate},
+        iterations=arguments.iterations,
+        collect=CollectSettings(
+            arguments.rollouts, arguments.groups, max_questions=16 * arguments.groups, concurrency=64
+        ),
         measure_every=0,
         small=True,
-        seed=given.seed,
+        seed=arguments.seed,
         resume=True,
     )
 
 
-def run_loop(folder: Path, given: argparse.Namespace) -> None:
+def run_loop(folder: Path, arguments: argparse.Namespace) -> None:
     """The main function of a loop's process."""
     from memagent_training.rl import run
     from memagent_training.rl.loop_status import LoopStatus, Phase
@@ -278,13 +282,13 @@ def run_loop(folder: Path, given: argparse.Namespace) -> None:
             tell(iteration, phase.value)
 
         def on_end(self, reason: str) -> None:
-            tell(given.iterations, "end")
+            tell(arguments.iterations, "end")
 
     def tell(iteration: int, phase: str) -> None:
         _append(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
 
-    run(job_of(folder / "rl", given), Teller(given.iterations, quiet=True))
-    times = [Event(**each).time for each in _lines(folder / "events.jsonl")]
+    run(job_of(folder / "rl", arguments), Teller(arguments.iterations, quiet=True))
+    times = [Event(**record).time for record in _lines(folder / "events.jsonl")]
     (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
 
 
@@ -293,35 +297,35 @@ def usual_seconds(loops: Sequence[Loop]) -> dict[str, float]:
 
     The first iteration does not count: it begins with a start of the server.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for loop in loops:
-        for one, following in pairwise(loop.events()):
-            if one.pid == following.pid and one.iteration > 0:
-                found[one.phase] = min(following.time - one.time, found.get(one.phase, math.inf))
-    return found
+        for event, following in pairwise(loop.events()):
+            if event.pid == following.pid and event.iteration > 0:
+                seconds[event.phase] = min(following.time - event.time, seconds.get(event.phase, math.inf))
+    return seconds
 
 
-def moments_of(victim: Victim, given: argparse.Namespace) -> list[Moment]:
+def moments_of(victim: Victim, arguments: argparse.Namespace) -> list[Moment]:
     """The requested number of kills, over all iterations but the first and the last; the same at each call."""
-    between = range(1, max(given.iterations - 1, 2))
-    chance = random.Random(f"{victim} {given.kills} {given.iterations}")
+    between = range(1, max(arguments.iterations - 1, 2))
+    rng = random.Random(f"{victim} {arguments.kills} {arguments.iterations}")
     iterations: list[int] = []
-    while len(iterations) < given.kills:
-        missing = given.kills - len(iterations)
-        iterations += chance.sample(between, min(missing, len(between)))
-    return [Moment(each, chance.choice(PHASES[victim]), chance.uniform(0, 0.9)) for each in sorted(iterations)]
+    while len(iterations) < arguments.kills:
+        missing = arguments.kills - len(iterations)
+        iterations += rng.sample(between, min(missing, len(between)))
+    return [Moment(iteration, rng.choice(PHASES[victim]), rng.uniform(0, 0.9)) for iteration in sorted(iterations)]
 
 
-def run_all(given: argparse.Namespace) -> list[Figure]:
-    undisturbed = [Loop(given.folder / f"undisturbed-{seed}", given, seed) for seed in range(given.seeds)]
+def run_all(arguments: argparse.Namespace) -> list[Figure]:
+    undisturbed = [Loop(arguments.folder / f"undisturbed-{seed}", arguments, seed) for seed in range(arguments.seeds)]
     for loop in undisturbed:
         loop.run()
-    usual = usual_seconds(undisturbed)
-    print("seconds of a phase at least: " + ", ".join(f"{name} {value:.1f}" for name, value in usual.items()))
-    disturbed = {victim: Loop(given.folder / victim.value, given, 0) for victim in Victim}
+    phase_seconds = usual_seconds(undisturbed)
+    print("seconds of a phase at least: " + ", ".join(f"{name} {value:.1f}" for name, value in phase_seconds.items()))
+    disturbed = {victim: Loop(arguments.folder / victim.value, arguments, 0) for victim in Victim}
     for victim, loop in disturbed.items():
-        loop.run(victim, moments_of(victim, given), usual)
-    outcomes = {loop.folder.name: loop.outcome(given.rollouts) for loop in (*undisturbed, *disturbed.values())}
+        loop.run(victim, moments_of(victim, arguments), phase_seconds)
+    outcomes = {loop.folder.name: loop.outcome(arguments.rollouts) for loop in (*undisturbed, *disturbed.values())}
     for name, outcome in outcomes.items():
         curve = " ".join(f"{reward:.3f}" for reward in outcome.rewards)
         print(f"{name}: rewards {curve}; {outcome.kills} kills, {outcome.seconds:.0f} s")
@@ -329,24 +333,26 @@ def run_all(given: argparse.Namespace) -> list[Figure]:
     return [
         figure
         for victim in Victim
-        for figure in figures_of(victim, outcomes[victim.value], finals, given)
+        for figure in figures_of(victim, outcomes[victim.value], finals, arguments)
     ]  # fmt: skip
 
 
-def figures_of(victim: Victim, found: Outcome, finals: Sequence[float], given: argparse.Namespace) -> Iterator[Figure]:
+def figures_of(
+    victim: Victim, outcome: Outcome, finals: Sequence[float], arguments: argparse.Namespace
+) -> Iterator[Figure]:
     counts = {
-        "kills": (found.kills, given.kills),
-        "groups trained twice": (found.trained_twice, 0),
-        "groups lost": (found.lost, 0),
-        "iterations in the journal": (found.iterations, given.iterations),
-        "iterations trained": (found.trained, given.iterations),
+        "kills": (outcome.kills, arguments.kills),
+        "groups trained twice": (outcome.trained_twice, 0),
+        "groups lost": (outcome.lost, 0),
+        "iterations in the journal": (outcome.iterations, arguments.iterations),
+        "iterations trained": (outcome.trained, arguments.iterations),
     }
     for name, (value, goal) in counts.items():
         yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)
     low, high = spread(finals)
     goal_of_reward = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
-    met = low <= found.final_reward <= high
-    yield Figure(f"{victim}: final reward", found.final_reward, "", goal_of_reward, met)
+    met = low <= outcome.final_reward <= high
+    yield Figure(f"{victim}: final reward", outcome.final_reward, "", goal_of_reward, met)
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -358,8 +364,8 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 1.0
     from scipy.stats import t
 
-    reach = float(t.ppf(0.975, len(values) - 1)) * stdev(values) * math.sqrt(1 + 1 / len(values))
-    return max(fmean(values) - reach, 0.0), min(fmean(values) + reach, 1.0)
+    half_width = float(t.ppf(0.975, len(values) - 1)) * stdev(values) * math.sqrt(1 + 1 / len(values))
+    return max(fmean(values) - half_width, 0.0), min(fmean(values) + half_width, 1.0)
 
 
 def main() -> None:
@@ -375,13 +381,13 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.iterations < 2 or given.seeds < 1:
+    arguments = parser.parse_args()
+    if arguments.iterations < 2 or arguments.seeds < 1:
         parser.error("give 2 iterations or more, and 1 seed or more")
-    if given.loop:
-        run_loop(given.folder / given.loop, given)
+    if arguments.loop:
+        run_loop(arguments.folder / arguments.loop, arguments)
     else:
-        print_table(run_all(given))
+        print_table(run_all(arguments))
 
 
 if __name__ == "__main__":

@@ -96,13 +96,13 @@ def _bytes_per_token(completion_tokens: int) -> float:
 def measure() -> list[Figure]:
     """The log's cost in time and disk space."""
     with slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, silent, logged = asyncio.run(_compare(url, Path(folder)))
+        ratio, silent, logged_ms = asyncio.run(_compare(url, Path(folder)))
     short, long = _bytes_per_token(100), _bytes_per_token(800)
     return [
         Figure(
             f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", ">= 0.9", ratio >= 0.9
         ),
-        Figure("processor time per chunk, logged", logged, "ms", "", True),
+        Figure("processor time per chunk, logged", logged_ms, "ms", "", True),
         Figure("processor time per chunk, not logged", silent, "ms", "", True),
         Figure("run log, 1500 tokens in and 100 out, per token", short, "bytes", "<= 4", short <= 4),
         Figure("run log, 1500 tokens in and 800 out, per token", long, "bytes", "<= 4", long <= 4),

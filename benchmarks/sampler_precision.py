@@ -46,8 +46,8 @@ class GradientOfStep(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Copy it; the Trainer calls this."""
-        gradients = [each.grad for each in parts["model"].parameters() if each.grad is not None]
-        self.gradient = torch.cat([each.flatten().double() for each in gradients])
+        gradients = [parameter.grad for parameter in parts["model"].parameters() if parameter.grad is not None]
+        self.gradient = torch.cat([gradient.flatten().double() for gradient in gradients])
 
 
 async def read_groups(
@@ -61,22 +61,22 @@ async def read_groups(
         policy, run_log=log, logprobs=True, temperature=1.0, on_invented="accept", store=folder / "documents"
     ) as agent:
         samples = (questions.sample(length, index) for index in range(settings.max_questions))
-        collected = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
-    return list(load_groups(log, reward="lenient_match", groups=collected.group_of).groups)
+        collection = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
+    return list(load_groups(log, reward="lenient_match", groups=collection.group_of).groups)
 
 
 def gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the gradient of one step for each way of correcting, and the gap of the log-probs."""
-    found, gap = {}, None
+    gradients_by_correction, gap = {}, None
     for name, cap in CAPS.items():
         keeper = GradientOfStep()
-        wanted = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
-        config = make_config("dapo", wanted, folder / "training")
+        options = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
+        config = make_config("dapo", options, folder / "training")
         trainer = MultiConvDAPOTrainer(str(model), groups, config, callbacks=[keeper])
         with contextlib.redirect_stdout(sys.stderr):  # where the Trainer prints its log
             trainer.train()
-        found[name], gap = keeper.gradient, trainer.logprob_gap
-    return found, gap
+        gradients_by_correction[name], gap = keeper.gradient, trainer.logprob_gap
+    return gradients_by_correction, gap
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[str]:
@@ -84,16 +84,16 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
     settings = CollectSettings(rollouts=arguments.rollouts, groups=arguments.groups, max_questions=64, concurrency=8)
     base = find_base_model(arguments.model).folder
     for dtype in arguments.formats:
-        reading = read_groups(
+        read = read_groups(
             arguments.model, base, dtype, arguments.out, settings,
             task=arguments.task, length=arguments.length, small=arguments.small,
         )  # fmt: skip
-        by_way, gap = gradients(asyncio.run(reading), base, arguments.out)
+        by_way, gap = gradients(asyncio.run(read), base, arguments.out)
         exact = by_way["no cap"]
-        errors = {name: float((each - exact).norm() / exact.norm()) for name, each in by_way.items()}
+        errors = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in by_way.items()}
         cosine = float(torch.dot(by_way["not corrected"], exact) / by_way["not corrected"].norm() / exact.norm())
         numbers = [gap.mean, gap.largest, gap.k1, gap.k3, gap.ratio_min, gap.ratio_max, gap.effective_sample_size]
-        cells = [dtype, f"{gap.tokens:,}", *(f"{each:.2g}" for each in numbers)]
+        cells = [dtype, f"{gap.tokens:,}", *(f"{number:.2g}" for number in numbers)]
         cells += [f"{errors['not corrected']:.2%}", f"{cosine:.4f}", f"{errors['cap 2']:.2%}"]
         yield f"| {' | '.join(cells)} |"
 

@@ -68,19 +68,19 @@ def sampled_during(server: VLLMServer, command: list[str]) -> list[Sample]:
     finally:
         over.set()
         thread.join()
-    busy = [place for place, each in enumerate(samples) if each.running or each.waiting]
+    busy = [index for index, sample in enumerate(samples) if sample.running or sample.waiting]
     return samples[busy[0] : busy[-1] + 1]
 
 
-def measure(name: str, model: Path, folder: Path, given: argparse.Namespace) -> list[Sample]:
+def measure(name: str, model: Path, folder: Path, arguments: argparse.Namespace) -> list[Sample]:
     """An evaluation of one policy on its own server."""
     from memagent_training.serving.vllm_server import VLLMServer
 
-    options = ["--max-num-seqs", str(given.limit)]
+    options = ["--max-num-seqs", str(arguments.limit)]
     with VLLMServer(model, log_file=folder / "server.log", dtype="bfloat16", options=options) as server:
         command = [
-            sys.executable, "-m", "memagent_graph", "eval", "niah_single_2", "--small", "--lengths", str(given.length),
-            "--n", str(given.questions), "--systems", "memagent", "--concurrency", str(given.in_flight),
+            sys.executable, "-m", "memagent_graph", "eval", "niah_single_2", "--small", "--lengths", str(arguments.length),
+            "--n", str(arguments.questions), "--systems", "memagent", "--concurrency", str(arguments.in_flight),
             "--base-url", server.base_url, "--tokenizer", "embedded", "--profile", "embedded",
             "--out", str(folder / name), "--no-checkpoints", "--quiet",
         ]  # fmt: skip
@@ -95,20 +95,20 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=128, help="documents read at once")
     parser.add_argument("--questions", type=int, default=640)
     parser.add_argument("--length", type=int, default=2400)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
     figures: list[Figure] = []
     for name, model in (
-        ("48 tokens a reply", endless_copy(given.folder)),
+        ("48 tokens a reply", endless_copy(arguments.folder)),
         ("the policy's own replies", EMBEDDED_FOLDER),
     ):
-        samples = measure(name.replace(" ", "-").replace("'", ""), model, given.folder, given)
-        share = fmean(each.running for each in samples) / given.limit
-        waited = fmean(each.waiting > 0 for each in samples)
+        samples = measure(name.replace(" ", "-").replace("'", ""), model, arguments.folder, arguments)
+        share = fmean(sample.running for sample in samples) / arguments.limit
+        waiting_share = fmean(sample.waiting > 0 for sample in samples)
         has_goal = name.startswith("48")
         goal = f">= {GOAL}" if has_goal else ""
         figures.append(Figure(f"running requests : limit, {name}", share, "", goal, not has_goal or share >= GOAL))
-        figures.append(Figure(f"share of the time with requests waiting, {name}", waited, "", "", True))
+        figures.append(Figure(f"share of the time with requests waiting, {name}", waiting_share, "", "", True))
     print_table(figures)
 
 

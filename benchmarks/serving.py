@@ -101,19 +101,19 @@ def long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
 
 async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
     """Seconds for a number of short requests, and the median of one."""
-    slots, each = asyncio.Semaphore(at_once), []
+    slots, durations = asyncio.Semaphore(at_once), []
 
-    async def one() -> None:
+    async def send_request() -> None:
         async with slots:
-            began = time.perf_counter()
+            request_start = time.perf_counter()
             async with session.post(f"{api}/chat/completions", json=SHORT) as reply:
                 await reply.read()
                 assert reply.status == 200, reply.status
-            each.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - request_start)
 
-    began = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(requests)))
-    return time.perf_counter() - began, median(each)
+    start_time = time.perf_counter()
+    await asyncio.gather(*(send_request() for _ in range(requests)))
+    return time.perf_counter() - start_time, median(durations)
 
 
 async def overhead(rounds: int, requests: int) -> list[Figure]:
@@ -121,30 +121,32 @@ async def overhead(rounds: int, requests: int) -> list[Figure]:
 
     A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
     """
-    alone, crowded, copied, spent = [], [], [], []
+    delays, server_ratios, relay_ratios, cpu_ms = [], [], [], []
     with slow_server(250) as upstream, serving(upstream) as server, bare_relay(upstream) as relay:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
             await seconds_for(session, server.api, 64, 64)
             for _ in range(rounds):
-                direct = await seconds_for(session, upstream, requests, 64)
-                copied.append(direct[0] / (await seconds_for(session, relay, requests, 64))[0])
-                before = server.cpu_seconds()
-                relayed = await seconds_for(session, server.api, requests, 64)
-                spent.append((server.cpu_seconds() - before) * 1000 / requests)
-                crowded.append(direct[0] / relayed[0])
+                direct_times = await seconds_for(session, upstream, requests, 64)
+                relay_ratios.append(direct_times[0] / (await seconds_for(session, relay, requests, 64))[0])
+                cpu_before = server.cpu_seconds()
+                server_times = await seconds_for(session, server.api, requests, 64)
+                cpu_ms.append((server.cpu_seconds() - cpu_before) * 1000 / requests)
+                server_ratios.append(direct_times[0] / server_times[0])
     with slow_server(20) as upstream, serving(upstream) as server:
         async with aiohttp.ClientSession() as session:
             await seconds_for(session, server.api, 20, 1)
             for _ in range(rounds):
-                direct = await seconds_for(session, upstream, requests // 8, 1)
-                relayed = await seconds_for(session, server.api, requests // 8, 1)
-                alone.append((relayed[1] - direct[1]) * 1000)
-    added, kept = median(alone), median(crowded)
+                direct_times = await seconds_for(session, upstream, requests // 8, 1)
+                server_times = await seconds_for(session, server.api, requests // 8, 1)
+                delays.append((server_times[1] - direct_times[1]) * 1000)
+    added_ms, throughput_ratio = median(delays), median(server_ratios)
     return [
-        Figure("added to a short request, one in flight", added, "ms", "at most 3", added <= 3),
-        Figure("throughput with 64 in flight, of direct", kept, "", "at least 0.95", kept >= 0.95),
-        Figure("the same where bytes are only copied", median(copied), "", "", True),
-        Figure("processor time of a request that is passed on", median(spent), "ms", "", True),
+        Figure("added to a short request, one in flight", added_ms, "ms", "at most 3", added_ms <= 3),
+        Figure(
+            "throughput with 64 in flight, of direct", throughput_ratio, "", "at least 0.95", throughput_ratio >= 0.95
+        ),
+        Figure("the same where bytes are only copied", median(relay_ratios), "", "", True),
+        Figure("processor time of a request that is passed on", median(cpu_ms), "ms", "", True),
     ]
 
 
@@ -162,19 +164,19 @@ async def events(
 async def first_event(session: aiohttp.ClientSession, api: str, number: int, size: int) -> float:
     """Seconds from the last byte of a long request to the first event of its streamed reply."""
     body = json.dumps(long_request(number, size, stream=True)).encode()
-    sent = time.perf_counter()
+    send_time = time.perf_counter()
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        nonlocal sent
+        nonlocal send_time
         for start in range(0, len(body), 2**18):
             yield body[start : start + 2**18]
-        sent = time.perf_counter()
+        send_time = time.perf_counter()
 
     async with contextlib.aclosing(events(session, api, pieces())) as lines:
         async for line in lines:
             if line.startswith(b"data:"):
                 break
-    return time.perf_counter() - sent
+    return time.perf_counter() - send_time
 
 
 async def large_requests(count: int, size: int) -> list[Figure]:
@@ -184,19 +186,31 @@ async def large_requests(count: int, size: int) -> list[Figure]:
     with slow_server(50) as upstream, serving(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             await first_event(session, server.api, -1, size)
-            alone = median([await first_event(session, server.api, -2 - each, size) for each in range(5)])
-            before = server.memory()
-            peak = before
-            arriving = asyncio.gather(*(first_event(session, server.api, number, size) for number in range(count)))
-            while not arriving.done():
+            single_seconds = median([await first_event(session, server.api, -2 - index, size) for index in range(5)])
+            memory_before = server.memory()
+            peak = memory_before
+            arrivals = asyncio.gather(*(first_event(session, server.api, number, size) for number in range(count)))
+            while not arrivals.done():
                 peak = max(peak, server.memory())
-                await asyncio.wait([arriving], timeout=0.05)
-            await arriving
+                await asyncio.wait([arrivals], timeout=0.05)
+            await arrivals
     megabytes = size / 2**20
     return [
-        Figure(f"first progress after the last byte of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
-        Figure(f"memory before {count} such requests", before, "MiB", "", True),
-        Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 512", peak - before <= 512),
+        Figure(
+            f"first progress after the last byte of {megabytes:.0f} MB",
+            single_seconds,
+            "s",
+            "at most 1",
+            single_seconds <= 1,
+        ),
+        Figure(f"memory before {count} such requests", memory_before, "MiB", "", True),
+        Figure(
+            f"added while {count} arrive at once",
+            peak - memory_before,
+            "MiB",
+            "at most 512",
+            peak - memory_before <= 512,
+        ),
     ]
 
 
@@ -207,9 +221,9 @@ async def idle_streams(count: int, seconds: float) -> list[Figure]:
     with slow_server(600_000) as upstream, serving(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             await first_event(session, server.api, -1, 8000)  # by then the server knows its policy
-            before = server.memory()
+            memory_before = server.memory()
 
-            async def held(number: int) -> int:
+            async def count_heartbeats(number: int) -> int:
                 beats = 0
                 body = json.dumps(long_request(number, 8000, stream=True)).encode()
                 with contextlib.suppress(TimeoutError):
@@ -218,13 +232,13 @@ async def idle_streams(count: int, seconds: float) -> list[Figure]:
                             beats += line.startswith(b":")
                 return beats
 
-            streams = asyncio.gather(*(held(number) for number in range(count)))
+            streams = asyncio.gather(*(count_heartbeats(number) for number in range(count)))
             await asyncio.sleep(seconds * 0.8)
-            each = (server.memory() - before) * 1024 / count
+            kib_per_stream = (server.memory() - memory_before) * 1024 / count
             alive = sum(beats > 0 for beats in await streams)
     return [
         Figure(f"idle streams alive, of {count}", alive, "", f"{count}", alive == count),
-        Figure("memory of one", each, "KiB", "", True),
+        Figure("memory of one", kib_per_stream, "KiB", "", True),
     ]
 
 
@@ -234,7 +248,7 @@ async def many_requests(count: int, seconds: float) -> list[Figure]:
     with slow_server(5) as upstream, serving(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-            async def one(number: int) -> str:
+            async def send_until_answered(number: int) -> str:
                 nonlocal waits
                 await asyncio.sleep(number * seconds / count)
                 while True:
@@ -246,15 +260,15 @@ async def many_requests(count: int, seconds: float) -> list[Figure]:
                         waits += 1
                         await asyncio.sleep(float(reply.headers["Retry-After"]))
 
-            began = time.perf_counter()
-            runs = await asyncio.gather(*(one(number) for number in range(count)))
-            took = time.perf_counter() - began
+            start_time = time.perf_counter()
+            runs = await asyncio.gather(*(send_until_answered(number) for number in range(count)))
+            took = time.perf_counter() - start_time
             async with session.get(server.api.replace("/v1", "/metrics")) as reply:
                 page = await reply.text()
-    started = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
+    read_count = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
     return [
         Figure(f"answered, of {count} reads", len(set(runs)), "", f"{count}", len(set(runs)) == count),
-        Figure("reads done for them", started, "", f"{count}", started == count),
+        Figure("reads done for them", read_count, "", f"{count}", read_count == count),
         Figure("seconds for all", took, "s", "", True),
         Figure("times a client was told to wait", waits, "", "", True),
     ]

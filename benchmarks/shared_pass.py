@@ -38,16 +38,16 @@ def served_folder(folder: Path, window: int) -> Path:
     return copy
 
 
-def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Namespace) -> MemAgent:
+def reader(server: VLLMServer, folder: Path, strategy: str, arguments: argparse.Namespace) -> MemAgent:
     """A budget with memories and answers as long as replies may be."""
     return MemAgent(
         OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
         tokenizer=EMBEDDED_FOLDER,
         budget=Budget(
-            context_window=given.chunk_tokens + 1000,
+            context_window=arguments.chunk_tokens + 1000,
             question_tokens=64,
             memory_tokens=REPLY_TOKENS,
-            chunk_tokens=given.chunk_tokens,
+            chunk_tokens=arguments.chunk_tokens,
             answer_tokens=REPLY_TOKENS,
         ),
         prompts=load_prompts(PromptLayout.SECTION_FIRST),
@@ -57,53 +57,53 @@ def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Name
     )
 
 
-def document(given: argparse.Namespace, seed: int) -> str:
+def document(arguments: argparse.Namespace, seed: int) -> str:
     """Words in a unique order, about `chunks` chunks long."""
     order = random.Random(seed)
     colours = ("red", "green", "blue", "old", "new")
-    sentences = range(given.chunks * given.chunk_tokens // 9)
+    sentences = range(arguments.chunks * arguments.chunk_tokens // 9)
     return " ".join(f"the {order.choice(colours)} {order.randrange(10**4)} is here." for _ in sentences)
 
 
 def questions(number: int) -> list[str]:
     """Different ones."""
-    return [f"Which colour does number {each} have?" for each in range(number)]
+    return [f"Which colour does number {index} have?" for index in range(number)]
 
 
 def cached_share(results: Sequence[ReadResult]) -> float:
     """The share of the document's tokens that these reads found in the cache, at most 1."""
-    shares = [min(1.0, each.usage.cached_tokens / each.usage.document_tokens) for each in results]
+    shares = [min(1.0, result.usage.cached_tokens / result.usage.document_tokens) for result in results]
     return sum(shares) / len(shares)
 
 
-def measure(given: argparse.Namespace) -> list[Figure]:
+def measure(arguments: argparse.Namespace) -> list[Figure]:
     """The figures of one server."""
     figures = []
-    served = served_folder(given.folder, given.chunk_tokens + 1000)
-    options = ["--max-num-batched-tokens", str(given.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
-    with VLLMServer(served, log_file=given.folder / "server.log", options=options) as server:
-        agent = reader(server, given.folder, "overwrite", given)
-        agent.read(document(given, 0), questions(1)[0])  # the server's first requests are slow
-        for number in range(given.rounds):
-            begin = time.monotonic()
-            agent.read(document(given, 3 * number + 1), questions(1)[0])
-            alone = time.monotonic() - begin
-            begin = time.monotonic()
-            results = agent.read(document(given, 3 * number + 2), questions=questions(given.questions))
-            together = time.monotonic() - begin
-            first, *others = sorted(results, key=lambda each: each.usage.cached_tokens)
-            share = cached_share(others)
+    policy_folder = served_folder(arguments.folder, arguments.chunk_tokens + 1000)
+    options = ["--max-num-batched-tokens", str(arguments.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
+    with VLLMServer(policy_folder, log_file=arguments.folder / "server.log", options=options) as server:
+        agent = reader(server, arguments.folder, "overwrite", arguments)
+        agent.read(document(arguments, 0), questions(1)[0])  # the server's first requests are slow
+        for number in range(arguments.rounds):
+            start_time = time.monotonic()
+            agent.read(document(arguments, 3 * number + 1), questions(1)[0])
+            one_seconds = time.monotonic() - start_time
+            start_time = time.monotonic()
+            results = agent.read(document(arguments, 3 * number + 2), questions=questions(arguments.questions))
+            all_seconds = time.monotonic() - start_time
+            first_result, *other_results = sorted(results, key=lambda result: result.usage.cached_tokens)
+            share = cached_share(other_results)
             figures += [
-                Figure(f"{given.questions} questions : one, wall time", together / alone, "x", f"<= {TIME_GOAL:g}",
-                       together / alone <= TIME_GOAL),
+                Figure(f"{arguments.questions} questions : one, wall time", all_seconds / one_seconds, "x", f"<= {TIME_GOAL:g}",
+                       all_seconds / one_seconds <= TIME_GOAL),
                 Figure("question two on: section tokens from the cache", share, "", f">= {SHARE_GOAL}",
                        share >= SHARE_GOAL),
-                Figure("question one: section tokens from the cache", cached_share([first]), "", "", True),
+                Figure("question one: section tokens from the cache", cached_share([first_result]), "", "", True),
             ]  # fmt: skip
             # Started explicitly: the weights write nothing new here, so no second pass would follow.
-            passes = reader(server, given.folder, "parallel:passes=1", given)
-            text = document(given, 3 * number + 3)
-            share = cached_share([passes.read(text, each) for each in questions(2)][1:])
+            passes = reader(server, arguments.folder, "parallel:passes=1", arguments)
+            text = document(arguments, 3 * number + 3)
+            share = cached_share([passes.read(text, question) for question in questions(2)][1:])
             figures.append(
                 Figure("pass two: section tokens from the cache", share, "", f">= {SHARE_GOAL}", share >= SHARE_GOAL)
             )
@@ -120,9 +120,9 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
-    print_table(measure(given))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
+    print_table(measure(arguments))
 
 
 if __name__ == "__main__":

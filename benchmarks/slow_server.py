@@ -31,14 +31,14 @@ def reply(tokens: int) -> bytes:
     if tokens:
         # Random numbers, so that a log that keeps them cannot compress them better than real ones.
         numbers = random.Random(1)
-        one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "top_logprobs": []}
-        content = [{**one, "logprob": -numbers.expovariate(2.0)} for _ in range(tokens)]
+        token_entry = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "top_logprobs": []}
+        content = [{**token_entry, "logprob": -numbers.expovariate(2.0)} for _ in range(tokens)]
         choice |= {"logprobs": {"content": content}, "token_ids": numbers.choices(range(150_000), k=tokens)}
         body["prompt_token_ids"] = numbers.choices(range(150_000), k=1500)
-    encoded = msgspec.json.encode(body)
+    content_bytes = msgspec.json.encode(body)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(encoded),
-        encoded,
+        len(content_bytes),
+        content_bytes,
     )
 
 

@@ -59,13 +59,15 @@ main()
 
 def _processor_seconds(*arguments: str) -> float:
     """User and system time of a Python process, which other processes hardly affect; the minimum of three."""
-    found = []
+    processor_seconds = []
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    return min(found)
+        usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor_seconds.append(
+            usage_after.ru_utime - usage_before.ru_utime + usage_after.ru_stime - usage_before.ru_stime
+        )
+    return min(processor_seconds)
 
 
 def _command_line() -> list[Figure]:
@@ -74,15 +76,17 @@ def _command_line() -> list[Figure]:
         os.environ["MEMAGENT_HOME"] = folder
         path = Path(folder) / "note.txt"
         path.write_text("The access code of the quiet falcon is 48213.")
-        told = _processor_seconds("-m", "memagent_graph", "--help")
-        named = _processor_seconds("-c", _UNTIL_THE_POLICY, str(path))
+        help_seconds = _processor_seconds("-m", "memagent_graph", "--help")
+        policy_seconds = _processor_seconds("-c", _UNTIL_THE_POLICY, str(path))
         question = "What is the access code of the quiet falcon?"
         read = _processor_seconds("-m", "memagent_graph", "read", str(path), "-q", question, "--model", "embedded")
         del os.environ["MEMAGENT_HOME"]
     libraries = _processor_seconds("-c", "import torch, transformers.models.llama.modeling_llama")
     return [
-        Figure("memagent --help, processor time", told, "s", "<= 0.5", told <= 0.5),
-        Figure("memagent read until it names the policy, processor time", named, "s", "<= 2", named <= 2),
+        Figure("memagent --help, processor time", help_seconds, "s", "<= 0.5", help_seconds <= 0.5),
+        Figure(
+            "memagent read until it names the policy, processor time", policy_seconds, "s", "<= 2", policy_seconds <= 2
+        ),
         Figure(
             "read of one chunk, embedded : import of torch and transformers' Llama", read / libraries, "x", "", True
         ),
@@ -95,10 +99,10 @@ def measure() -> list[Figure]:
         path = Path(folder) / "15MB.txt"
         text = next(iter(prose_of(100_000)))
         path.write_text(text * (15_000_000 // len(text) + 1))
-        first = _seconds(_READ, url, str(path), str(Path(folder) / "store"))
-    imported = _seconds(_IMPORT)
+        first_request = _seconds(_READ, url, str(path), str(Path(folder) / "store"))
+    import_seconds = _seconds(_IMPORT)
     return [
-        Figure("first request of a 15 MB file, after", first, "s", "<= 0.5", first <= 0.5),
-        Figure("import memagent_graph", imported, "s", "<= 0.5", imported <= 0.5),
+        Figure("first request of a 15 MB file, after", first_request, "s", "<= 0.5", first_request <= 0.5),
+        Figure("import memagent_graph", import_seconds, "s", "<= 0.5", import_seconds <= 0.5),
         *_command_line(),
     ]

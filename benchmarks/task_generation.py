@@ -48,7 +48,7 @@ def records() -> list[QARecord]:
             f"What is said of {number}?",
             (str(number),),
             (paragraph(f"{number} a"), paragraph(f"{number} b")),
-            tuple(paragraph(f"{number} {other}") for other in "cdefghij"),
+            tuple(paragraph(f"{number} {letter}") for letter in "cdefghij"),
         )
         for number in range(RECORDS)
     ]

@@ -15,12 +15,12 @@ def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
     paragraphs, lengths = _paragraphs()
     position = 0
     for _ in range(documents):
-        chosen, length = [], 0
+        parts, length = [], 0
         while length < tokens:
-            chosen.append(paragraphs[position % len(paragraphs)])
+            parts.append(paragraphs[position % len(paragraphs)])
             length += lengths[position % len(paragraphs)]
             position += 1
-        yield "\n\n".join(chosen)
+        yield "\n\n".join(parts)
 
 
 @cache

@@ -68,11 +68,11 @@ async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
     costs: dict[Pass, list[float]] = {first: [], second: []}
     for _ in range(ROUNDS):
         wall = {first: 0.0, second: 0.0}
-        for each in (first, second, second, first):
-            began, processor = time.perf_counter(), time.process_time()
-            chunks = await each()
-            wall[each] += (time.perf_counter() - began) / chunks
-            costs[each].append(1000 * (time.process_time() - processor) / chunks)
+        for read_pass in (first, second, second, first):
+            start_time, processor = time.perf_counter(), time.process_time()
+            chunks = await read_pass()
+            wall[read_pass] += (time.perf_counter() - start_time) / chunks
+            costs[read_pass].append(1000 * (time.process_time() - processor) / chunks)
         ratios.append(wall[first] / wall[second])
     return statistics.median(ratios), statistics.median(costs[first]), statistics.median(costs[second])
 
@@ -97,7 +97,7 @@ def pass_of(reader: MemAgent, references: Sequence[DocumentRef]) -> Pass:
     """Reads all documents at once."""
 
     async def read_all() -> int:
-        results = await asyncio.gather(*(reader.aread(each, "What is said of it?") for each in references))
+        results = await asyncio.gather(*(reader.aread(reference, "What is said of it?") for reference in references))
         return sum(result.usage.turns for result in results)
 
     return read_all
@@ -118,7 +118,10 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
             async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                 msgspec.json.decode(await reply.read())
 
-    turns = [result.usage.turns for result in await asyncio.gather(*(reader.aread(each, "?") for each in references))]
+    turns = [
+        result.usage.turns
+        for result in await asyncio.gather(*(reader.aread(reference, "?") for reference in references))
+    ]
 
     async def bare() -> int:
         await asyncio.gather(*(one_document(body, n) for body, n in zip(bodies, turns, strict=True)))

@@ -33,8 +33,8 @@ def make_trace(length: int) -> tuple[Trace, list[str]]:
         words = " ".join(f"word{(number * 31 + index) % 4000}" for index in range(2500))
         chunks.append(f"{words} {lines[number % LINES]}")
         start, end = end, end + len(chunks[-1])
-        span, before = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before))
+        span, parents = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
+        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), parents))
     return Trace(tuple(steps)), chunks
 
 

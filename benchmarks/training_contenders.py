@@ -128,23 +128,23 @@ class Step:
 
 def make_group(name: str, order: PromptOrder, setting: Setting, vocabulary: int) -> RolloutGroup:
     """The rollouts of one question; both orders of a name have the same tokens."""
-    source, lengths = random.Random(name), setting.lengths
+    rng, lengths = random.Random(name), setting.lengths
 
-    def some(length: int) -> array[int]:
-        return array("I", (source.randrange(vocabulary) for _ in range(length)))
+    def random_ids(length: int) -> array[int]:
+        return array("I", (rng.randrange(vocabulary) for _ in range(length)))
 
-    header = some(lengths.header)
-    sections = [some(lengths.section) for _ in range(setting.conversations)]
+    header = random_ids(lengths.header)
+    sections = [random_ids(lengths.section) for _ in range(setting.conversations)]
     rollouts = []
     for number in range(setting.rollouts):
         memory, conversations = array("I"), []
-        for place, section in enumerate(sections):
+        for index, section in enumerate(sections):
             body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
-            completion = some(lengths.completion)
+            completion = random_ids(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
-            logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            at = ("answer", "", 0) if place == setting.conversations - 1 else ("update", "", place)
-            conversations.append(TrainingConversation(header + body, completion, logged, *at, False, "v0"))
+            logprobs = array("f", (min(rng.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
+            location = ("answer", "", 0) if index == setting.conversations - 1 else ("update", "", index)
+            conversations.append(TrainingConversation(header + body, completion, logprobs, *location, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
     return RolloutGroup(name, tuple(rollouts))
@@ -152,8 +152,8 @@ def make_group(name: str, order: PromptOrder, setting: Setting, vocabulary: int)
 
 def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[RolloutGroup]:
     """The short group of the untimed step, and one for each timed step."""
-    timed = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
-    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed]
+    timed_groups = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
+    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed_groups]
 
 
 def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
@@ -162,17 +162,19 @@ def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender
     Raises:
         ValueError: contenders of one prompt order did not compute the same.
     """
-    found: dict[Contender, list[Step]] = {}
+    steps_by_contender: dict[Contender, list[Step]] = {}
     for contender in contenders:
         print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
         steps = run(contender, setting)
-        for spent in (step.spent for step in steps):
-            took = f"{spent.wall_seconds:.3g} s, {spent.processor_seconds:.3g} of processor time"
-            print(f"    {spent.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
-        same_order = next((found[other] for other in found if other.order is contender.order), steps)
+        for cost in (step.spent for step in steps):
+            took = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
+            print(f"    {cost.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
+        same_order = next(
+            (steps_by_contender[earlier] for earlier in steps_by_contender if earlier.order is contender.order), steps
+        )
         _check_same_work(contender, steps, same_order[: setting.repeats], TOLERANCES[setting.dtype])
-        found[contender] = found.get(contender, []) + steps
-    return found
+        steps_by_contender[contender] = steps_by_contender.get(contender, []) + steps
+    return steps_by_contender
 
 
 def run(contender: Contender, setting: Setting) -> list[Step]:
@@ -205,15 +207,15 @@ def run(contender: Contender, setting: Setting) -> list[Step]:
                 model, groups, arguments, processing_class=_tokenizer(), callbacks=[recorder]
             )
         else:
-            ordered = optimizer_steps(groups, groups_per_step=1, seed=seed)
-            batches = [batch for step in ordered for batch in _stock_batches(step, contender.rows_at_once)]
+            step_groups = optimizer_steps(groups, groups_per_step=1, seed=seed)
+            batches = [batch for step in step_groups for batch in _stock_batches(step, contender.rows_at_once)]
             trainer = _stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     steps = [
-        Step(spent, loss=log["loss"], gradient_norm=log["grad_norm"])
-        for spent, log in zip(recorder.steps, logs, strict=True)
+        Step(cost, loss=log["loss"], gradient_norm=log["grad_norm"])
+        for cost, log in zip(recorder.steps, logs, strict=True)
     ]
     del trainer, model
     gc.collect()
@@ -250,7 +252,7 @@ class _StockTrainer(GRPOTrainer):
     batches: Sequence[dict[str, Tensor]] = ()
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Tensor]:
-        return {name: each.to(self.accelerator.device) for name, each in self.batches[self._step].items()}
+        return {name: tensor.to(self.accelerator.device) for name, tensor in self.batches[self._step].items()}
 
 
 def _stock_trainer(
@@ -287,17 +289,17 @@ def _stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterato
     )
     tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
     for start in range(0, len(rows), rows_at_once):
-        some = rows[start : start + rows_at_once]
-        padded = pad_rows([row.conversation for row in some], pad_id=0)
-        old = torch.zeros(padded.completion_ids.shape)
-        for place, row in enumerate(some):
-            old[place, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
+        batch_rows = rows[start : start + rows_at_once]
+        padded_rows = pad_rows([row.conversation for row in batch_rows], pad_id=0)
+        old = torch.zeros(padded_rows.completion_ids.shape)
+        for index, row in enumerate(batch_rows):
+            old[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
         yield {
-            "prompt_ids": padded.prompt_ids,
-            "prompt_mask": padded.prompt_mask,
-            "completion_ids": padded.completion_ids,
-            "completion_mask": padded.completion_mask,
-            "advantages": torch.tensor([row.advantage for row in some]),
+            "prompt_ids": padded_rows.prompt_ids,
+            "prompt_mask": padded_rows.prompt_mask,
+            "completion_ids": padded_rows.completion_ids,
+            "completion_mask": padded_rows.completion_mask,
+            "advantages": torch.tensor([row.advantage for row in batch_rows]),
             "old_per_token_logps": old,
             "num_items_in_batch": tokens,
         }
@@ -328,19 +330,19 @@ class _Recorder(TrainerCallback):
         self._began = self._now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        wall, processor = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        wall, processor = (end - start for end, start in zip(self._now(), self._began, strict=True))
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         self.steps.append(Spent(wall, processor, self._tokens, peak))
 
 
 def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequence[Step], tolerance: float) -> None:
-    for number, (step, other) in enumerate(zip(steps, expected, strict=True)):
-        for what, value, wanted in (
-            ("loss", step.loss, other.loss),
-            ("gradient norm", step.gradient_norm, other.gradient_norm),
+    for number, (step, expected_step) in enumerate(zip(steps, expected, strict=True)):
+        for metric, value, expected_value in (
+            ("loss", step.loss, expected_step.loss),
+            ("gradient norm", step.gradient_norm, expected_step.gradient_norm),
         ):
-            if not math.isclose(value, wanted, rel_tol=tolerance):
+            if not math.isclose(value, expected_value, rel_tol=tolerance):
                 raise ValueError(
-                    f"{contender.name}, {contender.order}: step {number} has {what} {value}, and {wanted} for the "
+                    f"{contender.name}, {contender.order}: step {number} has {metric} {value}, and {expected_value} for the "
                     "order's first contender. They do not compute the same, so their times say nothing."
                 )

@@ -87,34 +87,34 @@ def measure() -> list[Figure]:
 
 def goals(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[Figure]:
     """prefix_tree against padded, sections first."""
-    padded, tree = steps[PADDED], steps[PREFIX_TREE]
-    share = tree[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens
-    speed = _seconds(padded, setting) / _seconds(tree, setting)
-    what = "training step, section first, prefix_tree"
+    padded_steps, tree = steps[PADDED], steps[PREFIX_TREE]
+    share = tree[0].spent.forwarded_tokens / padded_steps[0].spent.forwarded_tokens
+    speed = _seconds(padded_steps, setting) / _seconds(tree, setting)
+    prefix = "training step, section first, prefix_tree"
     # The goal for speed is for a CPU.
     goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
     return [
-        Figure(f"{what}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
-        Figure(f"{what}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
+        Figure(f"{prefix}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
+        Figure(f"{prefix}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
     ]
 
 
 def table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
     """The measured steps in Markdown."""
-    lines = [COLUMNS, tuple("---" if place < 2 else "---:" for place in range(len(COLUMNS)))]
-    for contender, measured in steps.items():
-        padded = steps[Contender(contender.order, Layout.PADDED)]
-        best = min(step.spent.wall_seconds for step in measured)
-        peaks = [step.spent.peak_bytes for step in measured if step.spent.peak_bytes is not None]
+    lines = [COLUMNS, tuple("---" if index < 2 else "---:" for index in range(len(COLUMNS)))]
+    for contender, contender_steps in steps.items():
+        padded_steps = steps[Contender(contender.order, Layout.PADDED)]
+        best = min(step.spent.wall_seconds for step in contender_steps)
+        peaks = [step.spent.peak_bytes for step in contender_steps if step.spent.peak_bytes is not None]
         lines.append((
             contender.order,
             contender.name,
-            f"{measured[0].spent.forwarded_tokens:,}",
-            f"{measured[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens:.2f}",
+            f"{contender_steps[0].spent.forwarded_tokens:,}",
+            f"{contender_steps[0].spent.forwarded_tokens / padded_steps[0].spent.forwarded_tokens:.2f}",
             f"{best:.3g}",
-            f"{median(step.spent.wall_seconds for step in measured):.3g}",
-            f"{min(step.spent.processor_seconds for step in measured):.3g}",
-            f"{_seconds(padded, setting) / _seconds(measured, setting):.2f}",
+            f"{median(step.spent.wall_seconds for step in contender_steps):.3g}",
+            f"{min(step.spent.processor_seconds for step in contender_steps):.3g}",
+            f"{_seconds(padded_steps, setting) / _seconds(contender_steps, setting):.2f}",
             f"{_row_tokens(setting) / best:,.0f}",
             f"{max(peaks) / 2**30:.2f}" if peaks else "not measured",
         ))  # fmt: skip
@@ -144,12 +144,12 @@ def section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command
 
 def write_section(path: Path, device: str, text: str) -> None:
     """Replace the part of a device's kind in the results, and keep the other."""
-    kept = dict(_MISSING)
+    section_texts = dict(_MISSING)
     if path.is_file():
-        found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
-        kept = {kind: found.get(heading, kept[kind]) for kind, heading in _HEADINGS.items()}
-    kept[device] = text
-    parts = [f"## {heading}\n\n{kept[kind]}" for kind, heading in _HEADINGS.items()]
+        sections = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
+        section_texts = {kind: sections.get(heading, section_texts[kind]) for kind, heading in _HEADINGS.items()}
+    section_texts[device] = text
+    parts = [f"## {heading}\n\n{section_texts[kind]}" for kind, heading in _HEADINGS.items()]
     path.write_text("\n\n".join([_TITLE, *parts]) + "\n", "utf-8")
 
 
@@ -158,8 +158,8 @@ def device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     information = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
-    return f"{found[1] if found else platform.machine()} ({os.cpu_count()} cores)"
+    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
+    return f"{match[1] if match else platform.machine()} ({os.cpu_count()} cores)"
 
 
 def _seconds(steps: Sequence[Step], setting: Setting) -> float:
@@ -169,8 +169,8 @@ def _seconds(steps: Sequence[Step], setting: Setting) -> float:
 
 def _row_tokens(setting: Setting) -> int:
     group = make_group("timed-0", PromptOrder.PAPER, setting, 2)
-    conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
-    return sum(len(each.prompt_ids_P) + len(each.completion_ids_T) for each in conversations)
+    conversations = [conversation for rollout in group.rollouts_G for conversation in rollout.conversations_K]
+    return sum(len(conversation.prompt_ids_P) + len(conversation.completion_ids_T) for conversation in conversations)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -184,9 +184,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--lengths", nargs=3, type=int, metavar="TOKENS", default=[40, 500, 60], help=lengths)
     parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
-    given = parser.parse_args(arguments)
-    setting = Setting(given.device, given.model_size, given.dtype, Lengths(*given.lengths), given.repeats)
-    if setting.repeats < 1 or min(given.lengths) < 1:
+    options = parser.parse_args(arguments)
+    setting = Setting(options.device, options.model_size, options.dtype, Lengths(*options.lengths), options.repeats)
+    if setting.repeats < 1 or min(options.lengths) < 1:
         parser.error("--repeats and --lengths must be 1 or more")
     longest = setting.lengths.header + setting.lengths.section + 2 * setting.lengths.completion
     window = model_config(setting.model_size).max_position_embeddings
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--device cuda: torch finds no GPU here; leave it out to measure on the CPU")
     steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), setting)
     text = section(steps, setting, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
-    write_section(given.results, setting.device, text)
+    write_section(options.results, setting.device, text)
     print(text)
     sys.exit(not all(figure.met for figure in goals(steps, setting)))
 

@@ -39,8 +39,8 @@ WALL_GOAL, TOKENS_GOAL = 1 / 8, 1 / 10
 def reply(prompt: str) -> str:
     """The text of a policy that follows the instructions of each role."""
     section = "".join(re.findall(r"<section>(.*?)</section>", prompt, re.DOTALL))
-    held = "48213" in prompt
-    memory = f"{NOTES}{' code 48213' if held else ''}"
+    has_fact = "48213" in prompt
+    memory = f"{NOTES}{' code 48213' if has_fact else ''}"
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
         return f"REWRITE\n{memory}" if "48213" in section or "(empty)" in prompt else "KEEP"
     if prompt.rstrip().endswith("ANSWER or ASK:"):
@@ -48,7 +48,7 @@ def reply(prompt: str) -> str:
     if "one of many parts" in prompt:
         return memory if "48213" in section and "48213" not in "".join(re.findall(_MEMORY, prompt)) else "none"
     if not section and not prompt.rstrip().endswith(("The whole new memory:", "Together:")):
-        return f"\\boxed{{{'48213' if held else 'unknown'}}}"
+        return f"\\boxed{{{'48213' if has_fact else 'unknown'}}}"
     return memory
 
 
@@ -65,12 +65,12 @@ class Timed:
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Reply after the given time."""
         text = str(prompt[0]["content"])  # type: ignore[index]
-        said = reply(text)
-        tokens = self._count(said)
+        reply_text = reply(text)
+        tokens = self._count(reply_text)
         await asyncio.sleep(tokens * self.ms / 1000)
         usage = TokenUsage(len(text) // 4, tokens)
         return Completion(
-            said, FinishReason.STOP, self.name, usage, token_ids=list(range(tokens)), logprobs=[0.0] * tokens
+            reply_text, FinishReason.STOP, self.name, usage, token_ids=list(range(tokens)), logprobs=[0.0] * tokens
         )
 
 
@@ -84,8 +84,10 @@ def turns_in_a_row(trace: Trace) -> int:
 
 def without_news(result: ReadResult) -> float:
     """The mean number of tokens written at a chunk that did not change the memory; NaN if there was none."""
-    spent = [each.completion_tokens for each in result.updates if each.chunk_index is not None and not each.changed]
-    return sum(spent) / len(spent) if spent else float("nan")
+    token_counts = [
+        update.completion_tokens for update in result.updates if update.chunk_index is not None and not update.changed
+    ]
+    return sum(token_counts) / len(token_counts) if token_counts else float("nan")
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
     """Read the same document in each way."""
     budget = Budget(context_window=3000, question_tokens=64, memory_tokens=200, chunk_tokens=500, answer_tokens=64)
     (prose,) = prose_of(chunks * budget.chunk_tokens)
-    at = prose.index(" ", int(len(prose) * 0.6))
-    text = f"{prose[:at]} {FACT}{prose[at:]}"
+    position = prose.index(" ", int(len(prose) * 0.6))
+    text = f"{prose[:position]} {FACT}{prose[position:]}"
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         base = MemAgent(
@@ -120,19 +122,21 @@ def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
             branches=IN_FLIGHT,
         )
         for way in ways:
-            begin = time.monotonic()
+            start_time = time.monotonic()
             result = base.copy(strategy=way).read(text, QUESTION)
-            seconds, usage = time.monotonic() - begin, result.usage
+            seconds, usage = time.monotonic() - start_time, result.usage
             if result.answer != "48213":
                 raise SystemExit(f"{way} answered {result.answer!r}: the script does not support it")
-            in_a_row, spent = turns_in_a_row(result.trace), without_news(result)
-            costs.append(Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, spent))
+            in_a_row, idle_tokens = turns_in_a_row(result.trace), without_news(result)
+            costs.append(
+                Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, idle_tokens)
+            )
     return costs
 
 
 def goals(costs: Sequence[Cost]) -> list[Figure]:
     """The figures with a goal, if both ways were measured."""
-    by_way = {each.way: each for each in costs}
+    by_way = {cost.way: cost for cost in costs}
     if "overwrite" not in by_way:
         return []
     base, figures = by_way["overwrite"], list[Figure]()
@@ -150,11 +154,11 @@ def print_costs(costs: Sequence[Cost]) -> None:
     """A row for each way, in Markdown."""
     print("| way | seconds | turns in a row | turns | tokens written | without news | tokens shown |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for each in costs:
-        news = "" if math.isnan(each.without_news) else f"{each.without_news:.0f}"
+    for cost in costs:
+        news = "" if math.isnan(cost.without_news) else f"{cost.without_news:.0f}"
         print(
-            f"| `{each.way}` | {each.seconds:.1f} | {each.in_a_row:,} | {each.turns:,} | {each.written:,} | {news} "
-            f"| {each.shown:,} |"
+            f"| `{cost.way}` | {cost.seconds:.1f} | {cost.in_a_row:,} | {cost.turns:,} | {cost.written:,} | {news} "
+            f"| {cost.shown:,} |"
         )
     print()
 
@@ -165,8 +169,8 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=700)
     parser.add_argument("--ms", type=float, default=1.0, help="milliseconds for a token that is written")
     parser.add_argument("--ways", default=",".join(WAYS))
-    given = parser.parse_args()
-    costs = measure(given.ways.split(","), given.chunks, given.ms)
+    arguments = parser.parse_args()
+    costs = measure(arguments.ways.split(","), arguments.chunks, arguments.ms)
     print_costs(costs)
     print_table(goals(costs))
 

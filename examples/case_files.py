@@ -31,8 +31,8 @@ def main(folder: Path, questions: list[str]) -> None:
                 cell = matrix.cell(document, contradiction.question)
                 print(f"  {matrix.documents[document].name}: {cell.answer}")
                 for quote in cell.quotes[:1]:
-                    place = quote.page or f"characters {quote.start_char}-{quote.end_char}"
-                    print(f'    "{" ".join(quote.text.split())}" ({place})')
+                    position = quote.page or f"characters {quote.start_char}-{quote.end_char}"
+                    print(f'    "{" ".join(quote.text.split())}" ({position})')
     for cell in (cell for cell in matrix.cells if cell.answer is None):
         print(f"{matrix.documents[cell.document].name} has no answer to: {matrix.questions[cell.question]}")
     (folder / "case.html").write_text(case.to_html(), encoding="utf-8", errors="replace")

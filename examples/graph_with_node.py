@@ -48,8 +48,8 @@ def main(path: str, question: str, thread: str = "example") -> None:
     with SqliteSaver.from_conn_string("graph.sqlite") as checkpoints:
         graph = builder.compile(checkpointer=checkpoints)
         config: RunnableConfig = {"configurable": {"thread_id": thread}}
-        given: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
-        for update in graph.stream(given, config, stream_mode="custom"):
+        graph_input: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
+        for update in graph.stream(graph_input, config, stream_mode="custom"):
             print(f"{update['progress']:.0%}: {update['memory']!r}")
         print(graph.get_state(config).values["report"])
 

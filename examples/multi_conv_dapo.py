@@ -96,35 +96,39 @@ def compared(R: Sequence[float], settings: Settings) -> list[float]:
     """How much each reward differs from the others; 0 for a single one."""
     means = [fmean(R[:i] + R[i + 1 :] if settings.leave_one_out and len(R) > 1 else R) for i in range(len(R))]
     scale = stdev(R) + settings.epsilon if settings.divide_by_std and len(R) > 1 else 1.0
-    return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]
+    return [(reward - mean) / scale for reward, mean in zip(R, means, strict=True)]
 
 
 def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]], float]]:
     """The rewards that a term compares with each other, by rollout g and the conversations k that each credits."""
-    found: dict[object, dict[tuple[int, tuple[int, ...]], float]] = defaultdict(dict)
+    rewards_by_scope: dict[object, dict[tuple[int, tuple[int, ...]], float]] = defaultdict(dict)
     for g, rollout in enumerate(group.rollouts_G):
-        roles_K = [each.role for each in rollout.conversations_K]
-        credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, each) for each in term.roles))
+        roles_K = [conversation.role for conversation in rollout.conversations_K]
+        credited = tuple(
+            k for k, role in enumerate(roles_K) if any(fnmatchcase(role, pattern) for pattern in term.roles)
+        )
         R = {"outcome": rollout.reward, **rollout.term_rewards}[term.reward]
         R_K = [R] * len(roles_K) if isinstance(R, float) else [*R]
-        of = [each for role, each in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
+        of = [reward for role, reward in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
         if term.scope != "conversation" and of:
-            found["runs"][g, credited] = fmean(of)
+            rewards_by_scope["runs"][g, credited] = fmean(of)
         for k in credited if term.scope == "conversation" else ():
-            found[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
-    return list(found.values())
+            rewards_by_scope[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
+    return list(rewards_by_scope.values())
 
 
 def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
     """A of the K conversations of each of the G rollouts, of which there are two at least."""
     longest, cache = settings.overlong or (math.inf, 1)
-    lengths_GK = [[len(each.completion_ids_T) for each in rollout.conversations_K] for rollout in group.rollouts_G]
+    lengths_GK = [
+        [len(conversation.completion_ids_T) for conversation in rollout.conversations_K] for rollout in group.rollouts_G
+    ]
     penalties_G = [min(max((max(lengths_K) - longest + cache) / cache, 0.0), 1.0) for lengths_K in lengths_GK]
     A_GK = [[0.0 for _ in lengths_K] for lengths_K in lengths_GK]
     for term in settings.terms:
         std = settings.divide_by_std if term.divide_by_std is None else term.divide_by_std
         for rewards in rewards_of(group, term):
-            R = [each - penalties_G[g] * (term.reward == "outcome") for (g, _), each in rewards.items()]
+            R = [reward - penalties_G[g] * (term.reward == "outcome") for (g, _), reward in rewards.items()]
             for (g, credited), A in zip(rewards, compared(R, replace(settings, divide_by_std=std)), strict=True):
                 for k in credited:
                     A_GK[g][k] += term.weight * A
@@ -133,7 +137,7 @@ def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
 
 def teaches(group: Group, settings: Settings) -> bool:
     """Whether a group is part of the step; one that is not counts in no mean."""
-    rewards = [[*each.values()] for term in settings.terms for each in rewards_of(group, term)]
+    rewards = [[*rewards_gk.values()] for term in settings.terms for rewards_gk in rewards_of(group, term)]
     differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
     return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
 
@@ -141,7 +145,7 @@ def teaches(group: Group, settings: Settings) -> bool:
 def learned(conversation: Conversation, settings: Settings) -> list[bool]:
     """Which of the T completion tokens are learned from."""
     mask_T = conversation.loss_mask_T or [True] * len(conversation.completion_ids_T)
-    return [each and not (settings.mask_truncated and conversation.truncated) for each in mask_T]
+    return [is_learned and not (settings.mask_truncated and conversation.truncated) for is_learned in mask_T]
 
 
 def logprobs_and_entropies(model: Model, conversation: Conversation, temperature: float) -> tuple[Tensor, Tensor]:
@@ -194,7 +198,9 @@ def step_loss(
     ]
     if not rows:
         raise ValueError("nothing can be learned from these groups: roll out more, or drop and mask less")
-    tokens_of = Counter(run_id for run_id, _, each, _ in rows for counts in learned(each, settings) if counts)
+    tokens_of = Counter(
+        run_id for run_id, _, conversation, _ in rows for counts in learned(conversation, settings) if counts
+    )
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
         losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
@@ -215,8 +221,15 @@ def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: i
     model.eval()  # with dropout, the ratios of unchanged weights would not be 1
     reference = copy.deepcopy(model) if settings.kl_coef else None
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    said = {(each.run_id, k): one for each in rollouts for k, one in enumerate(each.conversations_K)}
-    old = {at: logprobs_and_entropies(model, one, settings.temperature)[0].detach() for at, one in said.items()}
+    conversations = {
+        (rollout.run_id, k): conversation
+        for rollout in rollouts
+        for k, conversation in enumerate(rollout.conversations_K)
+    }
+    old = {
+        key: logprobs_and_entropies(model, conversation, settings.temperature)[0].detach()
+        for key, conversation in conversations.items()
+    }
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
         loss = step_loss(model, groups, settings, old=old, reference=reference, backward=True)
@@ -237,18 +250,18 @@ def main() -> None:
     parser.add_argument("--gold", type=Path, help="right answers in JSON lines, to reward boxed exact match instead")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    given = parser.parse_args()
-    if given.out.exists():
-        parser.error(f"{given.out} exists: name a new folder")
-    gold, settings = GoldAnswers.load(given.gold) if given.gold else None, PRESETS[given.preset]
+    arguments = parser.parse_args()
+    if arguments.out.exists():
+        parser.error(f"{arguments.out} exists: name a new folder")
+    gold, settings = GoldAnswers.load(arguments.gold) if arguments.gold else None, PRESETS[arguments.preset]
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
-    terms = {each.reward: built_in(each.reward) for each in settings.terms if each.reward != "outcome"}
-    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (given.reward, None)
-    replay = load_groups(given.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
-    train(model, replay.require_groups(), settings, steps=given.steps, learning_rate=given.learning_rate)
-    shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-    model.save_pretrained(given.out)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, device_map=device)
+    terms = {term.reward: built_in(term.reward) for term in settings.terms if term.reward != "outcome"}
+    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (arguments.reward, None)
+    replay = load_groups(arguments.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
+    train(model, replay.require_groups(), settings, steps=arguments.steps, learning_rate=arguments.learning_rate)
+    shutil.copytree(arguments.model, arguments.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+    model.save_pretrained(arguments.out)
 
 
 if __name__ == "__main__":

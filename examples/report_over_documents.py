@@ -36,7 +36,7 @@ def one_read_each(state: State) -> list[Send]:
 def finding(sent: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
     """Return the lines of one document in the report."""
     lines = [f"- **{Path(sent['path']).name}**: {result.answer} ({result.chunks_read} chunks)"]
-    return {"findings": ["\n".join(lines + [f"  > {each.quote}" for each in result.evidence[:2]])]}
+    return {"findings": ["\n".join(lines + [f"  > {evidence.quote}" for evidence in result.evidence[:2]])]}
 
 
 def main(question: str, paths: list[str]) -> None:

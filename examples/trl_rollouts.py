@@ -84,8 +84,8 @@ class ReaderRollouts:
         if self._error is not None:
             raise self._error
         if not self._thread.is_alive() or time.monotonic() - self._last_sample > stale_after_s:
-            why = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
-            raise TrainingError(f"All questions {why}", hint="Ask more or others, or train for fewer steps.")
+            reason = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
+            raise TrainingError(f"All questions {reason}", hint="Ask more or others, or train for fewer steps.")
 
     def _run(self) -> None:
         try:
@@ -100,24 +100,26 @@ class ReaderRollouts:
             at_work |= {asyncio.create_task(self._group(*each)) for _, each in zip(range(free), samples, strict=False)}
             if not at_work:
                 break
-            done, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
         await asyncio.gather(*at_work)
 
     async def _group(self, number: int, sample: Sample) -> None:
         version, settings = self._version, self._collecting
-        one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
+        group_settings = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
         try:
-            collected = await collect(self._agent, [sample], one, name=f"{self._name}-{number}", reward=self._reward)
+            collection = await collect(
+                self._agent, [sample], group_settings, name=f"{self._name}-{number}", reward=self._reward
+            )
         except (PolicyUnreachableError, PolicyAuthenticationError, RewardError):
             raise
         except MemAgentError as error:
             log.warning("question %d was not read: %s", number, error)
             self.metrics_queue.put({"rollout/failed_groups_total": 1.0})
             return
-        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collected.uniform_groups))})
-        for group in collected.groups:
+        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collection.uniform_groups))})
+        for group in collection.groups:
             for row in await asyncio.to_thread(self._rows, group):
                 await asyncio.to_thread(self._put, _sample_of(row, number, version, group))
 
@@ -138,13 +140,13 @@ def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -
     conversation = row.conversation
     prompt, completion = conversation.prompt_ids_P, conversation.completion_ids_T
     mask = conversation.loss_mask_T or [True] * len(completion)
-    before = numpy.zeros(len(prompt))
+    prompt_zeros = numpy.zeros(len(prompt))
     return RolloutSample(
         prompt=[],
         completion=[],
         input_ids=numpy.array([*prompt, *completion], dtype=numpy.int64),
-        completion_mask=numpy.concatenate([before, mask]).astype(numpy.int64),
-        old_log_probs=numpy.concatenate([before, conversation.logprobs_T]).astype(numpy.float32),
+        completion_mask=numpy.concatenate([prompt_zeros, mask]).astype(numpy.int64),
+        old_log_probs=numpy.concatenate([prompt_zeros, conversation.logprobs_T]).astype(numpy.float32),
         advantage=row.advantage,
         model_version=version,
         group_id=group,

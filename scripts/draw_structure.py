@@ -36,12 +36,12 @@ Graph = dict[str, dict[str, bool]]
 
 def modules() -> dict[str, Path]:
     """Every module and package by its dotted name, except a package's `__main__`, which only starts it."""
-    found = {}
+    paths = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
             parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return {name: path for name, path in found.items() if not name.endswith(".__main__")}
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in paths.items() if not name.endswith(".__main__")}
 
 
 def module_graph() -> Graph:
@@ -64,9 +64,9 @@ def syntax_tree(path: Path) -> ast.Module:
 
 def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
     if isinstance(node, ast.Import):
-        yield from ((each.name, at_once) for each in node.names)
+        yield from ((alias.name, at_once) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        yield from ((f"{node.module}.{each.name}", at_once) for each in node.names)
+        yield from ((f"{node.module}.{alias.name}", at_once) for alias in node.names)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
         isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     ):
@@ -107,7 +107,7 @@ def below(graph: Graph, room: str) -> set[str]:
 def circles(graph: Graph) -> list[list[str]]:
     """The sets of nodes that import each other, each once."""
     under = {room: below(graph, room) for room in graph}
-    found = (tuple(sorted(each for each in under[room] if room in under[each])) for room in sorted(graph))
+    found = (tuple(sorted(node for node in under[room] if room in under[node])) for room in sorted(graph))
     return [list(circle) for circle in dict.fromkeys(found) if circle]
 
 
@@ -115,8 +115,8 @@ def floors(graph: Graph) -> dict[str, int]:
     """The layer of each part: 0 for those that import none; parts of one cycle share one."""
     under = {room: below(graph, room) for room in graph}
     found: dict[str, int] = {}
-    for room in sorted(graph, key=lambda each: len(under[each] - {each})):
-        lower = [found[each] for each in under[room] if room not in under[each]]
+    for room in sorted(graph, key=lambda node: len(under[node] - {node})):
+        lower = [found[node] for node in under[room] if room not in under[node]]
         found[room] = max(lower, default=-1) + 1
     return found
 

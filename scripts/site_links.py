@@ -38,9 +38,9 @@ def on_files(files: Any, config: Any) -> Any:
         if not path.is_relative_to("docs"):
             files.append(File.generated(config, _in_site(path), abs_src_path=str(ROOT / path)))
         if path.suffix == ".md":
-            linked = {target for target in _links(path) if (ROOT / target).is_file() and target != _FIRST_PAGE}
-            waiting += linked - seen
-            seen |= linked
+            targets = {target for target in _links(path) if (ROOT / target).is_file() and target != _FIRST_PAGE}
+            waiting += targets - seen
+            seen |= targets
     return files
 
 

@@ -30,11 +30,13 @@ def page() -> str:
 
 def commands() -> list[tuple[str, Any]]:
     """Each command with its full name, those of a group by themselves."""
-    found: list[tuple[str, Any]] = []
+    named_commands: list[tuple[str, Any]] = []
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         parts = getattr(command, "commands", None)
-        found += [(f"{name} {part}", each) for part, each in parts.items()] if parts else [(name, command)]
-    return found
+        named_commands += (
+            [(f"{name} {part}", subcommand) for part, subcommand in parts.items()] if parts else [(name, command)]
+        )
+    return named_commands
 
 
 def _section(name: str, command: Any) -> str:
@@ -51,10 +53,10 @@ def _section(name: str, command: Any) -> str:
             groups[parameter.rich_help_panel or "Options"].append((", ".join(_names(parameter)), record[1]))
     lines = [f"## memagent {name}", "", " ".join(str(command.help).split()), ""]
     lines += ["```sh", " ".join(["memagent", name, *arguments, "[OPTIONS]"]), "```", ""]
-    for group in ("Arguments", "Options", *(each for each in groups if each not in {"Arguments", "Options"})):
+    for group in ("Arguments", "Options", *(panel for panel in groups if panel not in {"Arguments", "Options"})):
         if rows := groups[group]:
             lines += [f"| {group} | |", "|---|---|"]
-            lines += [f"| `{names}` | {_cell(told)} |" for names, told in rows] + [""]
+            lines += [f"| `{names}` | {_cell(help_text)} |" for names, help_text in rows] + [""]
     if examples := _examples(command):
         lines += ["```sh", *examples, "```", ""]
     return "\n".join(lines)
@@ -64,13 +66,13 @@ def _names(parameter: Any) -> list[str]:
     return [*sorted(parameter.opts, key=len, reverse=True), *parameter.secondary_opts]
 
 
-def _cell(told: str) -> str:
-    return re.sub(r"([|<>*_])", r"\\\1", " ".join(told.split()))
+def _cell(text: str) -> str:
+    return re.sub(r"([|<>*_])", r"\\\1", " ".join(text.split()))
 
 
 def _examples(command: Any) -> list[str]:
-    paragraphs = [Text.from_markup(each).plain.strip() for each in (command.epilog or "").split("\n\n")]
-    return [each for each in paragraphs[1:] if each]
+    paragraphs = [Text.from_markup(paragraph).plain.strip() for paragraph in (command.epilog or "").split("\n\n")]
+    return [paragraph for paragraph in paragraphs[1:] if paragraph]
 
 
 if __name__ == "__main__":
