@@ -1,7 +1,7 @@
-"""What sending through the openai package's own client costs, against our sender: `python -m benchmarks openai_sender`.
+"""Compare the cost of the openai package's client with that of our sender: `python -m benchmarks openai_sender`.
 
-The client has its aiohttp transport and returns raw replies, its cheapest way. Both read the same documents, in the
-turns of `benchmarks.throughput`; the decision is written in benchmarks/RESULTS.md.
+The client has its aiohttp transport and returns raw replies, which is its cheapest way. Both senders read the same
+documents and alternate as in `benchmarks.throughput`. benchmarks/RESULTS.md has the decision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _OpenAISender:
-    """Stands for `sending.Sender`, as far as a read without faults needs it."""
+    """Replaces `sending.Sender`, as far as a read without faults needs it."""
 
     def __init__(self, base_url: str) -> None:
         self.slots = asyncio.Semaphore(DOCUMENTS)
@@ -43,11 +43,11 @@ class _OpenAISender:
         return decode(reply.content), 0
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         await self._client.close()
 
 
-def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
+def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
     reader = reader_of(url, store, logprobs=logprobs)
     policy = reader.policy
     assert isinstance(policy, OpenAICompatiblePolicy)
@@ -58,7 +58,7 @@ def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgen
 
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder)
-    readers = reader_of(url, store, logprobs=logprobs), _openai_reader(url, store, logprobs=logprobs)
+    readers = reader_of(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
     references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
     our_pass, openai_pass = (pass_of(reader, references) for reader in readers)
     await our_pass()
@@ -70,7 +70,7 @@ async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float
 
 
 def measure() -> list[Figure]:
-    """The rate of the openai client over ours, and what it adds to a chunk."""
+    """Return the ratio of the openai client's rate to ours, and the processor time that it adds to a chunk."""
     figures = []
     for tokens in (0, 800):
         with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""How many of a collection's prompt tokens a server computes, by the order of the prompt's parts.
+"""Count the prompt tokens of a collection that a server computes, for each order of the prompt's parts.
 
     python -m benchmarks.prompt_order work/prompt-order
 
-G rollouts of a question read the same chunks. With the section before problem and memory, they share the section's
-keys and values; with the paper's order, problem and memory first, they differ before it. The same questions are
-collected in both orders, each on a new vLLM server; the server's own counters show what was computed. The embedded
-policy was not trained on the paper's order, but its answers do not matter here.
+The rollouts of a question read the same chunks. If the section is before problem and memory, they share the section's
+keys and values; in the paper's order, problem and memory come first, so the prompts differ before the section. The same
+questions are collected in both orders, each on a new vLLM server, whose counters show the tokens that it computed. The
+embedded policy was not trained on the paper's order, but its answers do not matter here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from memagent_graph.tokenizers import load_tokenizer
 GOAL = 1 / 3
 
 
-def collect_in(order: PromptLayout, folder: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Prompt tokens requested, those computed, and turns."""
+def collect_in_order(order: PromptLayout, folder: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
+    """Collect all questions in one order; return the prompt tokens, those computed, and the number of turns."""
     from memagent_training.job.collect import CollectSettings, collect
     from memagent_training.serving.vllm_server import VLLMServer
 
@@ -63,9 +63,9 @@ def collect_in(order: PromptLayout, folder: Path, arguments: argparse.Namespace)
 
 
 def main() -> None:
-    """Command line."""
+    """Collect in both orders, and print the prompt tokens per turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--task", default="niah_multikey_2")
     parser.add_argument("--length", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=8)
@@ -76,10 +76,10 @@ def main() -> None:
     figures: list[Figure] = []
     computed_per_turn: dict[PromptLayout, float] = {}
     for order in PromptLayout:
-        prompt_tokens, computed_tokens, turns = collect_in(order, arguments.folder, arguments)
+        prompt_tokens, computed_tokens, turns = collect_in_order(order, arguments.folder, arguments)
         computed_per_turn[order] = computed_tokens / turns
-        figures.append(Figure(f"{order.value}: prompt tokens a turn", prompt_tokens / turns, "", "", True))
-        figures.append(Figure(f"{order.value}: of them computed", computed_tokens / turns, "", "", True))
+        figures.append(Figure(f"{order.value}: prompt tokens a turn", prompt_tokens / turns))
+        figures.append(Figure(f"{order.value}: of them computed", computed_tokens / turns))
     ratio = computed_per_turn[PromptLayout.SECTION_FIRST] / computed_per_turn[PromptLayout.PAPER]
     figures.append(Figure("computed a turn, section_first : paper", ratio, "x", "<= 1/3", ratio <= GOAL))
     print_table(figures)

@@ -12,7 +12,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from benchmarks.chunking import large_tokenizer
+from benchmarks.chunking import load_large_tokenizer
 from benchmarks.figures import Figure
 from benchmarks.text import prose_of
 from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
@@ -41,7 +41,7 @@ async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
 
 def _bytes_per_token(completion_tokens: int) -> float:
     """For a log of conversations with 1500 tokens of prompt and a given number of completion tokens."""
-    tokenizer = large_tokenizer()
+    tokenizer = load_large_tokenizer()
     text = next(iter(prose_of(2_000_000)))
     ids = tokenizer.encode(text[:4_000_000])
     numbers = random.Random(1)
@@ -102,8 +102,8 @@ def measure() -> list[Figure]:
         Figure(
             f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", ">= 0.9", ratio >= 0.9
         ),
-        Figure("processor time per chunk, logged", logged_ms, "ms", "", True),
-        Figure("processor time per chunk, not logged", silent, "ms", "", True),
+        Figure("processor time per chunk, logged", logged_ms, "ms"),
+        Figure("processor time per chunk, not logged", silent, "ms"),
         Figure("run log, 1500 tokens in and 100 out, per token", short, "bytes", "<= 4", short <= 4),
         Figure("run log, 1500 tokens in and 800 out, per token", long, "bytes", "<= 4", long <= 4),
     ]

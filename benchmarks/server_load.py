@@ -108,7 +108,7 @@ def main() -> None:
         has_goal = name.startswith("48")
         goal = f">= {GOAL}" if has_goal else ""
         figures.append(Figure(f"running requests : limit, {name}", share, "", goal, not has_goal or share >= GOAL))
-        figures.append(Figure(f"share of the time with requests waiting, {name}", waiting_share, "", "", True))
+        figures.append(Figure(f"share of the time with requests waiting, {name}", waiting_share))
     print_table(figures)
 
 
