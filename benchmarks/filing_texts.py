@@ -239,5 +239,6 @@ class _FilingWriter:
         return (
             f"Our {topic} in {self._choose_place()} were reviewed in {rng.randint(1990, 2024)}, and "
             f"{rng.randint(2, 99)} of them were renewed. "
-            f"The cost of {other_topic} changed by {rng.uniform(0.1, 9):.1f} percent, which we ascribe to {self._choose_reason()}. See note {rng.randint(1, 30)} on {topic} and {other_topic}."
+            f"The cost of {other_topic} changed by {rng.uniform(0.1, 9):.1f} percent, "
+            f"which we ascribe to {self._choose_reason()}. See note {rng.randint(1, 30)} on {topic} and {other_topic}."
         )

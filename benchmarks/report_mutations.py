@@ -5,8 +5,8 @@
 There are three kinds of sentences. Sentences of real documents (the language reference and, on Linux, licences) have
 themselves and their two neighbours as quotes. Invented facts in plain English have sentences of their paragraph as
 quotes. Paraphrases, written by hand, say in other words what their quotes say (`report_mutations.toml`; the rules were
-adjusted on those in `known`, not on those that are held out). Each sentence that the check does not mark is falsified in
-every way that it allows, by code that shares no word list with the check.
+adjusted on those in `known`, not on those that are held out). Each sentence that the check does not mark is falsified
+in every way that it allows, by code that shares no word list with the check.
 """
 
 from __future__ import annotations

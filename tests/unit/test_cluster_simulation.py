@@ -12,8 +12,8 @@ from benchmarks.cluster_simulation import (
     Replica,
     Workload,
     make_document_rng,
-    simulate,
     plan_stages,
+    simulate,
 )
 from benchmarks.corpus_cost import Hardware, longest_document_hours, main
 
