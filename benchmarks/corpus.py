@@ -25,8 +25,8 @@ import msgspec
 
 from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import slow_server, take_turns
+from benchmarks.text import generate_prose
+from benchmarks.throughput import run_slow_server, take_turns
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_run import lock_table, run_corpus
 from memagent_graph import (
@@ -71,7 +71,7 @@ async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) 
 async def _compare(url: str, folder: Path) -> tuple[float, float]:
     """Return the ratio of the corpus run's rate to the bare loop's, and the run's CPU time in ms per request."""
     table = folder / "table.jsonl"
-    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     runs = 0
 
@@ -145,7 +145,7 @@ def measure() -> list[Figure]:
     throughput.DELAY_MS, default_delay, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
     throughput.ROUNDS = 1
     try:
-        with slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(_compare(url, Path(folder)))
     finally:
         throughput.DELAY_MS, throughput.ROUNDS = default_delay, rounds

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import slow_server
+from benchmarks.text import generate_prose
+from benchmarks.throughput import run_slow_server
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CHECKPOINTS, lock_table, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
@@ -120,7 +120,7 @@ def measure() -> list[Figure]:
     throughput.DELAY_MS, default_delay = DELAY_MS, throughput.DELAY_MS
     try:
         with ExitStack() as stack:
-            url = stack.enter_context(slow_server(0))
+            url = stack.enter_context(run_slow_server(0))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
             return _measure_on_cluster(url, folder)
@@ -129,7 +129,7 @@ def measure() -> list[Figure]:
 
 
 def _measure_on_cluster(url: str, folder: Path) -> list[Figure]:
-    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
+    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
     for name, count in (("half", len(texts) // 2), ("all", len(texts))):
         lines = (json.dumps({"text": text}) for text in texts[:count])
         (folder / f"{name}.jsonl").write_text("\n".join(lines))

@@ -55,7 +55,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
+from benchmarks.text import generate_prose
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import format_transcript
 from memagent_evaluation.planted_facts import Fact, PlantedFacts
@@ -94,7 +94,7 @@ def generate_trials(number: int = TRIALS, tokens: int = TOKENS) -> Iterator[Tria
     """Yield seeded trials, each with its fact at another random depth."""
     generator = random.Random(4)
     facts = PlantedFacts(generator, held_out=True, number_share=1.0)
-    (prose,) = prose_of(tokens)
+    (prose,) = generate_prose(tokens)
     for _ in range(number):
         paragraphs, depth = prose.split("\n\n"), generator.random()
         fact = facts.fact()

@@ -16,8 +16,17 @@ import httpx2
 import openai
 
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
+from benchmarks.text import generate_prose
+from benchmarks.throughput import (
+    CHUNK_TOKENS,
+    CHUNKS,
+    DELAY_MS,
+    DOCUMENTS,
+    make_pass,
+    make_reader,
+    run_slow_server,
+    take_turns,
+)
 from memagent_graph import Document, DocumentStore, MemAgent, OpenAICompatiblePolicy
 
 T = TypeVar("T")
@@ -48,7 +57,7 @@ class _OpenAISender:
 
 
 def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
-    reader = reader_of(url, store, logprobs=logprobs)
+    reader = make_reader(url, store, logprobs=logprobs)
     policy = reader.policy
     assert isinstance(policy, OpenAICompatiblePolicy)
     connections: Any = policy._connections
@@ -58,9 +67,9 @@ def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> Me
 
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder)
-    readers = reader_of(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
-    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
-    our_pass, openai_pass = (pass_of(reader, references) for reader in readers)
+    readers = make_reader(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
+    references = [store.add(Document.from_text(text)) for text in generate_prose(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
+    our_pass, openai_pass = (make_pass(reader, references) for reader in readers)
     await our_pass()
     await openai_pass()
     outcome = await take_turns(our_pass, openai_pass)
@@ -73,7 +82,7 @@ def measure() -> list[Figure]:
     """Return the ratio of the openai client's rate to ours, and the processor time that it adds to a chunk."""
     figures = []
     for tokens in (0, 800):
-        with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
             ratio, our_ms, openai_ms = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         setting = f"{DOCUMENTS} documents at {DELAY_MS} ms, {replies}"

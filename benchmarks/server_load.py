@@ -79,9 +79,10 @@ def measure_evaluation(name: str, model: Path, folder: Path, arguments: argparse
     options = ["--max-num-seqs", str(arguments.limit)]
     with VLLMServer(model, log_file=folder / "server.log", dtype="bfloat16", options=options) as server:
         command = [
-            sys.executable, "-m", "memagent_graph", "eval", "niah_single_2", "--small", "--lengths",
-            str(arguments.length), "--n", str(arguments.questions), "--systems", "memagent", "--concurrency", str(arguments.in_flight),
-            "--base-url", server.base_url, "--tokenizer", "embedded", "--profile", "embedded",
+            sys.executable, "-m", "memagent_graph", "eval", "niah_single_2", "--small",
+            "--lengths", str(arguments.length), "--n", str(arguments.questions), "--systems", "memagent",
+            "--concurrency", str(arguments.in_flight), "--base-url", server.base_url,
+            "--tokenizer", "embedded", "--profile", "embedded",
             "--out", str(folder / name), "--no-checkpoints", "--quiet",
         ]  # fmt: skip
         return sample_during(server, command)
