@@ -83,9 +83,8 @@ def measure_server(arguments: argparse.Namespace) -> list[Figure]:
     options = ["--max-num-batched-tokens", str(arguments.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
     with VLLMServer(policy_folder, log_file=arguments.folder / "server.log", options=options) as server:
         agent = make_reader(server, arguments.folder, "overwrite", arguments)
-        agent.read(
-            generate_document(arguments, 0), generate_questions(1)[0]
-        )  # because the first requests of a server are slow
+        # The first requests of a server are slow, so this read is not measured.
+        agent.read(generate_document(arguments, 0), generate_questions(1)[0])
         for number in range(arguments.rounds):
             start_time = time.monotonic()
             agent.read(generate_document(arguments, 3 * number + 1), generate_questions(1)[0])

@@ -50,9 +50,9 @@ _POLICY_PROGRAM = """
 import sys
 from memagent_graph.cli import main
 from memagent_graph.cli.console import Console
-def exit(self, words):
+def stop(self, words):
     raise SystemExit(0)
-Console.print_policy = exit
+Console.print_policy = stop
 sys.argv = ["memagent", "read", sys.argv[1], "-q", "What is said?", "--model", "embedded"]
 main()
 """

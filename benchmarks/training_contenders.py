@@ -306,7 +306,7 @@ def _make_stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> It
 
 
 class _Recorder(TrainerCallback):
-    """Measures the time of each optimizer step, from its first micro-batch to the end of AdamW, and its input tokens."""
+    """Measures the time of each optimizer step, from the first micro-batch to the end of AdamW, and its tokens."""
 
     def __init__(self, model: Any, device: str) -> None:
         self.device = device

@@ -20,8 +20,8 @@ backward, clipping of gradients, AdamW and metrics. An untimed step with the sam
 **The same work.** A step's loss and gradient norm must agree between all contenders of an order, otherwise there is no
 table. The old log-probs of the ratio are the logged ones, so that some tokens are clipped and the loss is not zero.
 
-**Times** are compared by processor seconds on a CPU, because other work on the machine affects them less than wall time,
-and by wall time on a GPU. The two contenders with a goal run first and, in the opposite order, again last.
+**Times** are compared by processor seconds on a CPU, because other work on the machine affects them less than wall
+time, and by wall time on a GPU. The two contenders with a goal run first and, in the opposite order, again last.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], setting: Settin
     """Return the figures that compare prefix_tree with padded, with sections first."""
     padded_steps, tree = steps[PADDED], steps[PREFIX_TREE]
     share = tree[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens
-    speed = _compute_compared_seconds(padded_steps, setting) / _compute_compared_seconds(tree, setting)
+    speed = _find_best_seconds(padded_steps, setting) / _find_best_seconds(tree, setting)
     prefix = "training step, section first, prefix_tree"
     # The goal for speed is for a CPU.
     goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
@@ -114,7 +114,7 @@ def format_table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) ->
             f"{best:.3g}",
             f"{median(step.cost.wall_seconds for step in contender_steps):.3g}",
             f"{min(step.cost.processor_seconds for step in contender_steps):.3g}",
-            f"{_compute_compared_seconds(padded_steps, setting) / _compute_compared_seconds(contender_steps, setting):.2f}",
+            f"{_find_best_seconds(padded_steps, setting) / _find_best_seconds(contender_steps, setting):.2f}",
             f"{_count_row_tokens(setting) / best:,.0f}",
             f"{max(peaks) / 2**30:.2f}" if peaks else "not measured",
         ))  # fmt: skip
@@ -162,7 +162,7 @@ def read_device_name(device: str) -> str:
     return f"{match[1] if match else platform.machine()} ({os.cpu_count()} cores)"
 
 
-def _compute_compared_seconds(steps: Sequence[Step], setting: Setting) -> float:
+def _find_best_seconds(steps: Sequence[Step], setting: Setting) -> float:
     """Return the seconds by which steps are compared: the best processor time on a CPU, the best wall time on a GPU."""
     return min(step.cost.processor_seconds if setting.device == "cpu" else step.cost.wall_seconds for step in steps)
 

@@ -162,10 +162,8 @@ def print_costs(costs: Sequence[Cost]) -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for cost in costs:
         news = "" if math.isnan(cost.idle_tokens) else f"{cost.idle_tokens:.0f}"
-        print(
-            f"| `{cost.strategy}` | {cost.seconds:.1f} | {cost.turns_in_a_row:,} | {cost.turns:,} | {cost.completion_tokens:,} | {news} "
-            f"| {cost.prompt_tokens:,} |"
-        )
+        counts = f"{cost.turns_in_a_row:,} | {cost.turns:,} | {cost.completion_tokens:,}"
+        print(f"| `{cost.strategy}` | {cost.seconds:.1f} | {counts} | {news} | {cost.prompt_tokens:,} |")
     print()
 
 

@@ -21,7 +21,7 @@ async def show_progress(progress: float, total: float | None, message: str | Non
 
 
 async def main(path: Path, question: str, *options: str) -> None:
-    """Ask a question, print the progress and the answer with its quotes, then show the run by its id."""
+    """Ask a question, and print the progress, the answer with its quotes, and the run."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "memagent_graph", "mcp", "--root", str(path.parent), *options],
