@@ -267,7 +267,7 @@ async def run_trial(contender: Contender, trial: Trial, form: str) -> tuple[bool
         return trial.result(form)
 
     model = WindowedModel(usage=PromptUsage())
-    agent = contender.agent(model, fetch_archive)
+    agent = contender.make_agent(model, fetch_archive)
     try:
         state = await agent.ainvoke({"messages": [HumanMessage(trial.fact.question)]}, {"recursion_limit": 50})
     except ContextOverflowError:

@@ -150,7 +150,7 @@ def _with_sentence(claim: Claim, sentence: str) -> Claim | None:
 
 
 _NAME: Final = r"(?<=[a-z,] )[A-Z][a-z]{2,}\b"
-_MONTHS: Final = re.findall(
+_MONTHS: Final[list[str]] = re.findall(
     r"\w+",
     "January February March April May June July August September October November December",
 )

@@ -118,9 +118,7 @@ def group_rewards(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, .
 def compute_advantages(group: Group, settings: Settings) -> list[list[float]]:
     """Return A for the K conversations of each of the G rollouts, of which there are two at least."""
     longest, cache = settings.overlong or (math.inf, 1)
-    lengths_GK = [
-        [len(conversation.completion_ids_T) for conversation in rollout.conversations_K] for rollout in group.rollouts_G
-    ]
+    lengths_GK = [[len(row.completion_ids_T) for row in rollout.conversations_K] for rollout in group.rollouts_G]
     penalties_G = [min(max((max(lengths_K) - longest + cache) / cache, 0.0), 1.0) for lengths_K in lengths_GK]
     A_GK = [[0.0 for _ in lengths_K] for lengths_K in lengths_GK]
     for term in settings.terms:
@@ -155,7 +153,7 @@ def forward(model: Model, conversation: Conversation, temperature: float) -> tup
     return logprobs_TV.gather(1, ids[start:, None])[:, 0], -(logprobs_TV.exp() * logprobs_TV).sum(-1)
 
 
-def compute_token_losses(
+def compute_losses(
     model: Model, conversation: Conversation, A: float, settings: Settings,
     old_T: Tensor | None, reference: Model | None,
 ) -> Tensor:  # fmt: skip
@@ -196,13 +194,10 @@ def compute_step_loss(
     ]
     if not rows:
         raise ValueError("nothing can be learned from these groups: roll out more, or drop and mask less")
-    tokens_of = Counter(
-        run_id for run_id, _, conversation, _ in rows for counts in mask_learned(conversation, settings) if counts
-    )
+    tokens_of = Counter(run_id for run_id, _, row, _ in rows for learned in mask_learned(row, settings) if learned)
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
-        old_T = None if old is None else old[run_id, k]
-        losses = compute_token_losses(model, conversation, A, settings, old_T, reference)
+        losses = compute_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
         divisor = {
             "token_mean": tokens_of.total(),
             "rollout_mean": len(tokens_of) * tokens_of[run_id],
@@ -220,11 +215,8 @@ def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: i
     model.eval()  # with dropout, the ratios of unchanged weights would not be 1
     reference = copy.deepcopy(model) if settings.kl_coef else None
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    old = {
-        (rollout.run_id, k): forward(model, conversation, settings.temperature)[0].detach()
-        for rollout in rollouts
-        for k, conversation in enumerate(rollout.conversations_K)
-    }
+    rows = {(rollout.run_id, k): row for rollout in rollouts for k, row in enumerate(rollout.conversations_K)}
+    old = {key: forward(model, row, settings.temperature)[0].detach() for key, row in rows.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
         loss = compute_step_loss(model, groups, settings, old=old, reference=reference, backward=True)
