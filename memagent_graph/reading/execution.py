@@ -17,7 +17,7 @@ from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, zero_counters
+from memagent_graph.reading.state import Counters, Limits, ReaderContext, zero_counters
 from memagent_graph.run_log.recording import Recording
 
 _MAX_TURNS: Final = 8
@@ -135,11 +135,6 @@ class ReadCache:
             self.chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
         return self.chunkers[key]
 
-    def text(self, span: Span) -> str | None:
-        """Return and drop the text of a chosen chunk; None if an earlier call of the graph chose it."""
-        entry = self.texts.pop(span.index, None)
-        return entry[1] if entry is not None and entry[0] == span else None
-
 
 @dataclass(slots=True)
 class Running:
@@ -192,12 +187,3 @@ class StepAccounts:
     """The newest call of each branch."""
     chunk: int | None = None
     """The index of the chunk in the newest prompt, for errors."""
-
-    def add_call(self, call: Call, cost: Counters) -> None:
-        """Count a call of the policy."""
-        self.cost = add_cost(self.cost, cost) if self.calls else cost
-        self.calls.append(call)
-
-    def count_document(self, tokens: int) -> None:
-        """Count tokens of the document."""
-        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}
