@@ -203,7 +203,7 @@ class _IterationSource:
             and self.journal.find_collection(iteration + 1) is None
         )
         if record is None or is_next_missing or self._is_measurement_due(iteration):
-            self._serve(iteration)
+            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
         if self._is_measurement_due(iteration):
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
@@ -229,14 +229,10 @@ class _IterationSource:
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if measuring is on."""
         if self._job.measure_every and not self.journal.find_measurements(iteration):
-            self._serve(iteration)
+            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
     # Phases
-
-    def _serve(self, iteration: int) -> None:
-        method = self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
-        self._status.on_served(iteration, self.serving.version(iteration), method)
 
     def _is_measurement_due(self, iteration: int) -> bool:
         every = self._job.measure_every

@@ -141,6 +141,8 @@ _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "measure_count": (lambda value: value >= 1, "at least 1"),
     "measure_temperatures": (lambda values: min(values, default=-1) >= 0, "one or more, none below 0"),
     "server_timeout": (lambda value: value > 0, "above 0 seconds"),
+    "sync_tolerance": (lambda value: value is None or value > 0, "above 0 nats"),
+    "lora_rank": (lambda value: value is None or value >= 1, "at least 1"),
 }
 """The condition of each number, and its text for messages."""
 
@@ -219,7 +221,8 @@ def prepare(job: RLJob) -> PreparedLoop:
         TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
-    job = _with_data_task(job)
+    if job.data is not None and not job.tasks:
+        job = replace(job, tasks=(detect_data_task(job.data),))
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -235,7 +238,9 @@ def prepare(job: RLJob) -> PreparedLoop:
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
-    _check_templates(base, roles)
+    profile = base.profile or load_profile(base.folder)
+    if profile is not None:
+        prompts_for(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _with_data_lengths(job, tasks)
@@ -267,7 +272,7 @@ def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
 
 
 def _reading_profile(
-    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()
+    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role]
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
@@ -287,10 +292,6 @@ def _reading_profile(
     budget = replace(profile.budget, **({"context_window": window} | limits))
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
     return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
-
-
-def _with_data_task(job: RLJob) -> RLJob:
-    return replace(job, tasks=(detect_data_task(job.data),)) if job.data is not None and not job.tasks else job
 
 
 def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
@@ -315,17 +316,16 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
         )
     if not finite:
         return None
-    if len(finite) < len(tasks):
-        endless = next(task for task in tasks if not isinstance(task, CountedQuestions))
+    if len(tasks) > 1:
         raise TrainingError(
-            f"{finite[0].name} has a number of questions, and {endless.name} makes new ones without end",
-            hint="Train on data files, or on generated questions: one loop after the other.",
+            f"{finite[0].name} has a number of questions, and is not mixed with other tasks",
+            hint="Train on each of them: one loop after the other.",
         )
     measured = (job.measure_lengths or job.lengths) if job.measure_every else ()
     dropped = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
-    return QuestionSplit.make(finite, job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
+    return QuestionSplit.make(finite[0], job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -339,10 +339,8 @@ def _check(job: RLJob) -> None:
     for name, (is_valid, condition) in _RANGES.items():
         value = getattr(job, name)
         if not is_valid(value):
-            option = f"--{name}".replace("_", "-")
+            option = "--lora" if name == "lora_rank" else f"--{name}".replace("_", "-")
             raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
-    if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
     for rule in _IDLE_SETTINGS:
         changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
@@ -363,13 +361,6 @@ def _check_server_gpus(gpus: str) -> None:
             f"server and trainer cannot share the GPUs {', '.join(sorted(shared))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
-
-
-def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
-    """Refuse a policy without a template for a role; otherwise its first read would fail."""
-    profile = base.profile or load_profile(base.folder)
-    if profile is not None:
-        prompts_for(roles, profile.prompts, trained_prompts_only=True)
 
 
 def _check_folder(prepared: PreparedLoop) -> None:
