@@ -21,8 +21,9 @@ from transformers import LlamaForCausalLM  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.forward.layouts import IdRow  # noqa: E402
 from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
-from memagent_training.serving.policy_sync.probe import ProbeRow, folder_logprobs  # noqa: E402
+from memagent_training.serving.policy_sync.probe import folder_logprobs  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -64,14 +65,16 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
         found.append(copied(model))
         with torch.no_grad():
             old = {
-                (rollout.run_id, k): dapo.logprobs_and_entropies(model, each, 1.0)[0]
+                (rollout.run_id, k): dapo.forward(model, each, 1.0)[0]
                 for group in groups
                 for rollout in group.rollouts_G
                 for k, each in enumerate(rollout.conversations_K)
             }
         for names in order[number * steps : (number + 1) * steps]:
             optimizer.zero_grad()
-            dapo.step_loss(model, [each for each in groups if each.group_id in names], settings, old=old).backward()
+            dapo.compute_step_loss(
+                model, [each for each in groups if each.group_id in names], settings, old=old
+            ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     return [*found, copied(model)]
@@ -136,7 +139,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(
         for (run_id, place), logprobs in list(old.items())[:4]:
             with torch.no_grad():
                 conversation = runs[run_id].conversations_K[place]
-                expected = dapo.logprobs_and_entropies(model, conversation, 1.0)[0]
+                expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
     logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
     ratios = [entry["ratio/mean"] for entry in logs]
@@ -180,7 +183,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
 
 def test_its_log_probs_are_those_of_the_folder_that_it_writes(trained: dict[int, tuple[Training, Path]]) -> None:
     (training, output), *_ = trained.values()
-    rows = [ProbeRow((5,), (7, 9, 11)), ProbeRow((5,), (3, 4))]
+    rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))
     assert training.trainer.row_logprobs is not None
     found, wanted = training.trainer.row_logprobs(rows), folder_logprobs(output / "saved", rows)
