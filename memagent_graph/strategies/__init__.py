@@ -108,7 +108,8 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
 def _named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
-        return _check(_load(_SHIPPED[name]), name, options)
+        module, _, kind = _SHIPPED[name].partition(".")
+        return _check(getattr(import_module(f"{__name__}.{module}"), kind), name, options)
     if name.partition(":")[0] in strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
@@ -130,11 +131,6 @@ def _named(text: str, *, own_code: bool) -> Strategy:
     names = strategy_names()
     names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
-
-
-def _load(path: str) -> Any:
-    module, _, kind = path.partition(".")
-    return getattr(import_module(f"{__name__}.{module}"), kind)
 
 
 def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
