@@ -1,4 +1,4 @@
-"""One measured figure, and how figures are printed and stored."""
+"""A measured figure, and functions that print and store figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import rich.box
 from rich.console import Console
@@ -18,9 +19,20 @@ class Figure:
 
     metric: str
     value: float
-    unit: str
-    goal: str
-    met: bool
+    unit: str = ""
+    goal: str = ""
+    """The goal as text, such as "<= 0.5"; empty if there is none."""
+    met: bool = True
+
+    @classmethod
+    def at_most(cls, metric: str, value: float, unit: str, bound: float) -> Self:
+        """Return a figure whose goal is a value of at most `bound`."""
+        return cls(metric, value, unit, f"<= {bound:g}", value <= bound)
+
+    @classmethod
+    def at_least(cls, metric: str, value: float, unit: str, bound: float) -> Self:
+        """Return a figure whose goal is a value of at least `bound`."""
+        return cls(metric, value, unit, f">= {bound:g}", value >= bound)
 
 
 def print_table(figures: Sequence[Figure]) -> None:

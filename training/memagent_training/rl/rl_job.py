@@ -94,44 +94,33 @@ class RLJob(LoopOptions):
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
 
-@dataclass(frozen=True, slots=True)
-class _IdleSettings:
-    """Settings that have no effect on some jobs."""
-
-    names: tuple[str, ...]
-    reason: str
-    remedy: str
-    applies: Callable[[RLJob], bool]
-
-
-_IDLE_SETTINGS: Final = (
-    _IdleSettings(
+_IDLE_SETTINGS: Final[Sequence[tuple[Sequence[str], str, str, Callable[[RLJob], bool]]]] = (
+    (
         ("held_out", "drop_answered_without"), "no file of questions is named",
         "name one with --data", lambda job: job.data is None,
     ),
-    _IdleSettings(
+    (
         ("haystack",), "the documents come from the data file",
         "take generated questions without --data", lambda job: job.data is not None,
     ),
-    _IdleSettings(
+    (
         ("base_url", "served_name", "api_key", "server_options", "server_timeout", "server_gpus", "sync_tolerance"),
         "the policy reads in this process", "leave out --engine local", lambda job: job.engine is Engine.LOCAL,
     ),
-    _IdleSettings(
+    (
         ("server_options", "server_timeout", "server_gpus"), "the loop does not start the server that is named",
         "leave out --base-url", lambda job: job.base_url is not None,
     ),
-    _IdleSettings(
+    (
         ("served_name", "api_key"), "no server that runs already is named",
         "name it with --base-url", lambda job: job.base_url is None,
     ),
-    _IdleSettings(
+    (
         ("serve_merged",), "no server gets adapters",
         "train some on a server with --lora", lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
     ),
 )  # fmt: skip
-
-
+"""Settings that have no effect on some jobs: their names, the reason, the remedy, and whether a job is one of these."""
 _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "held_out": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "iterations": (lambda value: value >= 1, "at least 1"),
@@ -342,12 +331,12 @@ def _check(job: RLJob) -> None:
             option = "--lora" if name == "lora_rank" else f"--{name}".replace("_", "-")
             raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
     defaults = {setting.name: setting.default for setting in fields(job)}
-    for rule in _IDLE_SETTINGS:
-        changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
-        if changed and rule.applies(job):
+    for names, reason, remedy, applies in _IDLE_SETTINGS:
+        changed = [name for name in names if getattr(job, name) != defaults[name]]
+        if changed and applies(job):
             options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
-            hint = f"Leave out {options}, or {rule.remedy}."
-            raise TrainingError(f"{', '.join(changed)} can have no effect: {rule.reason}", hint=hint)
+            hint = f"Leave out {options}, or {remedy}."
+            raise TrainingError(f"{', '.join(changed)} can have no effect: {reason}", hint=hint)
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
         _check_server_gpus(job.server_gpus)
