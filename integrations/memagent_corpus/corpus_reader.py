@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -214,24 +215,18 @@ class CorpusReader:
         began = time.monotonic()
         while True:
             try:
-                return await self._resume_or_read(reference, question, run_id, may_resume, pace)
+                if may_resume and self.agent.keeps_checkpoints:
+                    # Without a checkpoint that can be continued, the read begins again.
+                    with suppress(RunNotFoundError, RunMismatchError, CheckpointError):
+                        stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
+                        return await await_result(stream, self.on_update)
+                options: Any = {"response_format": self.response_format, "run_id": run_id, "pace": pace}
+                return await await_result(self.agent.astream(reference, question, **options), self.on_update)
             except RunHeldError:
                 if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
                     raise
                 may_resume = True  # the other process may have saved checkpoints
                 await asyncio.sleep(_LOCK_RETRY_SECONDS)
-
-    async def _resume_or_read(
-        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
-    ) -> ReadResult:
-        if may_resume and self.agent.keeps_checkpoints:
-            try:
-                stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
-                return await await_result(stream, self.on_update)
-            except (RunNotFoundError, RunMismatchError, CheckpointError):
-                pass  # there is no checkpoint that can be continued
-        stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
-        return await await_result(stream, self.on_update)
 
     async def _make_row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
