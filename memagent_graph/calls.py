@@ -100,6 +100,18 @@ class Call:
         """The index of the first chunk that the call read; None if it read none, or one again, or an excerpt."""
         return self.reads[0].index if self.reads and self.slot >= 0 else None
 
+    @property
+    def extent(self) -> dict[str, int]:
+        """The part of the document that the call read, from its first chunk to its last; zeros without any."""
+        first, last = (self.reads[0], max(self.reads, key=lambda span: span.end_byte)) if self.reads else (None, None)
+        return {
+            "start_char": first.start_char if first else 0,
+            "end_char": last.end_char if last else 0,
+            "start_byte": first.start_byte if first else 0,
+            "end_byte": last.end_byte if last else 0,
+            "chunk_tokens": sum(span.tokens for span in self.reads),
+        }
+
 
 def stored_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     """Return a call as plain data for the state of a graph. Its text is left out if it equals `memory`."""

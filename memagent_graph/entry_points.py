@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from memagent_graph.errors import MemAgentError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import MemAgentError, install_command
 
 COMMANDS: Final = "memagent.commands"
 """The group of functions `register(app)`. Each adds one command to a `typer.Typer`."""

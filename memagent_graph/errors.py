@@ -41,11 +41,13 @@ request, a missing extra.
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from collections.abc import Callable
-from typing import Final
-
-from memagent_graph.installation import install_command
+from pathlib import PurePosixPath
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 _OPTION: Final = re.compile(r"(`[^`]*`)|(?<!\S)(\(?)--([a-z]+(?:-[a-z]+)*)")
 """A command in backticks, or an option of the command line outside of one, perhaps after a bracket."""
@@ -265,3 +267,33 @@ class MissingExtraError(LastingError):
         )
         self.extra = extra
         self.needed_for = needed_for
+
+
+def load_extra(module: str, extra: str, needed_for: str) -> Any:
+    """Import a module that an extra of this distribution installs, and return it.
+
+    Raises:
+        MissingExtraError: it is not installed. `needed_for` is the purpose in the message.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(extra, needed_for) from error
+
+
+def install_command(extra: str, package: str = "memagent-graph") -> str:
+    """Return the command that installs an extra of a package from an index, or from the package's source (PEP 610)."""
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415  slow to import, and seldom needed
+
+    try:
+        origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f'pip install {editable}".[{extra}]", in the folder that has the source of {package}'
+    if version := origin.get("vcs_info"):
+        return f'pip install "{package}[{extra}] @ {version["vcs"]}+{origin["url"]}"'
+    if origin:
+        return f'pip install "{unquote(PurePosixPath(urlsplit(origin["url"]).path).name)}[{extra}]"'
+    return f'pip install "{package}[{extra}]"'

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -233,16 +233,16 @@ def load_prompts(
     Raises:
         PromptError: a file cannot be read, or a field is missing, unknown or not between tags.
     """
-    base = base or Prompts(_packaged("update_paper.txt"), _packaged("answer_boxed.txt"))
+    base = base or Prompts(_packaged("update_paper"), _packaged("answer_boxed"))
     update, answer, form = base.update, base.answer, AnswerFormat(answer_format or base.answer_format)
     if update_template:
         update = template_file(update_template)
     elif layout:
-        update = _packaged(f"update_{PromptLayout(layout).value}.txt")
+        update = _packaged(f"update_{PromptLayout(layout).value}")
     if answer_template:
         answer = template_file(answer_template, ANSWER_FIELDS)
     elif answer_format:
-        answer = _packaged(f"answer_{form.value}.txt")
+        answer = _packaged(f"answer_{form.value}")
     return replace(
         base,
         update=update,
@@ -253,9 +253,14 @@ def load_prompts(
     )
 
 
+@cache
+def read_template(name: str) -> str:
+    """Return the text of a template of this package."""
+    return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
+
+
 def _packaged(name: str) -> PromptTemplate:
-    text = resources.files("memagent_graph").joinpath("templates", name).read_text("utf-8")
-    return PromptTemplate(text.rstrip("\n"), source=name)
+    return PromptTemplate(read_template(name), source=f"{name}.txt")
 
 
 def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> PromptTemplate:

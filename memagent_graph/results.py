@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.omissions import document_events
+from memagent_graph.errors import EvaluationError
 from memagent_graph.events import ReadEvent, StopReason
 from memagent_graph.policy import TokenUsage
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -44,6 +45,34 @@ class Usage:
     def total_tokens(self) -> int:
         """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a million tokens, in any currency. Cached prompt tokens count in full: an upper bound."""
+
+    prompt: float
+    completion: float
+
+    @classmethod
+    def of(cls, prompt: float | None, completion: float | None) -> Prices | None:
+        """Return the prices that a user gave; None without any.
+
+        Raises:
+            EvaluationError: only one is given.
+        """
+        if prompt is None and completion is None:
+            return None
+        if prompt is None or completion is None:
+            raise EvaluationError(
+                "only one of the prices of prompt and completion tokens is given",
+                hint="Pass both --price-in and --price-out, per million tokens; 0 is allowed.",
+            )
+        return cls(prompt, completion)
+
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the cost of tokens."""
+        return (self.prompt * prompt_tokens + self.completion * completion_tokens) / 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
-from memagent_graph.errors import MemAgentError, RetrievalError
-from memagent_graph.extra_modules import extra_module
-from memagent_graph.words import is_character_end, sentence_ends, terms
+from memagent_graph.errors import MemAgentError, RetrievalError, load_extra
+from memagent_graph.words import last_character_end, sentence_ends, terms
 
 _QUESTION_WORDS: Final = frozenset(
     ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
@@ -78,7 +77,7 @@ class WordRetriever:
     """
 
     def __post_init__(self) -> None:
-        extra_module("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
+        load_extra("bm25s", "recall", "retrieval by BM25")  # report a missing library before a document is read
 
     async def rank(self, texts: Iterator[str], query: str) -> list[int]:
         """Return the indices of texts, best first. Equally good texts stay in order."""
@@ -87,7 +86,7 @@ class WordRetriever:
 
 def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     """Return the indices of texts with a word of the question, best first; see `WordRetriever`."""
-    library, numbers = extra_module("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
+    library, numbers = load_extra("bm25s", "recall", "retrieval by BM25"), dict[str, int]()
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs at DEBUG, and would print that
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
@@ -102,12 +101,7 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     index = library.BM25()
     index.index((numbered, numbers), show_progress=False)
     scores = index.get_scores(query)
-    return [number for number in _best_first(scores) if scores[number] > 0]
-
-
-def _best_first(scores: Any) -> list[int]:
-    order: list[int] = (-scores).argsort(kind="stable").tolist()
-    return order
+    return [number for number in (-scores).argsort(kind="stable").tolist() if scores[number] > 0]
 
 
 def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
@@ -125,10 +119,6 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
         end = start + most_chars
         if end < len(text):
             ends = sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
-            end = ends[0] if ends[0] > start else _character_start(text, start, end)
+            end = ends[0] if ends[0] > start else last_character_end(text, end, start + 1) or end
         yield start, min(end, len(text))
         start = end
-
-
-def _character_start(text: str, start: int, end: int) -> int:
-    return next((at for at in range(end, start, -1) if is_character_end(text, at)), end)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS, Budget
 from memagent_graph.calls import Writes
 from memagent_graph.errors import BudgetError, StrategyError
 from memagent_graph.events import EventKind
-from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptTemplate
+from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +90,6 @@ UPDATE = Role("update")
 """The memory update of the paper."""
 ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer_tokens")
 """The answer of the paper, from memory alone."""
-
-
-@cache
-def read_template(name: str) -> str:
-    """Return a template of this package."""
-    return resources.files("memagent_graph").joinpath("templates", f"{name}.txt").read_text("utf-8").rstrip("\n")
 
 
 def answer_form(answer_format: AnswerFormat) -> str:

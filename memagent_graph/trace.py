@@ -119,7 +119,7 @@ class Trace:
         Raises:
             KeyError: it belongs to none, because it answered, or neither read a chunk nor wrote a memory.
         """
-        return self._replayed.update_index(step_id)
+        return self._replayed.update_index[step_id]
 
     def sources(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the indices in `updates` of those whose memories, joined, an update started from."""
@@ -176,7 +176,7 @@ class Replayed:
     updates: list[MemoryUpdate] = field(default_factory=list)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: the last steps of the updates that its memory is based on."""
-    _update_indices: dict[str, int] = field(default_factory=dict)
+    update_index: dict[str, int] = field(default_factory=dict)
     """By step: the index of its update."""
     _after: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By step: `sources` of the steps that follow it."""
@@ -184,13 +184,9 @@ class Replayed:
     """By branch: the index of its newest update."""
     _bytes_read: int = 0
 
-    def update_index(self, step_id: str) -> int:
-        """Return the index of the update that a step belongs to."""
-        return self._update_indices[step_id]
-
     def update_indices(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that steps belong to, without repetition."""
-        return tuple(dict.fromkeys(map(self.update_index, sources)))
+        return tuple(dict.fromkeys(self.update_index[source] for source in sources))
 
     def memory_of(self, sources: Iterable[str], branch: str) -> str:
         """Return the memory of a branch after updates: its own newest one, or all of theirs joined."""
@@ -220,24 +216,18 @@ class Replayed:
             index = len(self.updates)
             self.updates.append(self._start_update(step, before))
         self._newest[step.branch] = index
-        self._update_indices[step.id] = index
+        self.update_index[step.id] = index
         self._after[step.id] = (step.id,)
         return self.updates[index]
 
     def _start_update(self, step: Call, before: tuple[str, ...]) -> MemoryUpdate:
         """Return the update that begins with a step."""
-        first = step.reads[0] if step.reads else None
-        last = max(step.reads, key=lambda span: span.end_byte, default=None)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in step.reads)
         previous = self.memory_of(before, step.branch)
         memory = (step.text or "") if step.writes is Writes.MEMORY else previous
         return MemoryUpdate(
             chunk_index=step.chunk_index,
-            start_char=first.start_char if first else 0,
-            end_char=last.end_char if last else 0,
-            start_byte=first.start_byte if first else 0,
-            end_byte=last.end_byte if last else 0,
-            chunk_tokens=sum(span.tokens for span in step.reads),
+            **step.extent,
             memory=memory,
             changed=memory != previous,
             progress=self._progress(step),

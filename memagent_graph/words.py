@@ -101,6 +101,11 @@ def is_character_end(text: str, at: int) -> bool:
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])
 
 
+def last_character_end(text: str, at: int, start: int = 0) -> int | None:
+    """Return the last place from `start` to `at` that splits no character; None if there is none."""
+    return next((place for place in range(at, start - 1, -1) if is_character_end(text, place)), None)
+
+
 def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
     """Return where sentences and paragraphs end after `start` and up to `end`, in order, with the space after them.
 

@@ -8,31 +8,21 @@ one model run in it that has all of its tokens.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.messages import HumanMessage
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 
 from langchain_memagent.graph_reads import Report
-from memagent_graph.reading.tracing import NOT_STREAMED
+from memagent_graph.policy import TokenUsage
+from memagent_graph.reading.tracing import NOT_STREAMED, model_result
 from memagent_graph.results import Usage
 from memagent_graph.trace import MemoryUpdate
-
-T = TypeVar("T")
-
-
-async def detach(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine in a context without the calling graph's callbacks and streams."""
-    return await asyncio.get_running_loop().create_task(_run_untraced(coroutine), context=_copy_without_callbacks())
 
 
 @dataclass
@@ -63,17 +53,8 @@ class ReadCost:
 
     def as_result(self) -> LLMResult:
         """Return the output of a model's run."""
-        message = AIMessage(
-            "",
-            usage_metadata=UsageMetadata(
-                input_tokens=self.prompt_tokens,
-                output_tokens=self.completion_tokens,
-                total_tokens=self.prompt_tokens + self.completion_tokens,
-                input_token_details=InputTokenDetails(cache_read=self.cached_tokens),
-            ),
-            response_metadata={"model_name": self.model},
-        )
-        return LLMResult(generations=[[ChatGeneration(message=message)]])
+        usage = TokenUsage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        return model_result("", usage, model_name=self.model)
 
 
 @asynccontextmanager
@@ -107,19 +88,3 @@ async def report_read(
         raise
     await calls.on_llm_end(cost.as_result())
     await run.on_chain_end(cost.outputs)
-
-
-async def _run_untraced(coroutine: Coroutine[Any, Any, T]) -> T:
-    from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and seldom needed
-
-    with tracing_context(enabled=False):
-        return await coroutine
-
-
-def _copy_without_callbacks() -> Context:
-    context = copy_context()
-    context.run(var_child_runnable_config.set, None)
-    for variable, value in context.items():
-        if isinstance(value, BaseCallbackHandler):
-            context.run(variable.set, None)
-    return context

@@ -15,7 +15,7 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from langchain_memagent.detached_reads import detach, report_read
+from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.questions import Questions, find_latest_request, make_result_question
 from langchain_memagent.rolling_history import RollingHistory
@@ -26,6 +26,7 @@ from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
+from memagent_graph.reading.tracing import detach
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shortened
 

@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END
 
-from langchain_memagent.detached_reads import detach, report_read
+from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import Report
 from langchain_memagent.questions import SOURCE, find_latest_request, make_history_question
 from langchain_memagent.transcripts import find_safe_cuts, format_transcript
@@ -28,6 +28,7 @@ from memagent_graph.reading.outcome import Progress
 from memagent_graph.reading.state import Limits, LineState, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, read_chunk, update_memory
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.tracing import detach
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer

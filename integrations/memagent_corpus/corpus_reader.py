@@ -22,9 +22,9 @@ import msgspec
 from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_result, row_id
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_for_schema
+from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
-from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.errors import (
     CheckpointError,
     CorpusError,
@@ -189,7 +189,7 @@ class CorpusReader:
 
     async def _store(self, document: CorpusDocument) -> DocumentRef:
         """Fetch, convert and store a document's text in a thread, which stops when this call is cancelled."""
-        cancellation = ConversionCancellation()
+        cancellation = Cancellation()
         replace = (await self.agent.aprepare()).replace_undecodable
 
         def store() -> DocumentRef:

@@ -42,9 +42,9 @@ from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import in_one_line, quantity
-from memagent_graph.prices import Prices, make_prices
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
+from memagent_graph.results import Prices
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import merge_logs
 from memagent_graph.storage.checkpoints import is_server
@@ -70,7 +70,7 @@ class CorpusSession:
         """
         options = self._options
         with report_failures(self._console):
-            prices = make_prices(options.price_in, options.price_out)
+            prices = Prices.of(options.price_in, options.price_out)
             if options.ray_actors is not None and options.ray is None:
                 raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
             self._questions = expand_questions(options.question or ())

@@ -32,8 +32,7 @@ from memagent_corpus import CorpusReader
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
 from memagent_corpus.source_access import SourceAccess, get_scheme
-from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError, load_extra
 from memagent_graph.reader import MemAgent
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import ReadSettings
@@ -54,7 +53,7 @@ def ray_module(name: str = "ray") -> Any:
     Raises:
         MissingExtraError: Ray is not installed.
     """
-    return extra_module(name, "ray", "reading on a Ray cluster")
+    return load_extra(name, "ray", "reading on a Ray cluster")
 
 
 @dataclass(frozen=True, kw_only=True)

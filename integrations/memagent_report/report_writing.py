@@ -21,12 +21,12 @@ from langgraph.types import Send
 from memagent_graph.calls import Writes
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, StopReason
-from memagent_graph.prompts import Prompts
+from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ParsedReply, ParseFailure, Role, read_template
+from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,

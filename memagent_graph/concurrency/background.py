@@ -83,36 +83,32 @@ background_loop = _Background().loop
 
 
 class Cancellation:
-    """Ends the synchronous calls of one read, which wait in threads that nothing else interrupts."""
+    """Ends the calls or the conversion of one read, which wait in threads that nothing else interrupts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[Future[Any]] = set()
-        self._is_cancelled = False
+        self._ends: list[Callable[[], object]] = []
+        self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the calls that wait, and all that follow."""
+        """End everything that waits, and everything that follows."""
         with self._lock:
-            self._is_cancelled, running = True, list(self._running)
-        for future in running:
-            future.cancel()
+            self.is_cancelled, ends = True, list(self._ends)
+        for end in ends:
+            end()
 
     @contextmanager
-    def watch(self, future: Future[Any]) -> Iterator[None]:
-        """Cancel a future, too, if `cancel` is called during the block."""
+    def watch(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end` if `cancel` is called during the block, or was called before."""
         with self._lock:
-            self._running.add(future)
-            if self._is_cancelled:
-                future.cancel()
+            self._ends.append(end)
+        if self.is_cancelled:
+            end()
         try:
             yield
-        except CancelledError as error:
-            if not self._is_cancelled:
-                raise
-            raise LastingError("the read was broken off by its caller", hint="Start it again, or resume it.") from error
         finally:
             with self._lock:
-                self._running.discard(future)
+                self._ends.remove(end)
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | None = None) -> T:
@@ -128,10 +124,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        with cancellation.watch(future) if cancellation else nullcontext():
+        with cancellation.watch(future.cancel) if cancellation else nullcontext():
             return future.result()
-    except BaseException:
+    except BaseException as error:
         _cancel(future, coroutine, loop)
+        if isinstance(error, CancelledError) and cancellation and cancellation.is_cancelled:
+            raise LastingError("the read was broken off by its caller", hint="Start it again, or resume it.") from error
         raise
 
 

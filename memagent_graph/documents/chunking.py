@@ -22,7 +22,14 @@ from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.headings import heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, safe_cut
-from memagent_graph.words import is_character_end, is_unspaced, paragraph_ends, sentence_ends, word_ends
+from memagent_graph.words import (
+    is_character_end,
+    is_unspaced,
+    last_character_end,
+    paragraph_ends,
+    sentence_ends,
+    word_ends,
+)
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
 """The ends of chunks: after any token, or near the size at the end of a sentence or paragraph, or before a heading."""
@@ -345,7 +352,7 @@ class Chunker:
             if cut is not None:
                 break
         else:
-            cut = next((at for at in range(len(text) - 1, 0, -1) if is_character_end(text, at)), None)
+            cut = last_character_end(text, len(text) - 1, 1)
         text = text[:cut]
         self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
         _PIECES.put(key, self._current)

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
-from memagent_graph.concurrency.background import PerLoop
+from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.converters import CPU_LIMIT_SIGNAL, Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, list_entry_points
@@ -75,40 +74,9 @@ class ConversionBounds:
         return cls(**values)
 
 
-class ConversionCancellation:
-    """Cancels a conversion from another thread, when its result is no longer needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """Kill the running conversion, and prevent another from starting."""
-        with self._lock:
-            self.cancelled = True
-            if self._process is not None:
-                self._process.kill()
-
-    @contextlib.contextmanager
-    def watch(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Kill the process when the conversion is cancelled, and at the end."""
-        with self._lock:
-            self._process = process
-            if self.cancelled:
-                process.kill()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._process = None
-                process.kill()
-            process.wait()
-
-
-async def run_in_thread(work: Callable[[ConversionCancellation], T]) -> T:
+async def run_in_thread(work: Callable[[Cancellation], T]) -> T:
     """Run `work` in a conversion thread. If the caller is cancelled, the conversion is cancelled too."""
-    cancellation = ConversionCancellation()
+    cancellation = Cancellation()
     try:
         return await asyncio.get_running_loop().run_in_executor(_threads.get(), work, cancellation)
     finally:
@@ -135,7 +103,7 @@ def convert_parts(
     name: str,
     kind: str,
     file: IO[bytes],
-    cancellation: ConversionCancellation,
+    cancellation: Cancellation,
     *,
     pages: str = "",
     converter: str | None = None,
@@ -212,7 +180,7 @@ def _run(
     source: IO[bytes],
     result: IO[bytes],
     bounds: ConversionBounds,
-    cancellation: ConversionCancellation,
+    cancellation: Cancellation,
 ) -> int:
     """Convert in a fresh interpreter, and return its exit code."""
     # Only a user's own module may be imported from the current folder.
@@ -226,12 +194,15 @@ def _run(
         cwd=Path(conversion_program.__file__).parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     )
-    with cancellation.watch(process):
-        try:
+    try:
+        with cancellation.watch(process.kill):
             code = process.wait(bounds.seconds)
-        except subprocess.TimeoutExpired:
-            raise _bound_exceeded(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
-    if cancellation.cancelled:
+    except subprocess.TimeoutExpired:
+        raise _bound_exceeded(task, f"takes more than {bounds.seconds:g} seconds", "seconds", bounds) from None
+    finally:
+        process.kill()
+        process.wait()
+    if cancellation.is_cancelled:
         raise DocumentError(f"the conversion of {task['name']} was cancelled", hint="Read it again.")
     return code
 

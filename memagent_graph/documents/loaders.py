@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Block, Parts
 from memagent_graph.documents.charsets import byte_order_mark, web_codec
-from memagent_graph.documents.conversion import ConversionCancellation, convert_parts
+from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
@@ -55,7 +56,7 @@ def open_document(
     document: Document,
     *,
     replace: bool = False,
-    cancellation: ConversionCancellation | None = None,
+    cancellation: Cancellation | None = None,
     converter: str | None = None,
 ) -> Iterator[tuple[str, Parts]]:
     """Open a document: return its real media type and an iterator over its text.
@@ -77,7 +78,7 @@ def open_document(
         find_charset(document.encoding)  # check it even if it is not needed, as for PDF
     convert = partial(
         convert_parts,
-        cancellation=cancellation or ConversionCancellation(),
+        cancellation=cancellation or Cancellation(),
         converter=converter,
     )
     with contextlib.ExitStack() as stack:

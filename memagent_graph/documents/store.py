@@ -23,8 +23,9 @@ from copy import copy
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
+from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
-from memagent_graph.documents.conversion import ConversionCancellation, run_in_thread
+from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.headings import MAX_HEADINGS, headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import describe_omission, summarize_omissions
@@ -71,7 +72,7 @@ class DocumentStore:
         return other
 
     def add(
-        self, document: Any, *, replace_undecodable: bool = False, cancellation: ConversionCancellation | None = None
+        self, document: Any, *, replace_undecodable: bool = False, cancellation: Cancellation | None = None
     ) -> DocumentRef:
         """Store the text of a document, if it is not stored yet, and return its reference.
 

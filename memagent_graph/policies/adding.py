@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import normalizers
 
-from memagent_graph.errors import MissingExtraError, PolicyError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import MissingExtraError, PolicyError, install_command
 from memagent_graph.policies.added import (
     ENGLISH_FOLDER,
     KNOWN,

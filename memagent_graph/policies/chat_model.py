@@ -63,18 +63,13 @@ class ChatModelPolicy:
         unsupported: Collection[str] = (),
     ) -> None:
         self._model = model
-        self._name = name or str(
-            getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
-        )
+        own_name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
+        self.name = name or str(own_name)
+        """The model's name."""
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
         self._max_retries = max_retries
         self._unsupported = set(unsupported)
-        log.warning("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self._name)
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self._name
+        log.warning("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self.name)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Write one completion.
@@ -96,7 +91,7 @@ class ChatModelPolicy:
                 return replace(completion, retries=retries)
             if retries == self._max_retries:
                 raise PolicyResponseError(
-                    f"{self._name} still broke its reply off after {retries} retries",
+                    f"{self.name} still broke its reply off after {retries} retries",
                     hint="Look into its server's log, then resume.",
                 )
             await asyncio.sleep(_PAUSE * 2**retries)
@@ -119,7 +114,7 @@ class ChatModelPolicy:
                 redacted = SecretRedaction(secret.get_secret_value() for secret in _secrets(self._model))
                 trace = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
-                raise PolicyError(redacted(f"{self._name}: {type(error).__name__}: {error}"), hint=hint) from (
+                raise PolicyError(redacted(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redacted(trace) == trace else None
                 )  # tracers record the messages of causes
 
@@ -149,7 +144,7 @@ class ChatModelPolicy:
             metadata = reply.response_metadata or {}
         except (AttributeError, ValueError) as error:
             raise PolicyResponseError(
-                f"{self._name} answered with {type(reply).__name__}, not a message",
+                f"{self.name} answered with {type(reply).__name__}, not a message",
                 hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
             ) from error
         word = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
@@ -158,7 +153,7 @@ class ChatModelPolicy:
         return Completion(
             text=text,
             finish_reason=reason,
-            model=str(metadata.get("model_name") or self._name),
+            model=str(metadata.get("model_name") or self.name),
             usage=token_usage(reply.usage_metadata),
             notes=finish_notes(reason, word, text) + sampling_notes(sampling, self._unsupported),
         )

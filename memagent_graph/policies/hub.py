@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.errors import MissingExtraError, PolicyError
+from memagent_graph.errors import PolicyError, load_extra
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SMALL_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
@@ -29,15 +29,11 @@ def model_folder(repository: str, *, with_weights: bool) -> Path:
         PolicyError: there is no such model, or it cannot be downloaded.
         MissingExtraError: huggingface_hub is not installed.
     """
-    try:
-        from huggingface_hub import snapshot_download  # noqa: PLC0415  only for models on the hub
-        from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415  only for models on the hub
-    except ImportError as error:
-        raise MissingExtraError("hub", f"the model {repository}") from error
+    hub = load_extra("huggingface_hub", "hub", f"the model {repository}")
     patterns = [*_SMALL_FILES, *(_WEIGHTS if with_weights else ())]
     try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError) as error:
+        return Path(hub.snapshot_download(repository, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolicyError(
             f"the model {repository} cannot be downloaded from the hub: {reason}",

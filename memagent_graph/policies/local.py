@@ -12,13 +12,13 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.background import renew_in_children
-from memagent_graph.errors import MissingExtraError, PolicyError, PolicyRequestError
+from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.hub import is_hub_id, model_folder
@@ -72,9 +72,10 @@ class LocalPolicy:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = _find_model_folder(model)
-        self._name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
+        self.name = "embedded" if self._folder == EMBEDDED_FOLDER else str(model)
+        """The model's folder or hub id, or "embedded"."""
         profile = load_profile(self._folder)
-        self._device = device = device or _default_device()
+        self._device = device = device or ("cuda" if _load("torch").cuda.is_available() else "cpu")
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
@@ -95,11 +96,6 @@ class LocalPolicy:
     def embedded(cls, **options: Any) -> LocalPolicy:
         """Return the small policy of this package. Its card, `embedded/CARD.md`, describes its abilities."""
         return cls(EMBEDDED_FOLDER, **options)
-
-    @property
-    def name(self) -> str:
-        """The model's folder or hub id, or "embedded"."""
-        return self._name
 
     async def describe(self) -> ModelInfo:
         """Window, tokenizer, size, and the profile in the model's folder."""
@@ -132,7 +128,13 @@ class LocalPolicy:
                 hint="Lower --chunk-tokens.",
             )
         request = _Request(ids, sampling, Future())
-        self._submit(request)
+        with self._starting:
+            self._waiting.put(request)
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._work, args=(self._waiting,), name=f"policy-{self.name}", daemon=True
+                )
+                self._worker.start()
         return await asyncio.wrap_future(request.future)
 
     async def aclose(self) -> None:
@@ -146,15 +148,6 @@ class LocalPolicy:
         if worker is not None:
             waiting.put(None)
             await asyncio.to_thread(worker.join)
-
-    def _submit(self, request: _Request) -> None:
-        with self._starting:
-            self._waiting.put(request)
-            if self._worker is None:
-                self._worker = threading.Thread(
-                    target=self._work, args=(self._waiting,), name=f"policy-{self._name}", daemon=True
-                )
-                self._worker.start()
 
     def _work(self, waiting: _Waiting) -> None:
         last = False
@@ -183,27 +176,22 @@ class LocalPolicy:
     def _serve(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
         try:
-            for request, completion in zip(requests, self._complete(requests), strict=True):
-                request.future.set_result(completion)
+            prompts, sampling = [request.ids for request in requests], [request.sampling for request in requests]
+            for request, draft in zip(requests, self._engine.generate(prompts, sampling), strict=True):
+                request.future.set_result(self._completion(request, draft))
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to those who wait
-            failure = PolicyError(f"{self._name}: {type(error).__name__}: {error}")
+            failure = PolicyError(f"{self.name}: {type(error).__name__}: {error}")
             failure.__cause__ = error
             for request in requests:
                 if not request.future.done():
                     request.future.set_exception(failure)
-
-    def _complete(self, requests: Sequence[_Request]) -> list[Completion]:
-        drafts = self._engine.generate(
-            [request.ids for request in requests], [request.sampling for request in requests]
-        )
-        return [self._completion(request, draft) for request, draft in zip(requests, drafts, strict=True)]
 
     def _completion(self, request: _Request, draft: _Draft) -> Completion:
         has_logprobs = request.sampling.logprobs
         return Completion(
             text=self._engine.decode(draft.ids),
             finish_reason=FinishReason.STOP if draft.stopped else FinishReason.LENGTH,
-            model=self._name,
+            model=self.name,
             usage=TokenUsage(len(request.ids), len(draft.ids), draft.shared),
             prompt_token_ids=request.ids if has_logprobs else None,
             token_ids=draft.ids if has_logprobs else None,
@@ -223,35 +211,28 @@ _Waiting: TypeAlias = "queue.SimpleQueue[_Request | None]"
 """The queue of requests. None ends the computing thread."""
 
 
+@dataclass(slots=True)
 class _Draft:
     """One row of a batch while it is being written."""
 
-    def __init__(self, shared: int) -> None:
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.stopped = False
-        self.finished = False
-        self.shared = shared
-        """Number of prompt tokens that were computed for another row or in the previous batch."""
+    shared: int
+    """Number of prompt tokens that were computed for another row or in the previous batch."""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+    finished: bool = False
+
+
+def _load(module: str) -> Any:
+    return load_extra(module, "local", "a policy in this process")
 
 
 def _suitable(dtype: str, device: str) -> str:
     """Return the number format of a profile if this machine computes fast in it, or float32."""
     if dtype != "bfloat16":
         return "float32"
-    import torch  # noqa: PLC0415  an optional dependency
-
-    on_processor = device == "cpu"
-    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # only in recent releases
-    return "bfloat16" if not on_processor or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
-
-
-def _default_device() -> str:
-    try:
-        import torch  # noqa: PLC0415  an optional dependency
-    except ImportError as error:
-        raise MissingExtraError("local", "a policy in this process") from error
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    features: dict[str, Any] = getattr(_load("torch").cpu, "get_capabilities", dict)()  # only in recent releases
+    return "bfloat16" if device != "cpu" or features.get("avx512_bf16") or features.get("amx_bf16") else "float32"
 
 
 def _find_model_folder(model: Path | str) -> Path:
@@ -274,12 +255,8 @@ class _Engine:
     """The model and its tokenizer: prompts to ids, a batch of ids to drafts. Used by one thread at a time."""
 
     def __init__(self, model: str, device: str, dtype: str, *, processed_logprobs: bool) -> None:
-        try:
-            import torch  # noqa: PLC0415
-            import transformers  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("local", "a policy in this process") from error
-        self._torch = torch
+        self._torch = torch = _load("torch")
+        transformers = _load("transformers")
         self._processed_logprobs = processed_logprobs
         if dtype not in DTYPES:
             raise PolicyError(
@@ -437,7 +414,8 @@ class _Engine:
     def _generator(self, sampling: SamplingParams) -> torch.Generator | None:
         if sampling.seed is None or sampling.temperature == 0:
             return None
-        return self._torch.Generator(device=self._device).manual_seed(sampling.seed)
+        generator: torch.Generator = self._torch.Generator(device=self._device)
+        return generator.manual_seed(sampling.seed)
 
     def _ends_in_stop_string(self, draft: _Draft, sampling: SamplingParams) -> bool:
         return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)
@@ -468,9 +446,8 @@ class _PrefixCache:
         if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
             return cls()
         pairs = [(layer.keys, layer.values) for layer in layers]
-        return (
-            cls(ids, pairs) if sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES else cls()
-        )
+        is_small = sum(tensor.nbytes for pair in pairs for tensor in pair) <= _MAX_PREFIX_BYTES
+        return cls(ids, pairs) if is_small else cls()
 
     def common_with(self, ids: list[int]) -> int:
         """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
@@ -492,6 +469,5 @@ def _common_prefix(prompts: Sequence[list[int]]) -> int:
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    return next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differences, min(len(one), len(other)))

@@ -174,17 +174,16 @@ def find_provenance(
         first = updates[line.first]
         by_person = any(event.kind is EventKind.MEMORY_EDITED for event in first.events)
         first_quotes = [candidate for candidate in quotes if candidate.source == line.first]
-        reworded = _chain(line.reworded)
         origins.append(
             LineOrigin(
                 line=line.text,
                 first_chunk=first.chunk_index,
-                reworded=tuple(updates[index].chunk_index for index in reworded),
+                reworded=tuple(updates[index].chunk_index for index in line.reworded),
                 edited=by_person and line_coverage(words, first_quotes) < _SUPPORTED,
                 coverage=coverage,
                 branch=first.branch,
                 update=line.first,
-                reworded_updates=reworded,
+                reworded_updates=line.reworded,
             )
         )
     return Provenance(tuple(origins), tuple(evidence), lost)
@@ -383,17 +382,10 @@ class _Line:
     words: tuple[str, ...]
     content: frozenset[str]
     first: int
-    reworded: _Reworded | None
+    reworded: tuple[int, ...]
+    """The updates that reworded it, in order."""
     sources: dict[str, int]
     """The update that added each word of `content`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reworded:
-    """A linked list of the updates that reworded a line. A line may be reworded at every chunk."""
-
-    before: _Reworded | None
-    update: int
 
 
 def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
@@ -441,14 +433,6 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     )
 
 
-def _chain(reworded: _Reworded | None) -> tuple[int, ...]:
-    updates = []
-    while reworded is not None:
-        updates.append(reworded.update)
-        reworded = reworded.before
-    return tuple(reversed(updates))
-
-
 def _next_lines(
     old: Sequence[_Line], texts: Sequence[str], update: int
 ) -> tuple[list[_Line], list[_Line], list[_Line]]:
@@ -477,7 +461,7 @@ def _next_lines(
         likeness = {index: _likeness(count, content, old[index].content) for index, count in shared.items()}
         best = max(likeness, key=lambda index: (likeness[index], -index), default=None)
         if best is None or likeness[best] < _SAME_LINE:
-            lines.append(_Line(text, folded, content, update, None, dict.fromkeys(content, update)))
+            lines.append(_Line(text, folded, content, update, (), dict.fromkeys(content, update)))
             continue
         parents = [index for index, count in shared.items() if count >= _SAME_LINE * len(old[index].content)]
         lost.difference_update(parents, (best,))
@@ -492,7 +476,7 @@ def _reword(
         return replace(line, text=text)
     sources = {word: source for other in others for word, source in other.sources.items()} | line.sources
     word_sources = {word: sources.get(word, update) for word in content}
-    return _Line(text, words, content, line.first, _Reworded(line.reworded, update), word_sources)
+    return _Line(text, words, content, line.first, (*line.reworded, update), word_sources)
 
 
 def _likeness(shared: int, new: frozenset[str], old: frozenset[str]) -> float:

@@ -20,12 +20,12 @@ from typing_extensions import TypedDict
 from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.prompts import Prompts
+from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.ask import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
-from memagent_graph.reading.steps import Change, Route, StepContext, answer_from, branch
-from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ParsedReply, Role, read_template
+from memagent_graph.reading.steps import Change, Step, StepContext, answer_from, branch
+from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.roles import ParsedReply, Role
 
 _MAX_CURSORS = 512
 _LINE_TOKENS = 2
@@ -64,6 +64,49 @@ class BranchingStrategy(Strategy):
 
     state: ClassVar[type] = BranchingState
 
+    def wire_chunks(
+        self,
+        graph: StrategyGraph,
+        node: str,
+        read: Step,
+        width: int,
+        values: Callable[[Any], Mapping[str, Any]] = lambda state: {},
+    ) -> None:
+        """Add choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather, from the beginning on.
+
+        Args:
+            graph: the graph of the strategy.
+            node: the name of the step that reads a chunk.
+            read: the step.
+            width: the number of chunks that are chosen at once.
+            values: a function of the state that returns other values for the states of the branches.
+        """
+
+        async def choose_chunks(state: BranchingState, step: StepContext) -> Change:
+            """Choose the next chunks. There are none at the document's end, and at a limit the read stops."""
+            cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
+            if stop := step.limit():
+                return {"spans": [], **stop}
+            count = step.chunks_left(width)
+            while len(spans) < count and (choice := await step.next_chunk(cursor)):
+                span, cursor = choice
+                spans.append(span.stored)
+            return {"spans": spans, "cursor": cursor}
+
+        def branch_per_chunk(state: Any) -> str | Sequence[Send]:
+            if state.get("stop_reason"):
+                return END
+            number = state.get("number") or 1
+            before = f"{number}." if number > 1 else ""
+            others, spans = values(state), state.get("spans") or ()
+            return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or "gather"
+
+        graph.add_node("choose_chunks", choose_chunks)
+        graph.add_node(node, read)
+        graph.add_edge(OPEN, "choose_chunks")
+        graph.add_conditional_edges("choose_chunks", branch_per_chunk, [node, "gather", END])
+        graph.add_edge(node, "choose_chunks")
+
     def wire_merging(self, graph: StrategyGraph, *, then: str = "answer") -> None:
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `then`, and the answer.
 
@@ -71,10 +114,18 @@ class BranchingStrategy(Strategy):
             graph: the graph of the strategy.
             then: the node that follows when all findings fit into one memory.
         """
+
+        def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
+            findings = state.get("findings", {})
+            return [
+                branch("merge_findings", state, _merge_name(group), group={name: findings[name] for name in group})
+                for group in state.get("groups", ())
+            ] or then
+
         graph.add_node("gather", gather)
         graph.add_node("merge_findings", merge_findings)
         graph.add_node("answer", answer_from_findings)
-        graph.add_conditional_edges("gather", branch_per_group("merge_findings", then=then), ["merge_findings", then])
+        graph.add_conditional_edges("gather", branch_per_group, ["merge_findings", then])
         graph.add_edge("merge_findings", "gather")
         graph.add_edge("answer", END)
 
@@ -120,57 +171,12 @@ async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     return segments
 
 
-async def choose_chunks(state: BranchingState, step: StepContext, width: int) -> Change:
-    """Choose the next `width` chunks. There are none at the document's end, and at a limit the read stops."""
-    cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-    if stop := step.limit():
-        return {"spans": [], **stop}
-    count = step.chunks_left(width)
-    while len(spans) < count and (choice := await step.next_chunk(cursor)):
-        span, cursor = choice
-        spans.append(span.stored)
-    return {"spans": spans, "cursor": cursor}
-
-
-def branch_per_chunk(node: str, then: str, values: Callable[[Any], Mapping[str, Any]] = lambda state: {}) -> Route:
-    """Return the route after `choose_chunks`: a branch per chunk, `then` if there are no chunks, or the end at a limit.
-
-    Args:
-        node: the branches' node.
-        then: the node that follows the last chunk.
-        values: a function of the state that returns other values for the states of the branches.
-    """
-
-    def branch_per_chunk(state: Any) -> str | Sequence[Send]:
-        if state.get("stop_reason"):
-            return END
-        number = state.get("number") or 1
-        before = f"{number}." if number > 1 else ""
-        others, spans = values(state), state.get("spans") or ()
-        return [branch(node, state, f"{before}{span['index']}", span=span, **others) for span in spans] or then
-
-    return branch_per_chunk
-
-
 async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that one call can merge a group. Empty findings are dropped."""
     findings, prompts = in_order(state.get("findings", {})), step.context.prompts
     empty = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
     rest = {name: finding for name, finding in findings.items() if name not in empty}
     return {"findings": dict.fromkeys(empty), "groups": groups_that_fit(rest, step.context)}
-
-
-def branch_per_group(node: str, then: str) -> Route:
-    """Return the route after `gather`: a branch per group, or `then` if all findings fit into one memory."""
-
-    def branch_per_group(state: BranchingState) -> str | Sequence[Send]:
-        findings = state.get("findings", {})
-        return [
-            branch(node, state, _merge_name(group), group={name: findings[name] for name in group})
-            for group in state.get("groups", ())
-        ] or then
-
-    return branch_per_group
 
 
 def add_finding(reply: Reply, step: StepContext, *, replaces: Iterable[str] = (), memory: str = "") -> Change:

@@ -135,11 +135,6 @@ class ReadCache:
             self.chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
         return self.chunkers[key]
 
-    def text(self, span: Span) -> str | None:
-        """Return and drop the text of a chosen chunk; None if an earlier call of the graph chose it."""
-        entry = self.texts.pop(span.index, None)
-        return entry[1] if entry is not None and entry[0] == span else None
-
 
 @dataclass(slots=True)
 class Running:
@@ -197,7 +192,3 @@ class StepAccounts:
         """Count a call of the policy."""
         self.cost = add_cost(self.cost, cost) if self.calls else cost
         self.calls.append(call)
-
-    def count_document(self, tokens: int) -> None:
-        """Count tokens of the document."""
-        self.cost = {**self.cost, "document_tokens": self.cost["document_tokens"] + tokens}

@@ -82,9 +82,10 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         cancellation = execution.running.cancellation
         for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
+        unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
         parts = super().stream(
             run_sync(self._with_reference(input), cancellation),
-            _without_recursion_limit(config),
+            unbounded,
             context=execution,
             durability=self._durability(config, durability),
             **options,
@@ -106,17 +107,17 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        is_ready = isinstance(input, dict) and is_reference(input.get("document"))
-        value = input if is_ready else await self._with_reference(input)
-        if is_ready:
+        if isinstance(input, dict) and is_reference(input.get("document")):
+            value: Any = input
             check_complete(input["document"], self.reader_context.on_incomplete)
+        else:
+            value = await self._with_reference(input)
         execution = self._execution(context, config)
         await execution.running.turn.begin()
         try:
+            unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
             durability = self._durability(config, durability)
-            parts: Any = super().astream(
-                value, _without_recursion_limit(config), context=execution, durability=durability, **options
-            )
+            parts: Any = super().astream(value, unbounded, context=execution, durability=durability, **options)
             async with aclosing(parts):
                 async for part in parts:
                     yield part
@@ -184,7 +185,3 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         looks_back=strategy.looks_back,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))
-
-
-def _without_recursion_limit(config: RunnableConfig | None) -> RunnableConfig:
-    return {**(config or {}), "recursion_limit": _RECURSION_LIMIT}

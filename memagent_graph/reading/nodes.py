@@ -93,7 +93,10 @@ class StepNode(Runnable[Any, Change]):
             await recording.settle()
             if recording.failure is not None and accounts.calls and not recording.reported:
                 recording.reported = True
-                accounts.calls[-1] = _add_event(accounts.calls[-1], EventKind.LOGGING_STOPPED, recording.failure)
+                call = accounts.calls[-1]
+                chunk = call.reads[0].index if call.reads else None
+                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk, recording.failure)
+                accounts.calls[-1] = replace(call, events=(*call.events, event))
         if accounts.chunks and "span" in self.channels:
             change = {"span": None, **change}
         change = _add_accounts(change, accounts, seconds)
@@ -175,11 +178,6 @@ def _add_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Cha
     }
 
 
-def _add_event(call: Call, kind: EventKind, detail: str) -> Call:
-    chunk = call.reads[0].index if call.reads else None
-    return replace(call, events=(*call.events, ReadEvent(kind, chunk, detail)))
-
-
 def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk: int | None) -> None:
     """Add run, chunk and branch to an error."""
     error.run_id = error.run_id or state.get("run_id")
@@ -209,20 +207,13 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
 
 def _stream_values(call: Call, document_bytes: int | None) -> dict[str, Any]:
     """Return the spans that a call read and its cost, for streams."""
-    first, last = (call.reads[0], max(call.reads, key=lambda span: span.end_byte)) if call.reads else (None, None)
-    progress = None
-    if call.writes is Writes.ANSWER:
-        progress = 1.0
-    elif document_bytes and last:
-        progress = min(1.0, last.end_byte / document_bytes)
+    progress = 1.0 if call.writes is Writes.ANSWER else None
+    if progress is None and document_bytes and call.reads:
+        progress = min(1.0, call.extent["end_byte"] / document_bytes)
     return {
         "type": REPORT_TYPES[call.writes],
-        "chunk_index": first.index if first and call.slot >= 0 else None,
-        "start_char": first.start_char if first else 0,
-        "end_char": last.end_char if last else 0,
-        "start_byte": first.start_byte if first else 0,
-        "end_byte": last.end_byte if last else 0,
-        "chunk_tokens": sum(span.tokens for span in call.reads),
+        "chunk_index": call.chunk_index,
+        **call.extent,
         "prompt_tokens": call.usage.prompt_tokens,
         "completion_tokens": call.usage.completion_tokens,
         "finish_reason": call.completion.finish_reason.value,

@@ -39,7 +39,7 @@ class Progress:
             self._replayed.add(step)
         self._replayed_steps = len(self.steps)
         indices = dict.fromkeys(
-            self._replayed.update_index(step.id)
+            self._replayed.update_index[step.id]
             for step in self.steps[steps:]
             if (complete if step.reads else step.writes is Writes.MEMORY) and step.writes is not Writes.ANSWER
         )

@@ -97,8 +97,8 @@ class StepContext:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        text = self.execution.cache.text(span)
-        if text is None:
+        chosen, text = self.execution.cache.texts.pop(span.index, (None, ""))
+        if chosen != span:
             text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
         return text
 
@@ -108,11 +108,12 @@ class StepContext:
         The `span` of the state becomes None, so the next chunk can be chosen.
         """
         self.accounts.chunks += 1
-        self.accounts.count_document(span.tokens)
+        self.count_document(span.tokens)
 
     def count_document(self, tokens: int) -> None:
         """Count document tokens that the step processed, even if the policy did not see them."""
-        self.accounts.count_document(tokens)
+        cost = self.accounts.cost
+        self.accounts.cost = {**cost, "document_tokens": cost["document_tokens"] + tokens}
 
     def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
         chunker = self.execution.cache.chunker(self.context, self.state["document"], tokens)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, RunMismatchError
-from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate
+from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
-from memagent_graph.roles import REPAIR, answer_form, prompts_for, read_template
+from memagent_graph.roles import REPAIR, answer_form, prompts_for
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memagent_graph.reading.state import ReaderContext
     from memagent_graph.tokenizers import Tokenizer
 
+T = TypeVar("T")
 TRACE_TEXTS: Final = "memagent_trace_texts"
 """The metadata key for full texts: with True, tracers get complete prompts and completions."""
 
@@ -93,47 +95,56 @@ class ObservedPolicy:
             {}, [_handler_messages(prompt, texts=texts)], name="MemAgent policy", invocation_params=settings
         )
         try:
-            # A task has its own context, which ends with it.
-            completion = await asyncio.create_task(self._unobserved(prompt, sampling))
+            # Only the callbacks are removed: chat models may need `configurable` of the config.
+            completion = await detach(self.policy.complete(prompt, sampling), {**self.config, "callbacks": None})
         except BaseException as error:
             await run.on_llm_error(error)
             raise
         await run.on_llm_end(self._result(prompt, completion, texts=texts))
         return completion
 
-    async def _unobserved(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and rarely needed
-
-        for variable, value in copy_context().items():
-            if isinstance(value, BaseCallbackHandler):
-                variable.set(None)
-        # Only the callbacks are removed: chat models may need `configurable` of the config.
-        var_child_runnable_config.set({**self.config, "callbacks": None})
-        with tracing_context(enabled=False):
-            return await self.policy.complete(prompt, sampling)
-
     def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
-        usage = completion.usage or self._token_usage(prompt, completion)
-        message = AIMessage(
+        return model_result(
             completion.text if texts else extract_reply(completion.text).strip(),
-            usage_metadata=UsageMetadata(
-                input_tokens=usage.prompt_tokens,
-                output_tokens=usage.completion_tokens,
-                total_tokens=usage.prompt_tokens + usage.completion_tokens,
-                input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
-            ),
-            response_metadata={
-                "model_name": completion.model or self.name,
-                "finish_reason": completion.finish_reason.value,
-                **completion.origin,
-            },
+            completion.usage or self._token_usage(prompt, completion),
+            model_name=completion.model or self.name,
+            finish_reason=completion.finish_reason.value,
+            **completion.origin,
         )
-        return LLMResult(generations=[[ChatGeneration(message=message)]])
 
     def _token_usage(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
         count = self.tokenizer.count
         prompt_tokens = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
         return TokenUsage(prompt_tokens, count(completion.text))
+
+
+async def detach(coroutine: Coroutine[Any, Any, T], config: RunnableConfig | None = None) -> T:
+    """Await a coroutine in a task under `config`, without the callbacks and streams of the calling graph."""
+
+    async def run() -> T:
+        from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and rarely needed
+
+        with tracing_context(enabled=False):
+            return await coroutine
+
+    context = copy_context()
+    context.run(var_child_runnable_config.set, config)
+    for variable, value in context.items():
+        if isinstance(value, BaseCallbackHandler):
+            context.run(variable.set, None)
+    return await asyncio.get_running_loop().create_task(run(), context=context)
+
+
+def model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResult:
+    """Return the output of a model run for handlers: a message, its token counts and its metadata."""
+    counts = UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+    )
+    message = AIMessage(text, usage_metadata=counts, response_metadata=metadata)
+    return LLMResult(generations=[[ChatGeneration(message=message)]])
 
 
 def _handler_messages(prompt: Messages | TokenIds, *, texts: bool) -> list[BaseMessage]:

@@ -133,7 +133,7 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._mask(conversation, prompt_texts)
-        return self._writer.submit(rows.NewConversation(conversation, supersede=supersede), lingers=True)
+        return self._writer.submit(rows.new_conversation(conversation, supersede_others=supersede), lingers=True)
 
     def hurry(self) -> None:
         """Write the submitted entries within milliseconds, because a caller waits for them."""
@@ -243,7 +243,7 @@ class RunLog:
             for fingerprint, wording in (templates or {}).items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
-                conversation.id: rows.NewConversation(conversation, supersede=False)(connection)
+                conversation.id: rows.new_conversation(conversation, supersede_others=False)(connection)
                 for conversation in conversations
             }
             for event in events:

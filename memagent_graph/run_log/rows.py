@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -76,15 +76,13 @@ SMALL_COLUMNS: Final = ", ".join(name for name, column in record_columns(Convers
 
 def insert(
     connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, update: Iterable[str] | None = None
-) -> None:
-    """Add a row. If its key exists, replace the columns in `update`; fail if `update` is None."""
+) -> int:
+    """Add a row, and return its id. If its key exists, replace the columns in `update`; fail if `update` is None."""
     change = ", ".join(f"{column} = excluded.{column}" for column in update or ())
     otherwise = "" if update is None else f"ON CONFLICT DO UPDATE SET {change}" if change else "ON CONFLICT DO NOTHING"
     marks = ", ".join("?" * len(values))
-    connection.execute(
-        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks}) {otherwise}",  # noqa: S608  our own names
-        tuple(values.values()),
-    )
+    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks}) {otherwise}"  # noqa: S608  our own names
+    return connection.execute(statement, tuple(values.values())).lastrowid or 0
 
 
 def insert_run(
@@ -129,43 +127,34 @@ def withdraw_rewards(connection: sqlite3.Connection, run_id: str, time: float) -
     connection.execute(f"DELETE FROM rewards WHERE {of_run}", (run_id,))  # noqa: S608
 
 
-class NewConversation:
-    """A job that adds a conversation and returns its row id.
+def new_conversation(conversation: Conversation, *, supersede_others: bool) -> Callable[[sqlite3.Connection], int]:
+    """Return a job that adds a conversation and returns its row id. If `seq` is None, it gets the run's next number.
 
     The values are packed in the caller's thread, when the job is created, so that the writer thread does little work.
 
     Args:
         conversation: the conversation. Its position is copied to its events.
-        supersede: whether to supersede other steps in its slot, and everything that depends on them.
+        supersede_others: whether to supersede other steps in its slot, and everything that depends on them.
     """
+    if conversation.events:
+        events = tuple(replace(event, position=conversation.position) for event in conversation.events)
+        conversation = replace(conversation, events=events)
+    values = pack_row(conversation) | {"id": None}
+    run_id = conversation.run_id
 
-    def __init__(self, conversation: Conversation, *, supersede: bool) -> None:
-        if conversation.events:
-            events = tuple(replace(event, position=conversation.position) for event in conversation.events)
-            conversation = replace(conversation, events=events)
-        self.supersede = supersede
-        self.values = pack_row(conversation) | {"id": None}
-
-    def __call__(self, connection: sqlite3.Connection) -> int:
-        """Add the conversation. If `seq` is None, it gets the run's next number."""
-        values = self.values
-        if self.supersede:
-            _supersede_others(connection, values)
+    def job(connection: sqlite3.Connection) -> int:
+        if supersede_others:
+            query = (
+                "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
+                "AND slot = :slot AND superseded = 0 AND step <> :step"
+            )
+            supersede(connection, run_id, [row[0] for row in connection.execute(query, values)], include_steps=True)
         if values["seq"] is None:
             query = "SELECT coalesce(max(seq) + 1, 0) FROM conversations WHERE run_id = ?"
-            (values["seq"],) = connection.execute(query, (values["run_id"],)).fetchone()
-        columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        statement = f"INSERT INTO conversations ({columns}) VALUES ({marks})"  # noqa: S608  our own names
-        return connection.execute(statement, tuple(values.values())).lastrowid or 0
+            (values["seq"],) = connection.execute(query, (run_id,)).fetchone()
+        return insert(connection, "conversations", values)
 
-
-def _supersede_others(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
-    """Supersede earlier steps in the slot of a conversation, and everything that depends on them."""
-    query = (
-        "SELECT DISTINCT step FROM conversations WHERE run_id = :run_id AND branch = :branch AND role = :role "
-        "AND slot = :slot AND superseded = 0 AND step <> :step"
-    )
-    supersede(connection, values["run_id"], [row[0] for row in connection.execute(query, values)], include_steps=True)
+    return job
 
 
 def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str], *, include_steps: bool) -> None:

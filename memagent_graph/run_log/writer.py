@@ -12,11 +12,11 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import RunLogError
@@ -30,12 +30,8 @@ _LINGER_IN_HASTE_SECONDS: Final = 0.003
 """Seconds that a batch waits for further jobs if a caller waits for it."""
 
 
-class Job(Protocol):
-    """Something to write. It is called in a transaction, and again in another one if that fails."""
-
-    def __call__(self, connection: sqlite3.Connection) -> Any:
-        """Write, and return the result for the caller."""
-        ...
+Job: TypeAlias = Callable[[sqlite3.Connection], Any]
+"""Writes, and returns a result for the caller. It runs in a transaction, and again in another one if that fails."""
 
 
 class Writer:

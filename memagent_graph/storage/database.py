@@ -46,7 +46,7 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
     try:
         if not path.stat().st_size:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # so that deletions can free disk space
-        use_write_ahead_log(connection, timeout=TIMEOUT_SECONDS)
+        use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         if not _definitions(connection):
             connection.execute("BEGIN IMMEDIATE")
@@ -106,8 +106,8 @@ def _definitions(connection: sqlite3.Connection) -> list[str]:
         return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _SEQUENCE_TABLE)
 
 
-def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0) -> bool:
-    """Switch the file to write-ahead logging. Several processes and threads may try at once.
+def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = TIMEOUT_SECONDS) -> None:
+    """Switch the file to write-ahead logging, if its file system supports it. Several processes may try at once.
 
     SQLite's time-out does not cover this switch. If two connections try it at the same moment, one gets an error at
     once (https://sqlite.org/wal.html, "sometimes queries return SQLITE_BUSY"). So it is retried here.
@@ -116,20 +116,16 @@ def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = 30.0
         connection: an open connection outside any transaction.
         timeout: maximum seconds to wait for a locked file.
 
-    Returns:
-        Whether the file system supports it. Otherwise the file keeps its rollback journal.
-
     Raises:
         sqlite3.Error: the file is not a database, cannot be written, or stays locked.
     """
     deadline = time.monotonic() + timeout
     while True:
         try:
-            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
         except sqlite3.OperationalError as error:
             # The primary code is in the low byte; the rest says which kind of busy it was.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
-        else:
-            return bool(mode == "wal")
         time.sleep(_PAUSE_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import load_extra
 
 _BATCH_ROWS: Final = 64
 _SMALL_BYTES: Final = 64 << 20
@@ -24,8 +24,8 @@ def pyarrow(extra: str, needed_for: str) -> Any:
     Raises:
         MissingExtraError: pyarrow is not installed; `extra` installs it.
     """
-    extra_module("pyarrow.parquet", extra, needed_for)
-    return extra_module("pyarrow", extra, needed_for)
+    load_extra("pyarrow.parquet", extra, needed_for)
+    return load_extra("pyarrow", extra, needed_for)
 
 
 def open_parquet(file: Any, extra: str, needed_for: str) -> Any:

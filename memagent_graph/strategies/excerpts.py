@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NotRequired, TypeVar
+from typing import Any, ClassVar, Final, NotRequired
 
 from langgraph.graph import END
 
@@ -26,11 +26,11 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.prompts import AnswerFormat
+from memagent_graph.prompts import AnswerFormat, read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for, read_template
+from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""
@@ -38,7 +38,6 @@ DOES_NOT_FIT: Final = "does_not_fit"
 """The stop reason in the run log if the document does not fit."""
 BOUNDARY_TOKENS: Final = 16
 """Margin for token boundaries: inside a prompt, a text may have a few tokens more or fewer than on its own."""
-T = TypeVar("T")
 
 
 def _question_text(answer_format: AnswerFormat) -> str:
@@ -109,11 +108,21 @@ class ExcerptWindow:
     def fit_to_window(self, choose: Callable[[int], list[Span]]) -> list[Span]:
         """Return the largest choice of spans for which the call fits in the window. `choose` takes a token count.
 
+        A prompt may need more tokens for a text than the document has: parts are joined, and characters are escaped.
+
         Raises:
-            BudgetError: no text fits in the window.
+            BudgetError: not even one token of text fits.
         """
-        empty = self.window - self.room
-        return fit_to_budget(choose, lambda spans: self.needs(self.text(spans)) - empty, self.room)
+        tokens, empty = self.room, self.window - self.room
+        while tokens > 0:
+            spans = choose(tokens)
+            if (size := self.needs(self.text(spans)) - empty) <= self.room:
+                return spans
+            tokens = min(tokens - 1, tokens * self.room // size)
+        raise BudgetError(
+            f"not one token of the document fits: there is room for {max(0, self.room):,}",
+            hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",
+        )
 
     def chunker(self, tokens: int) -> Chunker:
         """Return a chunker of the document that ignores sentence boundaries."""
@@ -271,23 +280,3 @@ class DocumentEnds:
     def _to_end(self, cursor: Cursor, tokens: int) -> Span:
         end = self._end
         return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)
-
-
-def fit_to_budget(build: Callable[[int], T], count_tokens: Callable[[T], int], budget: int) -> T:
-    """Return the largest result of `build` that fits the budget. May call `build` several times.
-
-    A prompt may need more tokens for a text than the document has: parts are joined, and characters are escaped.
-
-    Raises:
-        BudgetError: not even one token fits.
-    """
-    tokens = budget
-    while tokens > 0:
-        result = build(tokens)
-        if (size := count_tokens(result)) <= budget:
-            return result
-        tokens = min(tokens - 1, tokens * budget // size)
-    raise BudgetError(
-        f"not one token of the document fits: there is room for {max(0, budget):,}",
-        hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",
-    )

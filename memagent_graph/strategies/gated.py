@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import ClassVar, NotRequired
 
 from memagent_graph.events import EventKind
-from memagent_graph.prompts import Prompts
+from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 from memagent_graph.strategies.overwrite import wire_line
 
 

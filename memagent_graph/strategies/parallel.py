@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NotRequired
 
-from langgraph.graph import END
-
 from memagent_graph.documents.chunking import start_cursor
+from memagent_graph.prompts import read_template
 from memagent_graph.reading import branching
 from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
-from memagent_graph.reading.strategy import OPEN, StrategyGraph
-from memagent_graph.roles import ANSWER, Role, read_template
+from memagent_graph.reading.strategy import StrategyGraph
+from memagent_graph.roles import ANSWER, Role
 
 EXTRACT = Role("extract", template=read_template("extract"), parse=branching.parse_finding, stand_in="update")
 
@@ -55,18 +54,10 @@ class Parallel(branching.BranchingStrategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add a pass, and the edge to the next pass."""
-        graph.add_node("choose_chunks", self._choose_chunks)
-        graph.add_node("extract", _extract)
         graph.add_node("end_pass", self._end_pass)
         self.wire_merging(graph, then="end_pass")
-        graph.add_edge(OPEN, "choose_chunks")
-        chunks = branching.branch_per_chunk("extract", then="gather", values=_previous_pass)
-        graph.add_conditional_edges("choose_chunks", chunks, ["extract", "gather", END])
-        graph.add_edge("extract", "choose_chunks")
+        self.wire_chunks(graph, "extract", _extract, self.width, _previous_pass)
         graph.add_conditional_edges("end_pass", _after_pass, ["choose_chunks", "answer"])
-
-    async def _choose_chunks(self, state: ParallelState, step: StepContext) -> Change:
-        return await branching.choose_chunks(state, step, self.width)
 
     async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
         """Begin the next pass, unless this pass was the last or found nothing."""

@@ -11,12 +11,12 @@ from typing_extensions import TypedDict
 
 from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind
-from memagent_graph.prompts import Prompts
+from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
-from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 
 _MARK = "RECALL:"
 _NOTHING = "(nothing)"

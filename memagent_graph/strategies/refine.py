@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memagent_graph.prompts import read_template
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, Role, read_template
+from memagent_graph.roles import ANSWER, Role
 from memagent_graph.strategies.overwrite import wire_line
 
 IMPROVE = Role("refine", template=read_template("refine"), stand_in="update")

@@ -11,7 +11,7 @@ from langgraph.graph import END
 from memagent_graph.calls import Writes
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
-from memagent_graph.prompts import Prompts
+from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import LineState, ReaderContext
 from memagent_graph.reading.steps import (
     Change,
@@ -22,7 +22,7 @@ from memagent_graph.reading.steps import (
     route_after_read_chunk,
 )
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role, read_template
+from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
 
 def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memagent_graph.words import is_character_end
+from memagent_graph.words import last_character_end
 
 PIECE_BYTES = 16_384
 """The usual maximum size of a piece, in UTF-8 bytes (in characters for a text in memory)."""
@@ -75,9 +75,5 @@ def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
 def _ends(text: str, characters: int) -> str:
     """Return two thirds of the characters from the beginning of a text, and one third from its end."""
     tail = characters // 3
-    head, rest = (_character_start(text, at) for at in (characters - tail, len(text) - tail))
+    head, rest = (last_character_end(text, at) for at in (characters - tail, len(text) - tail))
     return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()
-
-
-def _character_start(text: str, at: int) -> int:
-    return next(place for place in range(at, -1, -1) if is_character_end(text, place))

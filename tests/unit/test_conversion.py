@@ -14,8 +14,8 @@ from support.document_files import docx, pdf
 from support.made_documents import opened, sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import render_markdown
+from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.documents import Document, DocumentStore, conversion
-from memagent_graph.documents.conversion import ConversionCancellation
 from memagent_graph.documents.sources import MEDIA_TYPES
 from memagent_graph.errors import DocumentError
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -149,14 +149,14 @@ def test_plain_text_starts_no_process(tmp_path, children):
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
     started = threading.Event()
     processes = []
-    watch = ConversionCancellation.watch
+    watch = Cancellation.watch
 
-    def noted(self, process):
-        processes.append(process)
+    def noted(self, end):
+        processes.append(end.__self__)
         started.set()
-        return watch(self, process)
+        return watch(self, end)
 
-    monkeypatch.setattr(ConversionCancellation, "watch", noted)
+    monkeypatch.setattr(Cancellation, "watch", noted)
 
     async def main():
         reader = MemAgent(
@@ -174,7 +174,7 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
 
 
 def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_path):
-    cancellation = ConversionCancellation()
+    cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
         DocumentStore(tmp_path).add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)

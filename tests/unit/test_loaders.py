@@ -14,8 +14,8 @@ from memagent_graph.errors import (
     EncodingError,
     MissingExtraError,
     UnsupportedDocumentError,
+    install_command,
 )
-from memagent_graph.installation import install_command
 
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 

@@ -28,8 +28,7 @@ from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.questions import find_latest_request, make_result_question
 from langchain_memagent.transcripts import find_safe_cuts, format_transcript
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
-from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.pieces import shortened

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from memagent_graph.installation import install_command
+from memagent_graph.errors import install_command
 
 ROOT = Path(__file__).parents[2]
 

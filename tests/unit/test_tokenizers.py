@@ -14,8 +14,7 @@ from support.adversarial_texts import GPT2_PATTERN, adversarial_texts, as_tiktok
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from memagent_graph.errors import MissingExtraError, TokenizerError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import MissingExtraError, TokenizerError, install_command
 from memagent_graph.tokenizers.loading import TiktokenTokenizer, load_tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES
 

@@ -45,11 +45,11 @@ class Eval(EvalOptions):
         from memagent_evaluation.request import run_evaluation  # noqa: PLC0415
         from memagent_evaluation.result_journal import RUNS, require_no_results  # noqa: PLC0415
         from memagent_evaluation.result_table import QuestionOutcome  # noqa: PLC0415
-        from memagent_graph.prices import make_prices  # noqa: PLC0415
+        from memagent_graph.results import Prices  # noqa: PLC0415
 
         out, log = self.out, self.log or self.out / RUNS
         with report_failures(as_json=self.as_json):
-            prices = make_prices(self.price_in, self.price_out)
+            prices = Prices.of(self.price_in, self.price_out)
             if not self.resume:
                 require_no_results(out)
             try:

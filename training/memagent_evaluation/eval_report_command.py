@@ -16,7 +16,7 @@ from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
     from memagent_evaluation.result_table import Results
-    from memagent_graph.prices import Prices
+    from memagent_graph.results import Prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class EvalReport:
         from memagent_evaluation.result_journal import RUNS, load_results  # noqa: PLC0415
         from memagent_evaluation.standings import compare_evaluations  # noqa: PLC0415
         from memagent_graph.cli.console import Console  # noqa: PLC0415
-        from memagent_graph.prices import make_prices  # noqa: PLC0415
+        from memagent_graph.results import Prices  # noqa: PLC0415
 
         folder, other = self.folder, self.other
         with report_failures(as_json=self.as_json):
             if other is None:
                 log = folder / RUNS if (folder / RUNS).exists() else None
-                prices = make_prices(self.price_in, self.price_out)
+                prices = Prices.of(self.price_in, self.price_out)
                 with Console().show_status("drawing tables and plots"):
                     results = write_outputs(folder, log, prices)
                 ended = "unfinished" if results.missing else "done"

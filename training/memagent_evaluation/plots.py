@@ -17,7 +17,7 @@ from zlib import crc32
 from memagent_evaluation.markdown_tables import format_length, group_items
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import load_extra
 from memagent_graph.storage.private_files import whole_file
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
@@ -62,8 +62,8 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
         EvaluationError: a file cannot be written.
     """
-    matplotlib = extra_module("matplotlib", "eval", "drawing results")
-    figures = extra_module("matplotlib.figure", "eval", "drawing results")
+    matplotlib = load_extra("matplotlib", "eval", "drawing results")
+    figures = load_extra("matplotlib.figure", "eval", "drawing results")
     paths: list[Path] = []
 
     def draw(stem: str, fill: Callable[..., None], *content: Any) -> None:

@@ -46,7 +46,7 @@ from memagent_evaluation.standings import (
 from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
 from memagent_graph.plain_text import in_one_line, quantity
-from memagent_graph.prices import Prices
+from memagent_graph.results import Prices
 from memagent_graph.storage.private_files import write_whole
 
 _LEGEND: Final = (

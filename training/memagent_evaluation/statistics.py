@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
-from memagent_graph.errors import EvaluationError
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import EvaluationError, load_extra
 
 _MIN_TO_RESAMPLE: Final = 10
 """Resampling fewer values would give intervals that are far too narrow."""
@@ -143,7 +142,7 @@ def _resampled_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[f
 
     Resampling few clusters gives too narrow an interval, which `_expanded_confidence` compensates.
     """
-    stats, numpy = _scipy_stats(), extra_module("numpy", "eval", _NEEDED_FOR)
+    stats, numpy = _scipy_stats(), load_extra("numpy", "eval", _NEEDED_FOR)
 
     def mean_of(sums: Any, counts: Any, axis: int = -1) -> Any:
         return sums.sum(axis=axis) / counts.sum(axis=axis)
@@ -191,7 +190,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     stats = _scipy_stats()
     if len({abs(difference) for difference in nonzero}) == 1:
         return float(stats.binomtest(sum(difference > 0 for difference in nonzero), len(nonzero)).pvalue)
-    numpy = extra_module("numpy", "eval", _NEEDED_FOR)
+    numpy = load_extra("numpy", "eval", _NEEDED_FOR)
     result = stats.permutation_test(
         (nonzero,),
         numpy.mean,
@@ -204,4 +203,4 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 
 
 def _scipy_stats() -> Any:
-    return extra_module("scipy.stats", "eval", _NEEDED_FOR)
+    return load_extra("scipy.stats", "eval", _NEEDED_FOR)

@@ -24,7 +24,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.server_dialects import counting_server
 
 from memagent_graph.cli.console import Console
-from memagent_graph.installation import install_command
+from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)

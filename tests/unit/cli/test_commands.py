@@ -23,8 +23,7 @@ from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import OPTION_GROUPS
 from memagent_graph.entry_points import COMMANDS, POLICIES
-from memagent_graph.errors import PolicyError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import PolicyError, install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings

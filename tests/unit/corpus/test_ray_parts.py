@@ -15,8 +15,7 @@ from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
 from memagent_corpus.on_ray import ActorPlan, DocumentActor, ray_module, require_reachable
 from memagent_corpus.source_access import SourceAccess
-from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError, install_command
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.file_locks import lease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,7 +14,7 @@ from memagent_graph import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import BudgetError
 from memagent_graph.retriever import rank_by_words
-from memagent_graph.strategies.excerpts import DocumentEnds, fit_to_budget
+from memagent_graph.strategies.excerpts import DocumentEnds, ExcerptWindow
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -58,20 +59,26 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
 
 @given(per_token=st.integers(1, 5), overhead=st.integers(0, 50), window=st.integers(1, 400), length=st.integers(1, 500))
 def test_the_longest_text_that_fits_is_found_or_there_is_none(per_token, overhead, window, length) -> None:
-    def make(tokens: int) -> str:
-        return "x" * min(tokens, length)
+    def make(tokens: int) -> Any:
+        return ["x"] * min(tokens, length)
 
-    def taken(text: str) -> int:
-        return per_token * len(text)
+    class Window(ExcerptWindow):
+        def __init__(self) -> None:
+            self.window, self.room = window, window - overhead
 
-    room = window - overhead
-    if per_token > room:
+        def text(self, spans: Any) -> str:
+            return "".join(spans)
+
+        def needs(self, text: str) -> int:
+            return overhead + per_token * len(text)
+
+    if per_token > window - overhead:
         with pytest.raises(BudgetError):
-            fit_to_budget(make, taken, room)
+            Window().fit_to_window(make)
         return
-    text = fit_to_budget(make, taken, room)
-    assert taken(text) <= room
-    assert len(text) == length or taken(text) > room - per_token
+    text = Window().fit_to_window(make)
+    assert overhead + per_token * len(text) <= window
+    assert len(text) == length or overhead + per_token * len(text) > window - per_token
 
 
 def test_bm25_ranks_rare_words_before_common_ones_and_ties_by_place() -> None:

@@ -11,7 +11,7 @@ from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import percentile, render_report, summary
 from memagent_graph.errors import EvaluationError
-from memagent_graph.prices import Prices, make_prices
+from memagent_graph.results import Prices
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))
@@ -38,7 +38,7 @@ def test_the_report_has_slow_questions_and_the_price() -> None:
 
 
 def test_one_price_alone_is_refused() -> None:
-    assert make_prices(None, None) is None
-    assert make_prices(0.0, 0.0) == Prices(0.0, 0.0)
+    assert Prices.of(None, None) is None
+    assert Prices.of(0.0, 0.0) == Prices(0.0, 0.0)
     with pytest.raises(EvaluationError, match=r"only one.*price_in and price_out"):
-        make_prices(1.0, None)
+        Prices.of(1.0, None)

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from memagent_evaluation.statistics import wilson
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import PolicyUnreachableError
-from memagent_graph.installation import install_command
+from memagent_graph.errors import PolicyUnreachableError, install_command
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command, training_process

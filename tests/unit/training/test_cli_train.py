@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.installation import install_command
+from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
 from memagent_training.data.rollouts import RolloutGroup

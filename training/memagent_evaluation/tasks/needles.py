@@ -31,8 +31,7 @@ from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.tasks import haystacks
 from memagent_evaluation.tasks.generated import DEPTHS, SMALL_ANSWER_TOKENS, GeneratedTask
 from memagent_evaluation.tasks.placements import Haystack, Insertion
-from memagent_graph.errors import EvaluationError
-from memagent_graph.extra_modules import extra_module
+from memagent_graph.errors import EvaluationError, load_extra
 
 
 class Hay(StrEnum):
@@ -329,6 +328,6 @@ def words(part_of_speech: str) -> tuple[str, ...]:
     Raises:
         MissingExtraError: the word lists are not installed.
     """
-    wonderwords = extra_module("wonderwords", "eval", "RULER's word keys and word lists")
+    wonderwords = load_extra("wonderwords", "eval", "RULER's word keys and word lists")
     choices = wonderwords.RandomWord().filter(include_categories=[part_of_speech])
     return tuple(sorted({word for word in choices if _PLAIN.fullmatch(word)}))
