@@ -335,10 +335,11 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 
 
-async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
+async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role. The reply's text becomes the memory."""
-    memory = state.get("memory") or ""
-    return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
+    memory, chunk = state.get("memory") or "", chosen_chunk(state)
+    slot = (state.get("earlier_chunks") or 0) + chunk.index
+    return await step.read(role, chunk, memory=memory, previous=memory, slot=slot)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -370,7 +371,7 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
 def _is_at_end(state: Mapping[str, Any]) -> bool:
     """Return whether all of the document was read. False if its length is unknown."""
     cursor = state.get("cursor") or start_cursor()
-    return bool(cursor["byte"] == state["document"]["size"])
+    return bool(state.get("earlier_chunks") or cursor["byte"] == state["document"]["size"])
 
 
 def chosen_chunk(state: Mapping[str, Any]) -> Span:
