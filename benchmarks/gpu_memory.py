@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from memagent_training.forward.layouts import lay_out
+from memagent_training.forward.layouts import IdRow, lay_out
 from memagent_training.job.base_model import lora_config
 from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
-from memagent_training.serving.policy_sync.probe import ProbeRow
 
 RANKS = (1, 2, 6, 8)
 SHAPES = {  # width, that of the MLP, layers, heads, key heads, tied embeddings
@@ -47,7 +46,7 @@ def sizes_of(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool
 
 def main() -> None:
     """Command line."""
-    micro_batch = lay_out([ProbeRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
+    micro_batch = lay_out([IdRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
     table = Table(
         "model", "weights", "activations", *(f"GPUs: {number}" for number in RANKS), "adapters, 1 GPU", box=MARKDOWN
     )

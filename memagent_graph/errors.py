@@ -41,6 +41,7 @@ request, a missing extra.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import json
 import re
@@ -106,13 +107,7 @@ class MemAgentError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling with every attribute, whatever the subclass's constructor takes."""
-        return _rebuild, (type(self), self.message), dict(self.__dict__)
-
-
-def _rebuild(cls: type[MemAgentError], message: str) -> MemAgentError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, message)
-    return error
+        return copyreg.__newobj__, (type(self), self.message), dict(self.__dict__)  # type: ignore[attr-defined]
 
 
 class LastingError(MemAgentError, RuntimeError):

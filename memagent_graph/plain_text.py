@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Control characters except tab and newline, and those that change the direction of writing.
@@ -28,6 +28,12 @@ def in_one_line(text: str, longest: int | None = None) -> str:
 def quantity(count: int, what: str) -> str:
     """Return a count with its noun, as in "1 run" or "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def list_names(names: Sequence[object], longest: int) -> str:
+    """Return names as a phrase. Of more than `longest`, only the first are listed."""
+    text = ", ".join(map(str, names[:longest]))
+    return text if len(names) <= longest else f"{text} and {len(names) - longest:,} more"
 
 
 def without_folders(message: str, roots: Iterable[str] = ()) -> str:

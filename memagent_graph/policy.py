@@ -7,7 +7,7 @@ package's policies are in `memagent_graph.policies`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -149,6 +149,10 @@ class Completion(Origin):
     def facts(self) -> Completion:
         """The completion without its text, token ids, log-probs and notes, for records that only describe it."""
         return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
+
+    def count_tokens(self, prompt: Messages, count: Callable[[str], int]) -> TokenUsage:
+        """Return the server's counts of tokens, or else those of a tokenizer, whose `count` this is."""
+        return self.usage or TokenUsage(sum(count(message["content"]) for message in prompt), count(self.text))
 
 
 @runtime_checkable

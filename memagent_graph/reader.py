@@ -226,7 +226,7 @@ class MemAgent:
 
     read = synchronous(aread)
 
-    async def astream(
+    def astream(
         self, document: DocumentSource, question: str, *, pace: Reach | None = None, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield memory updates as they happen and the result at the end.
@@ -234,9 +234,7 @@ class MemAgent:
         Arguments as for `aread`. `pace` (`concurrency.pace`) keeps the read at the same chunk as other reads of the
         document.
         """
-        async with aclosing(self._start(document, question, options, pace=pace)) as parts:
-            async for part in parts:
-                yield part
+        return self._start(document, question, options, pace=pace)
 
     stream = synchronous_stream(astream)
 

@@ -64,13 +64,6 @@ class StructuredAnswer:
     """An instance of the model, or, for a schema, plain JSON values."""
 
 
-@dataclass(frozen=True, slots=True)
-class FormatMismatch:
-    """The reason why a reply has no answer of the required form."""
-
-    reason: str
-
-
 @dataclass(frozen=True)
 class ResponseFormat:
     """The required form of an answer. Create it with `of`.
@@ -102,8 +95,10 @@ class ResponseFormat:
         if isinstance(source, type) and issubclass(source, BaseModel):
             return cls._of_model(source)
         if not isinstance(source, Mapping):
+            is_class = isinstance(source, type)
+            what = f"the class {source.__name__}" if is_class else f"a value of type {type(source).__name__}"
             raise ResponseFormatError(
-                f"{_describe(source)} is not a response_format",
+                f"{what} is not a response_format",
                 hint="Pass a subclass of pydantic.BaseModel, or a JSON schema as a dict.",
             )
         schema, name = source, None
@@ -177,8 +172,11 @@ class ResponseFormat:
             request["strict"] = True
         return json.dumps(request, ensure_ascii=False)
 
-    def parse(self, reply: str) -> StructuredAnswer | FormatMismatch:
-        """Return the answer in a reply: the whole reply, or the last JSON value in it that has the form."""
+    def parse(self, reply: str) -> StructuredAnswer | str:
+        """Return the answer in a reply: the whole reply, or the last JSON value in it that has the form.
+
+        Without an answer, return the reason as a text.
+        """
         reasons: dict[str, str] = {}
         steps = iter(range(_MAX_STEPS))
         for text in _candidates(reply):
@@ -190,8 +188,8 @@ class ResponseFormat:
             answer = self._validate(text, data, steps)
             if isinstance(answer, StructuredAnswer):
                 return answer
-            reasons.setdefault("invalid", f"the answer does not have the required form: {answer.reason}")
-        return FormatMismatch(reasons.get("invalid") or reasons["not JSON"])
+            reasons.setdefault("invalid", f"the answer does not have the required form: {answer}")
+        return reasons.get("invalid") or reasons["not JSON"]
 
     def value(self, answer: str | None) -> Any:
         """Return the value of an answer; None if there is no answer, or it does not have the form."""
@@ -253,22 +251,22 @@ class ResponseFormat:
             schema = {**(target if isinstance(target, dict) else {}), **own}
         return {}
 
-    def _validate(self, text: str, data: Any, steps: Iterator[int]) -> StructuredAnswer | FormatMismatch:
-        """Validate a JSON text, whose value is `data`."""
+    def _validate(self, text: str, data: Any, steps: Iterator[int]) -> StructuredAnswer | str:
+        """Return the answer in a JSON text, whose value is `data`, or the problems."""
         if self.model is not None:
             try:
                 return StructuredAnswer(text, self.model.model_validate_json(text))
             except ValidationError as error:
                 problems = error.errors(include_url=False, include_input=False, include_context=False)
-                return _mismatch((problem["loc"], problem["msg"]) for problem in problems)
+                return _list_problems((problem["loc"], problem["msg"]) for problem in problems)
             except Exception as error:  # noqa: BLE001  a user's validator may raise anything
-                return _mismatch([((), f"{type(error).__name__}: {error}")])
+                return _list_problems([((), f"{type(error).__name__}: {error}")])
         try:
             errors = [*islice(_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
         except (_TooManyStepsError, RecursionError):
-            return FormatMismatch("it takes too many steps to compare it with the schema")
+            return "it takes too many steps to compare it with the schema"
         if errors:
-            return _mismatch((error.absolute_path, error.message) for error in errors)
+            return _list_problems((error.absolute_path, error.message) for error in errors)
         return StructuredAnswer(text, data)
 
 
@@ -279,10 +277,6 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 class _TooManyStepsError(Exception):
     """The validation of a reply has exceeded the maximum number of steps."""
-
-
-def _describe(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
 def _server_name(name: Any) -> str:
@@ -467,7 +461,7 @@ def _problem_at(path: Iterable[Any], message: str) -> str:
     return ": ".join(filter(None, (".".join(map(str, path)), _short(message))))
 
 
-def _mismatch(problems: Iterable[tuple[Iterable[Any], str]]) -> FormatMismatch:
-    """Return a mismatch with the first problems and their paths as its reason."""
+def _list_problems(problems: Iterable[tuple[Iterable[Any], str]]) -> str:
+    """Return the first problems with their paths."""
     texts = [_problem_at(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
-    return FormatMismatch("; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else ""))
+    return "; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else "")

@@ -337,7 +337,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             notes = logged_fields[name].metadata
             try:
                 restored[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
-                _check_bounds(restored[name], notes["min"], notes["max"])
+                low, high, value = notes["min"], notes["max"], restored[name]
+                if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+                    raise ValueError(f"{value} is out of bounds")
             except ValueError as error:
                 raise RunLogError(
                     f"the log's settings of run {run_id} are damaged: {name}: {error}",
@@ -452,9 +454,9 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }  # fmt: skip
 """The groups of fields: for every field, its name in the group's class."""
-_LIMITS: Final = "Pass limits=Limits({}=...), with memagent_graph.Limits."
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    name: _LIMITS.format(name) for name in ("max_chunks", "max_tokens_total", "max_seconds")
+    name: f"Pass limits=Limits({name}=...), with memagent_graph.Limits."
+    for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
 """Remedies for names that are not settings, but are passed in another way."""
 _DEFAULTS: Final = ReadSettings()
@@ -468,11 +470,6 @@ def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
         for field in fields(cls)
         if field.metadata["help"]
     }
-
-
-def _check_bounds(value: float | None, low: float | None, high: float | None) -> None:
-    if value is not None and not ((low is None or low <= value) and (high is None or value <= high)):
-        raise ValueError(f"{value} is out of bounds")
 
 
 def _value(variable: str, text: str, kind: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +24,18 @@ ROOT = Path(__file__).parents[1]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; programs that are run inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+MEMORY = Path("/dev/shm")
+"""A file system in memory: what tests write need not wait for a disk."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the folders of tests in memory where it has room; not at full size."""
+    if config.getoption("--soak") is not None or not os.access(MEMORY, os.W_OK):
+        return
+    if shutil.disk_usage(MEMORY).free > 4 * 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -356,12 +356,9 @@ def _format_further_answers(
     """Return the answers to further questions: for the model, and, under "readings", for the application.
 
     Raises:
-        Exception: every read failed, or one had a defect; the first of these errors.
+        Exception: a read had a defect, which is no error of the reader.
     """
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    defects = [failure for failure in failures if not isinstance(failure, MemAgentError | OSError)]
-    if defects or len(failures) == len(outcomes):
-        raise (defects or failures)[0]
+    raise_first([outcome for outcome in outcomes if not isinstance(outcome, MemAgentError | OSError)])
     texts: list[str] = []
     readings: list[dict[str, Any]] = []
     for number, (question, outcome) in enumerate(zip(questions, outcomes, strict=True), 1):

@@ -77,7 +77,7 @@ async def make_graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """
     try:
         # Loading a policy or a tokenizer takes seconds, and the platform's event loop must not be blocked.
-        return await asyncio.to_thread(_build_once)
+        return await asyncio.to_thread(_build)
     except MemAgentError as error:
         error.hint = error.remedy_with(_name_variable)
         if isinstance(error, NoPolicyError):
@@ -98,13 +98,13 @@ def _make_refusing_graph(error: NoPolicyError) -> CompiledStateGraph[Any, Any, A
     return graph.add_node("refuse", refuse).set_entry_point("refuse").compile()
 
 
-def _build_once() -> ReaderGraph:
+def _build() -> ReaderGraph:
     with _making:
-        return _build()
+        return _build_once()
 
 
 @cache
-def _build() -> ReaderGraph:
+def _build_once() -> ReaderGraph:
     graph = MemAgent(settings=ReadSettings.from_environment(os.environ)).graph()
     # The context holds clients and stores: nothing that a caller could send, or that has a JSON schema.
     return ServedGraph(**{**vars(graph), "context_schema": None})

@@ -8,7 +8,6 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
@@ -38,15 +37,6 @@ _MAX_MEMORIES = 1024
 """The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
 _FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A position at which a history can be divided: the messages before it are read, the others stay unchanged."""
-
-    position: int
-    key: str
-    """Identifies the older part by its content and its thread."""
 
 
 class RollingHistory:
@@ -99,17 +89,18 @@ class RollingHistory:
         short_request = _shorten_request(messages, request, self._tokens, context.tokenizer)
         request_size = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
         room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
-        cuts = self._list_cuts(messages, thread)
-        begin, memory = self._find_newest_memory(cuts)
-        cut = self._choose_cut(cuts, sizes, room)
-        position = begin
-        if sum(sizes[begin:]) > room and cut.position > begin:
+        cuts = _list_cuts(messages, thread)
+        # The number of messages that are in a memory already; at first none.
+        position = max((position for position, key in cuts.items() if key in self._memories), default=0)
+        memory = self._memories.get(cuts[position], "")
+        cut = self._choose_cut(list(cuts), sizes, room)
+        if sum(sizes[position:]) > room and cut > position:
             text = request[1] if request else None
             question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
-            older = messages[begin : cut.position]
-            memory = await read_on(self._agent, memory, older, question, config=config, report=report)
-            self._remember(cut.key, memory)
-            position = cut.position
+            memory = await read_on(self._agent, memory, messages[position:cut], question, config=config, report=report)
+            position = cut
+        if position:
+            self._remember(cuts[position], memory)
         recent = messages[position:]
         result: list[AnyMessage] = [make_memory_message(memory, position)] if position else []
         if request and short_request:
@@ -119,32 +110,16 @@ class RollingHistory:
                 recent[request[0] - position] = short_request
         return result + recent
 
-    def _find_newest_memory(self, cuts: Sequence[_Cut]) -> tuple[int, str]:
-        """Return the number of messages that are in a memory already, and that memory."""
-        for cut in reversed(cuts):
-            memory = self._memories.get(cut.key)
-            if memory is not None:
-                self._remember(cut.key, memory)
-                return cut.position, memory
-        return 0, ""
-
-    def _choose_cut(self, cuts: Sequence[_Cut], sizes: Sequence[int], room: int) -> _Cut:
+    def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], room: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
-        preferred = max(index for index, cut in enumerate(cuts) if cut.position <= max(0, len(sizes) - self._keep))
-        later = cuts[preferred:]
-        return next((cut for cut in later if sum(sizes[cut.position :]) <= room), later[-1])
+        preferred = max(cut for cut in cuts if cut <= max(0, len(sizes) - self._keep))
+        return next((cut for cut in cuts if cut >= preferred and sum(sizes[cut:]) <= room), cuts[-1])
 
     def _remember(self, key: str, memory: str) -> None:
         self._memories[key] = memory
         self._memories.move_to_end(key)
         while len(self._memories) > _MAX_MEMORIES:
             self._memories.popitem(last=False)
-
-    def _list_cuts(self, messages: Sequence[BaseMessage], thread: str) -> list[_Cut]:
-        """Return every safe cut before the last message. A cut's key is a digest of all messages before it."""
-        start = hashlib.sha256(thread.encode()).hexdigest()
-        keys = list(accumulate(map(_digest, messages), _chain, initial=start))
-        return [_Cut(position, keys[position]) for position in find_safe_cuts(messages) if position < len(messages)]
 
     def require_room(self, budget: Budget) -> None:
         """Raise `BudgetError` if the limit leaves too little room next to a memory of that budget."""
@@ -170,18 +145,27 @@ def _shorten_request(
     return message if short == text else message.model_copy(update={"content": short})
 
 
-def _digest(message: BaseMessage) -> str:
-    """Return a hash of a message's content; ids and metadata may change between calls."""
+def _list_cuts(messages: Sequence[BaseMessage], thread: str) -> dict[int, str]:
+    """Return the positions at which a history can be divided, each with a digest of the thread and what is before it.
+
+    The messages before a cut are read, the others stay unchanged.
+    """
+    digest = hashlib.sha256(json.dumps(thread).encode())
+    digests = [digest.hexdigest()]
+    for message in messages:
+        digest.update(_encode(message))
+        digests.append(digest.hexdigest())
+    return {position: digests[position] for position in find_safe_cuts(messages) if position < len(messages)}
+
+
+def _encode(message: BaseMessage) -> bytes:
+    """Return a message's content for a digest; ids and metadata may change between calls."""
     content: list[object] = [message.type, message.content, message.name]
     if isinstance(message, AIMessage):
         content.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
     if isinstance(message, ToolMessage):
         content.append(message.tool_call_id)
-    return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
-
-
-def _chain(before: str, digest: str) -> str:
-    return hashlib.sha256(f"{before}{digest}".encode()).hexdigest()
+    return json.dumps(content, default=str, sort_keys=True).encode()
 
 
 # Reading messages into a memory

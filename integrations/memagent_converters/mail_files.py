@@ -102,14 +102,17 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
         yield from _convert_attachment(source, part, kind)
     else:
-        text = _decode_text(part)
-        yield Block((render_markdown(text) if kind == "text/html" else text.strip()) + GAP)
+        yield Block(_render_text(part, kind).strip() + GAP)
 
 
 def _decode_text(part: Message[Any, Any]) -> str:
     """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
     data = part.get_payload(decode=True)
     return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
+
+
+def _render_text(part: Message[Any, Any], kind: str) -> str:
+    return render_markdown(_decode_text(part)) if kind == "text/html" else _decode_text(part)
 
 
 def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) -> Parts:
@@ -123,7 +126,6 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], kind: str) 
     if kind in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif kind.startswith("text/"):
-        text = _decode_text(part)
-        yield Block((render_markdown(text) if kind == "text/html" else text) + GAP, f"file {name}")
+        yield Block(_render_text(part, kind) + GAP, f"file {name}")
     else:
         yield from source.embedded(name, data)

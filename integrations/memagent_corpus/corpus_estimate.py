@@ -7,11 +7,11 @@ estimated from their sizes. In a small corpus, the tokens of every document are 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from memagent_corpus.corpus_inputs import CorpusInputs
 from memagent_corpus.corpus_reader import CorpusReader
@@ -34,18 +34,18 @@ class CorpusEstimate:
     once, and repairs of answers that do not fit their schema, need more.
     """
 
-    documents: int
-    unreadable: int
+    documents: int = 0
+    unreadable: int = 0
     """Documents in the sample that cannot be opened."""
-    questions: int
+    questions: int = 0
     """Pairs of a document and a question, which is the number of rows."""
-    document_tokens: int
-    chunks: int
+    document_tokens: int = 0
+    chunks: int = 0
     """Total over all pairs of a document and a question."""
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    counted: int
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    counted: int = 0
     """Documents whose tokens were counted. The others are estimated from their sizes."""
 
     @property
@@ -62,75 +62,58 @@ async def estimate_corpus(inputs: CorpusInputs, reader: CorpusReader) -> CorpusE
     """
     await reader.settings()
     graph = await reader.agent.agraph(response_format=reader.response_format)
-    total = await asyncio.to_thread(inputs.total)
-    step = max(1, math.ceil((total.documents or _MAX_COUNTED_DOCUMENTS) / _MAX_COUNTED_DOCUMENTS))
-    return await asyncio.to_thread(_Estimate(inputs, reader, graph.reader_context, step).result)
+    return await asyncio.to_thread(_estimate, inputs, reader, graph.reader_context)
 
 
-class _Estimate:
-    """Computes one estimate. It blocks, so it runs in a thread."""
-
-    def __init__(self, inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext, step: int) -> None:
-        self._inputs, self._reader, self._context, self._step = inputs, reader, context, step
-        count, prompts, budget = context.tokenizer.count, context.prompts, context.budget
-        self._update = count(prompts.update.literal) + budget.memory_tokens
-        self._answer = count(prompts.answer.literal) + budget.memory_tokens
-        if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
-            self._update += count(context.structure.outline)
-            self._answer += (
-                0 if context.trained_prompts_only else count(prompts.neutralise(context.structure.format.text))
+def _estimate(inputs: CorpusInputs, reader: CorpusReader, context: ReaderContext) -> CorpusEstimate:
+    """Count the tokens of a sample, then list all documents again and add up their estimates."""
+    step = math.ceil((inputs.total().documents or 1) / _MAX_COUNTED_DOCUMENTS)
+    sample: Counter[str] = Counter()
+    for document in itertools.islice(inputs.documents(), 0, None, step):
+        sample.update(_count(document, reader, context))
+        if sample["bytes"] > _MAX_COUNTED_BYTES or sample["counted"] >= _MAX_COUNTED_DOCUMENTS:
+            break
+    tokens_per_byte = sample["tokens"] / sample["bytes"] if sample["bytes"] else _DEFAULT_TOKENS_PER_BYTE
+    mean = sample["tokens"] / sample["counted"] if sample["counted"] else 0.0
+    budget, prompts, count = context.budget, context.prompts, context.tokenizer.count
+    update_tokens = count(prompts.update.literal) + budget.memory_tokens
+    answer_tokens = count(prompts.answer.literal) + budget.memory_tokens
+    if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
+        update_tokens += count(context.structure.outline)
+        if not context.trained_prompts_only:
+            answer_tokens += count(prompts.neutralise(context.structure.format.text))
+    lengths = {question: count(question) for question in reader.questions}
+    sums: Counter[str] = Counter()
+    for document in inputs.documents():
+        tokens = mean if document.size is None else document.size * tokens_per_byte
+        chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
+        sums.update(documents=1, document_tokens=round(tokens))
+        for question in reader.expand_questions(document):
+            length = lengths.get(question) or count(question)
+            sums.update(
+                questions=1,
+                chunks=chunks,
+                calls=chunks + 1,
+                prompt_tokens=round(tokens) + chunks * (update_tokens + length) + answer_tokens + length,
+                completion_tokens=chunks * budget.memory_tokens + budget.answer_tokens,
             )
-        self._bytes = self._tokens = self._counted = self._unreadable = 0
-
-    def result(self) -> CorpusEstimate:
-        """Count the tokens of a sample, then list all documents again and add up their estimates."""
-        for number, document in enumerate(self._inputs.documents()):
-            if number % self._step == 0:
-                self._count(document)
-            if self._bytes > _MAX_COUNTED_BYTES or self._counted >= _MAX_COUNTED_DOCUMENTS:
-                break
-        tokens_per_byte = self._tokens / self._bytes if self._bytes else _DEFAULT_TOKENS_PER_BYTE
-        mean = self._tokens / self._counted if self._counted else 0.0
-        budget, count = self._context.budget, self._context.tokenizer.count
-        lengths = {question: count(question) for question in self._reader.questions}
-        sums: Counter[str] = Counter(documents=0, questions=0, document_tokens=0, chunks=0, calls=0)
-        sums.update(prompt_tokens=0, completion_tokens=0)
-        for document in self._inputs.documents():
-            tokens = mean if document.size is None else document.size * tokens_per_byte
-            chunks = max(1, math.ceil(tokens / budget.chunk_tokens))
-            sums.update(documents=1, document_tokens=round(tokens))
-            for question in self._reader.expand_questions(document):
-                length = lengths.get(question) or count(question)
-                sums.update(
-                    questions=1,
-                    chunks=chunks,
-                    calls=chunks + 1,
-                    prompt_tokens=round(tokens) + chunks * (self._update + length) + self._answer + length,
-                    completion_tokens=chunks * budget.memory_tokens + budget.answer_tokens,
-                )
-        return CorpusEstimate(unreadable=self._unreadable, counted=self._counted, **sums)
-
-    def _count(self, document: CorpusDocument) -> None:
-        """Add the document's tokens and bytes to the sample."""
-        store = self._reader.agent.store
-        try:
-            with self._reader.access.open_document(document) as source:
-                reference = store.add(source, replace_undecodable=self._context.replace_undecodable)
-        except MemAgentError:
-            self._unreadable += 1
-            return
-        tokens = sum(self._context.tokenizer.count(piece) for piece in _pieces(store, reference))
-        self._tokens += tokens
-        self._bytes += document.size or int(reference["size"] or 0)
-        self._counted += 1
-        store.remove(reference)
+    return CorpusEstimate(unreadable=sample["unreadable"], counted=sample["counted"], **sums)
 
 
-def _pieces(store: Any, reference: Any) -> Iterator[str]:
-    """Split a stored text into pieces of 1 MiB.
+def _count(document: CorpusDocument, reader: CorpusReader, context: ReaderContext) -> dict[str, int]:
+    """Return the tokens and bytes of a document of the sample.
 
-    A character at a boundary may be cut in two, so the token count can be slightly too high.
+    The text is counted in pieces of 1 MiB. A character at their boundary may be cut in two, so the number of tokens can
+    be slightly too high.
     """
-    size, step = reference["size"], 2**20
-    for start in range(0, size, step):
-        yield store.read_bytes(reference, start, start + step).decode("utf-8", "replace")
+    store, step = reader.agent.store, 2**20
+    try:
+        with reader.access.open_document(document) as source:
+            reference = store.add(source, replace_undecodable=context.replace_undecodable)
+    except MemAgentError:
+        return {"unreadable": 1}
+    size = reference["size"] or 0
+    pieces = (store.read_bytes(reference, start, start + step) for start in range(0, size, step))
+    tokens = sum(context.tokenizer.count(piece.decode("utf-8", "replace")) for piece in pieces)
+    store.remove(reference)
+    return {"counted": 1, "tokens": tokens, "bytes": document.size or size}

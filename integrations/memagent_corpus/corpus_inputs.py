@@ -38,6 +38,7 @@ from memagent_graph.errors import DocumentError
 DATASET: Final = "dataset:"
 _VERSIONS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys in the file information of fsspec whose value changes with the content, in order of preference."""
+_NO_INFO: Final[Mapping[str, Any]] = {}
 _ACCESS: Final = SourceAccess()
 _COLUMNS: Final = InputColumns()
 _PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
@@ -162,7 +163,7 @@ class FileInputs(CorpusInputs):
         filesystem, root = self.access.filesystem(self.location)
         if self.is_file:
             name = PurePosixPath(display_url(self.location)).name or "document"
-            info: Mapping[str, Any] = {}
+            info = _NO_INFO
             if scheme not in WEB:
                 with store_errors(self.location):
                     info = filesystem.info(root)
@@ -170,24 +171,27 @@ class FileInputs(CorpusInputs):
                     raise DocumentError(
                         f"{display_url(self.location)} is not a regular file", hint="Save it in a file first."
                     )
-            location = self.location if scheme else root
-            yield CorpusDocument(
-                name=_to_valid_unicode(name), version=_find_version(info), size=info.get("size"), location=location
-            )
+            yield _make_document(name, self.location if scheme else root, info)
             return
-        for info in self._files(filesystem, root.rstrip("/")):
+        root = root.rstrip("/")
+        for info in self._files(filesystem, root):
             path = str(info["name"])
-            name = path.removeprefix(root.rstrip("/")).lstrip("/")
+            name = path.removeprefix(root).lstrip("/")
             if scheme:
-                location = f"{scheme}://{path.lstrip('/')}"
-                document = CorpusDocument(
-                    name=name, version=_find_version(info), size=info.get("size"), location=location
-                )
-            elif local_document := _make_local_document(path, name, root, info):
-                document = local_document
-            else:
-                continue
-            yield document
+                yield _make_document(name, f"{scheme}://{path.lstrip('/')}", info)
+            elif info["type"] == "file":
+                yield _make_document(name, path, info)
+            elif info["islink"]:
+                try:
+                    target = path_below(Path(root or "/"), name, hint=PATH_HINT)
+                except DocumentError as error:
+                    yield replace(
+                        _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
+                    )
+                    continue
+                if target.is_file():
+                    status = target.stat()
+                    yield _make_document(name, path, {"size": status.st_size, "mtime": status.st_mtime})
 
     def _files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
         """Yield the information of all files that match, without following links to folders."""
@@ -303,27 +307,6 @@ def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mappi
             return
 
 
-def _make_local_document(path: str, name: str, root: str, info: Mapping[str, Any]) -> CorpusDocument | None:
-    """Return a file on a disk as a document; None if it is neither a regular file nor a link to one."""
-    if info["type"] == "file":
-        return CorpusDocument(
-            name=_to_valid_unicode(name), version=_find_version(info), size=info["size"], location=path
-        )
-    if not info["islink"]:
-        return None
-    try:
-        target = path_below(Path(root), name, hint=PATH_HINT)
-    except DocumentError as error:
-        return CorpusDocument(
-            name=_to_valid_unicode(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
-        )
-    if not target.is_file():
-        return None
-    status = target.stat()
-    version = f"{status.st_size}-{status.st_mtime}"
-    return CorpusDocument(name=_to_valid_unicode(name), version=version, size=status.st_size, location=path)
-
-
 def _compile_matcher(pattern: str) -> Callable[[str], object]:
     """Return a function that matches paths against a pattern; all paths match an empty one."""
     from fsspec.utils import glob_translate  # noqa: PLC0415  an optional dependency
@@ -336,9 +319,11 @@ def _compile_matcher(pattern: str) -> Callable[[str], object]:
         raise DocumentError(f"{display_url(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
 
 
-def _find_version(info: Mapping[str, Any]) -> str:
-    """Return a version from an object's size and its ETag, checksum or time; empty if it has none of these."""
-    return next((f"{info.get('size')}-{info[name]}" for name in _VERSIONS if info.get(name)), "")
+def _make_document(name: str, location: str | None = None, info: Mapping[str, Any] = _NO_INFO) -> CorpusDocument:
+    """Return a file. Its version is its size with its ETag, checksum or time; empty if the store has none of these."""
+    size = info.get("size")
+    version = next((f"{size}-{info[key]}" for key in _VERSIONS if info.get(key)), "")
+    return CorpusDocument(name=_to_valid_unicode(name), version=version, size=size, location=location)
 
 
 def _to_valid_unicode(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -92,60 +94,46 @@ class Mcp(ReaderOptions):
 
             if self.http:
                 _check_address(self.host, allow_remote=self.allow_remote, names=self.server_name or [])
-                _serve_http(self)
-            else:
-                if (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
-                    raise typer.BadParameter(
-                        "--host, --port, --allow-remote and --server-name need this option",
-                        param_hint="'--http'",
-                    )
-                _serve_stdio(self)
+            elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+                raise typer.BadParameter(
+                    "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
+                )
+            import asyncio  # noqa: PLC0415
+
+            try:
+                asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
+            except KeyboardInterrupt:
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _serve_stdio(request: Mcp) -> None:
-    import asyncio  # noqa: PLC0415
+@asynccontextmanager
+async def _open_server(request: Mcp) -> AsyncIterator[Any]:
+    async with request.make_reader() as reader, aclosing(request.make_server(reader)) as server:
+        yield server
 
+
+async def _serve_stdio(request: Mcp) -> None:
     from memagent_mcp.server import reserve_standard_output, serve_stdio  # noqa: PLC0415
 
     output = reserve_standard_output()
-
-    async def serve() -> None:
-        async with request.make_reader() as reader:
-            server = request.make_server(reader)
-            try:
-                await serve_stdio(server, output)
-            finally:
-                await server.aclose()
-
-    asyncio.run(serve())
+    async with _open_server(request) as server:
+        await serve_stdio(server, output)
 
 
-def _serve_http(request: Mcp) -> None:
-    import asyncio  # noqa: PLC0415
-
+async def _serve_http(request: Mcp) -> None:
     from memagent_graph.addresses import client_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
-    async def serve() -> None:
-        with listen(request.host, request.port) as listener:
-            async with request.make_reader() as reader:
-                server = request.make_server(reader)
-                typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
-                if request.allow_remote:
-                    typer.echo(
-                        "warning: there is no login; everyone who can reach this address can read files below the "
-                        "roots, see the runs in the log, and use the policy",
-                        err=True,
-                    )
-                try:
-                    await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
-                finally:
-                    await server.aclose()
-
-    try:
-        asyncio.run(serve())
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    with listen(request.host, request.port) as listener:
+        async with _open_server(request) as server:
+            typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
+            if request.allow_remote:
+                typer.echo(
+                    "warning: there is no login; everyone who can reach this address can read files below the roots, "
+                    "see the runs in the log, and use the policy",
+                    err=True,
+                )
+            await serve_http(server, listener, [*(request.server_name or []), *client_host_names(request.host)])
 
 
 def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:

@@ -19,20 +19,16 @@ from memagent_report.report_data import Report
 
 # The matrix
 
-_COLUMNS: Final = (
-    "document", "question", "state", "answer", "error", "quotes", "pages", "start_chars", "end_chars", "run_id",
-    "stop_reason", "chunks_read", "prompt_tokens", "completion_tokens", "seconds",
-)  # fmt: skip
 _QUOTE_GAP: Final = "\n---\n"
 
 
 def format_matrix_csv(report: Report) -> bytes:
     """Return CSV in UTF-8 with a byte order mark; every value is in quotation marks, and formulas are escaped."""
     file = io.StringIO(newline="")
+    rows = list(_iter_rows(report))
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-    writer.writerow(_COLUMNS)
-    for row in _iter_rows(report):
-        writer.writerow([_format_value(row[name]) for name in _COLUMNS])
+    writer.writerow(rows[0])
+    writer.writerows(map(_format_value, row.values()) for row in rows)
     return file.getvalue().encode("utf-8-sig", "replace")
 
 

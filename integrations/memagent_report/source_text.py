@@ -97,11 +97,8 @@ class SourceText:
         return _ABBREVIATION.search(self.text, max(0, match.start() - 8), match.start()) is None
 
     def _trim(self, start: int, end: int) -> tuple[int, int]:
-        while start < end and self.text[start].isspace():
-            start += 1
-        while end > start and self.text[end - 1].isspace():
-            end -= 1
-        return start, end
+        text = self.text[start:end].rstrip()
+        return start + len(text) - len(text.lstrip()), start + len(text)
 
     def _cut_at_words(self, start: int, end: int) -> tuple[int, int]:
         while start > 0 and start < end and not self.text[start - 1].isspace():

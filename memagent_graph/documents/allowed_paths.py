@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
-from memagent_graph.plain_text import in_one_line
+from memagent_graph.plain_text import in_one_line, list_names
 
 _MAX_LISTED_NAMES = 20
 """Maximum number of file names in an error."""
@@ -142,8 +142,7 @@ class AllowedRoots:
             )
         if not names:
             return "There is nothing in it that may be read; " + self._remedy()
-        more = f" and {len(names) - _MAX_LISTED_NAMES:,} more" if len(names) > _MAX_LISTED_NAMES else ""
-        return f"Read its files one by one; it contains {', '.join(names[:_MAX_LISTED_NAMES])}{more}."
+        return f"Read its files one by one; it contains {list_names(names, _MAX_LISTED_NAMES)}."
 
     def _is_readable(self, entry: Path) -> bool:
         """Return whether a name in a folder leads to a file or a folder below a root."""

@@ -145,7 +145,6 @@ class OpenAICompatiblePolicy:
         self._model = model
         self._headers = request_headers(basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._trust = None if ca_file is None else certificates(ca_file)
         self._proxy = proxy_for(self.base_url) if proxy is None else check_url(proxy)
         secrets = (
             key,
@@ -158,11 +157,9 @@ class OpenAICompatiblePolicy:
         """Keys and passwords that no message may show."""
         self._redact = SecretRedaction(self.secrets)
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
-        self._max_retries = max_retries
         self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
-        self._pause = SharedPause()
         self._session_header = None if session_header is None else checked_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
@@ -170,7 +167,19 @@ class OpenAICompatiblePolicy:
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._connections = PerLoop(self._connect, Sender.close)
+        self._pause = SharedPause()
+        connect = partial(
+            Sender,
+            self.base_url,
+            self._headers,
+            max_concurrency=max_concurrency,
+            timeouts=self._timeouts,
+            max_retries=max_retries,
+            pause=self._pause,
+            trust=None if ca_file is None else certificates(ca_file),
+            proxy=self._proxy,
+        )
+        self._connections = PerLoop(connect, Sender.close)
 
     @property
     def name(self) -> str:
@@ -404,15 +413,3 @@ class OpenAICompatiblePolicy:
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._errors.to_policy_error(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
-
-    def _connect(self) -> Sender:
-        return Sender(
-            self.base_url,
-            self._headers,
-            max_concurrency=self.max_concurrency,
-            timeouts=self._timeouts,
-            max_retries=self._max_retries,
-            pause=self._pause,
-            trust=self._trust,
-            proxy=self._proxy,
-        )

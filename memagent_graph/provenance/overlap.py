@@ -167,17 +167,13 @@ def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Qu
         else:
             groups.append([run])
             covered, end = run.covers, run.chunk_start + run.length
-    return [_candidate(chunk, source, _trim(group)) for group in groups]
+    return [_join(chunk, source, group) for group in groups]
 
 
-def _trim(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return runs without the first runs whose words are also in later runs."""
+def _join(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
+    """Return the quote of runs, without the first runs whose words are also in later runs."""
     while len(runs) > 1 and runs[0].covers <= frozenset[int]().union(*(run.covers for run in runs[1:])):
         runs = runs[1:]
-    return runs
-
-
-def _candidate(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     end = max(run.chunk_start + run.length for run in runs)
     covers = frozenset[int]().union(*(run.covers for run in runs))
     longest = max(run.length for run in runs)

@@ -188,8 +188,8 @@ class Ask:
         match = self._context.structure.format.parse(text)
         if isinstance(match, StructuredAnswer):
             return match.text
-        self._invalid = match.reason
-        self._note(EventKind.INVALID_ANSWER, match.reason)
+        self._invalid = match
+        self._note(EventKind.INVALID_ANSWER, match)
         return text
 
     async def _complete(self) -> Completion:
@@ -208,7 +208,7 @@ class Ask:
             completion = replace(completion, logprobs=None)
         elif missing and context.sampling.logprobs and EventKind.LOGPROBS_DROPPED not in dict(completion.notes):
             self._note(EventKind.LOGPROBS_DROPPED, f"no {missing} came")
-        self._spend(self._usage(completion))
+        self._spend(completion.count_tokens(self._messages, context.tokenizer.count))
         self._attempts += 1
         for kind, detail in completion.notes:
             self._note(kind, detail)
@@ -225,16 +225,8 @@ class Ask:
         flops = 0.0
         if context.shape is not None:
             flops = context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
-        cost = Counters(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            turns=1,
-            seconds=0.0,
-            flops=flops,
-            document_tokens=0,
-        )
-        self.cost = add_cost(self.cost, cost) if self.cost["turns"] else cost
+        cost: Any = {**asdict(usage), "turns": 1, "flops": flops}
+        self.cost = {**self.cost, **add_cost(self.cost, cost)}
         self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
 
     async def _count_at_server(self, text: str) -> int:
@@ -263,13 +255,6 @@ class Ask:
         structure = self._context.structure if self._role.writes is Writes.ANSWER else None
         schema, session = structure.format.server_schema if structure else None, self._state["document"]["key"]
         return _request_sampling(self._context.sampling, self._bound, attempt, schema, session)
-
-    def _usage(self, completion: Completion) -> TokenUsage:
-        """Return the server's count of tokens, or our own if it reports none."""
-        if completion.usage is not None:
-            return completion.usage
-        count = self._context.tokenizer.count
-        return TokenUsage(sum(count(message["content"]) for message in self._messages), count(completion.text))
 
     def _check(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
         """Return the parsed reply, or the first problem with it."""
@@ -309,7 +294,7 @@ class Ask:
         run_id, trace = self._state.get("run_id", ""), self._accounts.trace
         recording.begin(run_id, self._state["question"], self._state["document"], context.prompts, trace)
         began, seconds = self._attempt_time
-        usage = self._usage(completion)
+        usage = completion.count_tokens(self._messages, context.tokenizer.count)
         events = self._events[self._logged_events :]
         self._logged_events = len(self._events)
         is_the_reply = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()

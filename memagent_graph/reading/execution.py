@@ -17,7 +17,7 @@ from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import Counters, Limits, ReaderContext, add_cost, zero_counters
+from memagent_graph.reading.state import Counters, Limits, ReaderContext, zero_counters
 from memagent_graph.run_log.recording import Recording
 
 _MAX_TURNS: Final = 8
@@ -187,8 +187,3 @@ class StepAccounts:
     """The newest call of each branch."""
     chunk: int | None = None
     """The index of the chunk in the newest prompt, for errors."""
-
-    def add_call(self, call: Call, cost: Counters) -> None:
-        """Count a call of the policy."""
-        self.cost = add_cost(self.cost, cost) if self.calls else cost
-        self.calls.append(call)

@@ -20,7 +20,7 @@ from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.ask import Ask, Reply
 from memagent_graph.reading.execution import Execution, StepAccounts
-from memagent_graph.reading.state import LineState, ReaderContext, ReaderState
+from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 from memagent_graph.run_log.recording import new_step
@@ -218,7 +218,8 @@ class StepContext:
         messages = context.prompts.messages(role.name, prompt, **fields)
         ask = Ask(self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues)
         reply = await ask.reply()
-        accounts.add_call(reply.call, ask.cost)
+        accounts.cost = add_cost(accounts.cost, ask.cost)
+        accounts.calls.append(reply.call)
         if call.reads or role.writes is not Writes.DECISION:
             accounts.tips[self.branch] = call.id
         return reply
@@ -363,15 +364,11 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
     reason = StopReason.ANSWERED if reply.text else StopReason.NO_ANSWER
     if reply.invalid is not None:
         reason = StopReason.INVALID_ANSWER
-    elif reply.text and step.state.get("enough") and not _is_at_end(step.state):
-        reason = StopReason.ENOUGH
+    elif reply.text and step.state.get("enough"):
+        cursor = step.state.get("cursor") or start_cursor()
+        has_read_all = step.state.get("earlier_chunks") or cursor["byte"] == step.state["document"]["size"]
+        reason = StopReason.ANSWERED if has_read_all else StopReason.ENOUGH
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
-
-
-def _is_at_end(state: Mapping[str, Any]) -> bool:
-    """Return whether all of the document was read. False if its length is unknown."""
-    cursor = state.get("cursor") or start_cursor()
-    return bool(state.get("earlier_chunks") or cursor["byte"] == state["document"]["size"])
 
 
 def chosen_chunk(state: Mapping[str, Any]) -> Span:

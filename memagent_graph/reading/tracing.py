@@ -104,18 +104,14 @@ class ObservedPolicy:
         return completion
 
     def _result(self, prompt: Messages | TokenIds, completion: Completion, *, texts: bool) -> LLMResult:
+        messages: Any = prompt  # a reader's prompts are never token ids
         return model_result(
             completion.text if texts else extract_reply(completion.text).strip(),
-            completion.usage or self._token_usage(prompt, completion),
+            completion.count_tokens(messages, self.tokenizer.count),
             model_name=completion.model or self.name,
             finish_reason=completion.finish_reason.value,
             **completion.origin,
         )
-
-    def _token_usage(self, prompt: Messages | TokenIds, completion: Completion) -> TokenUsage:
-        count = self.tokenizer.count
-        prompt_tokens = sum(1 if isinstance(part, int) else count(part["content"]) for part in prompt)
-        return TokenUsage(prompt_tokens, count(completion.text))
 
 
 async def detach(coroutine: Coroutine[Any, Any, T], config: RunnableConfig | None = None) -> T:

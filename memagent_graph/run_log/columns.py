@@ -94,20 +94,16 @@ _BY_ANNOTATION: Final = {
 }
 
 
-_COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
+RECORD_COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
     kind: {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(kind)}
     for kind in (RunRecord, Conversation, LoggedEvent, Reward)
 }
-
-
-def record_columns(kind: type) -> Mapping[str, Column]:
-    """Return the columns of a record class, by field name."""
-    return _COLUMNS[kind]
+"""By record class: its columns, by field name."""
 
 
 def pack_row(record: Any) -> dict[str, Any]:
     """Return the row of a record: its values in SQLite, by column."""
-    return {name: column.pack(getattr(record, name)) for name, column in record_columns(type(record)).items()}
+    return {name: column.pack(getattr(record, name)) for name, column in RECORD_COLUMNS[type(record)].items()}
 
 
 def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
@@ -116,7 +112,7 @@ def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
     Raises:
         ValueError, TypeError: it is not a row that `pack_row` made; a value may be of another type.
     """
-    columns = record_columns(kind)
+    columns = RECORD_COLUMNS[kind]
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
     numbers = {name: values.pop(name) for name in tuple(values) if columns[name].is_numbers}
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
@@ -132,7 +128,7 @@ def bound_records(records: Iterable[Record], run: str) -> Iterator[Record]:
     """
     size = 0
     for record in records:
-        stored = record_columns(type(record)).items()
+        stored = RECORD_COLUMNS[type(record)].items()
         size += sum(len(getattr(record, name) or ()) for name, column in stored if column.sql == "BLOB")
         if size > MAX_RUN_SIZE:
             raise RunLogError(

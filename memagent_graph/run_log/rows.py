@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from memagent_graph.run_log.columns import pack_row, record_columns
+from memagent_graph.run_log.columns import RECORD_COLUMNS, pack_row
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 from memagent_graph.storage.database import open_database, open_database_to_read
 
@@ -19,7 +19,7 @@ _KEY: Final = "INTEGER PRIMARY KEY"
 
 def _table(name: str, record: type, **columns: str) -> str:
     """Return the statement that creates the table of a record class; `columns` overrides or adds column types."""
-    types = {field: column.sql for field, column in record_columns(record).items()} | columns
+    types = {field: column.sql for field, column in RECORD_COLUMNS[record].items()} | columns
     # SQLite reads a row from its first column on, so the large columns are last.
     definitions = sorted(
         (f"{field} {sql}" for field, sql in types.items()), key=lambda definition: definition.endswith("BLOB")
@@ -70,7 +70,7 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     return connection
 
 
-SMALL_COLUMNS: Final = ", ".join(name for name, column in record_columns(Conversation).items() if not column.is_numbers)
+SMALL_COLUMNS: Final = ", ".join(name for name, column in RECORD_COLUMNS[Conversation].items() if not column.is_numbers)
 """The columns of conversations without token ids and log-probs."""
 
 

@@ -100,7 +100,11 @@ class Writer:
                         if connection is not None and _identity(self._path) != opened:
                             connection.close()
                             connection = None  # later entries go to a new file, or to a file that replaced it
-                            raise _moved_error(self._path)
+                            raise RunLogError(
+                                f"{self._path} was moved, deleted or replaced while it was written",
+                                hint="Put it back before its runs continue; what was written before is in the old "
+                                "file. Do not move a log while programs use it: copy it with `memagent export`.",
+                            )
                         if connection is None:
                             connection = connect(self._path)
                             opened = _identity(self._path)
@@ -140,14 +144,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _moved_error(path: Path) -> RunLogError:
-    return RunLogError(
-        f"{path} was moved, deleted or replaced while it was written",
-        hint="Put it back before its runs continue; what was written before is in the old file. Do not move "
-        "a log while programs use it: copy it with `memagent export`.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

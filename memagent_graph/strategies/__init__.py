@@ -15,8 +15,8 @@ retrieval           the chunks that are most similar to the question
 middle_truncation   the document's beginning and end
 full_context        the whole document, if it fits in the window
 
-Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". `overwrite`, `gated` and `refine` read the document
-again with `passes=2`.
+Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". With `passes=2`, `overwrite`, `gated` and
+`refine` read the document again.
 
 Other packages add strategies with entry points in the group "memagent.strategies". The user's own code is loaded only
 by its name, "path/to/file.py:Name" or "module:Name".
@@ -109,7 +109,8 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, own_code:
 def _named(text: str, *, own_code: bool) -> Strategy:
     name, options = split_options(text)
     if name in _SHIPPED:
-        return _check(_load(_SHIPPED[name]), name, options)
+        module, _, kind = _SHIPPED[name].partition(".")
+        return _check(getattr(import_module(f"{__name__}.{module}"), kind), name, options)
     if name.partition(":")[0] in strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
@@ -131,11 +132,6 @@ def _named(text: str, *, own_code: bool) -> Strategy:
     names = strategy_names()
     names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
-
-
-def _load(path: str) -> Any:
-    module, _, kind = path.partition(".")
-    return getattr(import_module(f"{__name__}.{module}"), kind)
 
 
 def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:

@@ -10,6 +10,7 @@ from itertools import groupby
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
+from memagent_graph.plain_text import list_names
 from memagent_graph.provenance.evidence import (
     Evidence,
     LostLine,
@@ -22,7 +23,7 @@ from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, wor
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
 
-_MAX_NAMES = 8
+MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,6 @@ def unchanged_label(steps: Sequence[Step]) -> str:
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
 
 
-def list_names(names: Sequence[object], count: int = _MAX_NAMES) -> str:
-    """Return names as a phrase. Of many names, only the first are listed."""
-    text = ", ".join(map(str, names[:count]))
-    return text if len(names) <= count else f"{text} and {len(names) - count} more"
-
-
 def build_timeline(view: RunView) -> Timeline:
     """Return the timeline of a run, the input of renderers.
 
@@ -272,5 +267,6 @@ def _name(update: MemoryUpdate, branches: Sequence[str], *, again: bool) -> str:
     names = list(dict.fromkeys(branch or "trunk" for branch in branches))
     suffix = f", branch {update.branch}" if update.branch else ""
     if update.chunk_index is None:
-        return f"merge of branches {list_names(names)}{suffix}" if len(names) > 1 else f"memory rewritten{suffix}"
+        merge = f"merge of branches {list_names(names, MAX_NAMES)}"
+        return f"{merge if len(names) > 1 else 'memory rewritten'}{suffix}"
     return f"chunk {update.chunk_number}{suffix}{' (read again)' if again else ''}"

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent_graph.events import ReadEvent
-from memagent_graph.plain_text import plain, quantity
+from memagent_graph.plain_text import list_names, plain, quantity
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import Step, Timeline, list_names, unchanged_label
+from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, unchanged_label
 from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
@@ -198,7 +198,7 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
             later = [timeline.step(update).short_name for update in line.reworded_updates]
-            origin += f", reworded at {list_names(later)}"
+            origin += f", reworded at {list_names(later, MAX_NAMES)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
         parts.append(Padding(Text(plain(origin), style="dim"), (0, 0, 0, 2)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
@@ -126,10 +126,6 @@ class RunView:
         return span.start_char, self.span_text(span) or ""
 
 
-Value = TypeVar("Value")
-Default = TypeVar("Default")
-
-
 def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
     """Return a logged run, finished or not. The texts of chunks come from the store, if it still has them.
 
@@ -159,10 +155,9 @@ def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace)
     """Return the fields of a `RunView` that come from the store, if the document is still stored."""
     if store is None:
         return {}
-    nowhere: list[SourceMark] = []
     return {
-        "sections": _default_if_lost(lambda: store.sections(document), nowhere),
-        "headings": _default_if_lost(lambda: store.headings(document), nowhere),
+        "sections": _default_if_lost(lambda: store.sections(document), []),
+        "headings": _default_if_lost(lambda: store.headings(document), []),
         "chunk_text": chunk_reader(store, document, trace),
         "span_text": _span_reader(store, document),
     }
@@ -191,7 +186,7 @@ def _span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span 
     return lambda part: _default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 
 
-def _default_if_lost(read: Callable[[], Value], otherwise: Default) -> Value | Default:
+def _default_if_lost(read: Callable[[], Any], otherwise: Any) -> Any:
     try:
         return read()
     except (DocumentError, OSError):

@@ -19,7 +19,7 @@ from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_training.job.training_output import complete_policy
 from memagent_training.serving.policy_sync.probe import Probe, find_fault, folder_logprobs
 from memagent_training.serving.policy_sync.server_api import ServerAPI
-from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod, SyncSettings
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer
 from memagent_training.training_errors import TrainingError
 
@@ -35,7 +35,7 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def api(server: VLLMServer) -> ServerAPI:
-    return ServerAPI(server.root_url, None, timeout=60.0, trust_env=False)
+    return ServerAPI(server.root_url, None, trust_env=False)
 
 
 def perturbed(folder: Path, share: float, seed: int) -> Path:
@@ -72,10 +72,8 @@ def adapted(folder: Path, seed: int) -> Path:
     return folder
 
 
-def syncing(server: VLLMServer, *methods: SyncMethod, **settings) -> PolicySync:
-    return PolicySync(
-        server, settings=SyncSettings(methods=methods or tuple(SyncMethod), tolerance=TOLERANCE, **settings)
-    )
+def syncing(server: VLLMServer | RemoteServer, *methods: SyncMethod, **settings) -> PolicySync:
+    return PolicySync(server, methods=methods or tuple(SyncMethod), **{"tolerance": TOLERANCE, **settings})
 
 
 async def at_first(server: VLLMServer) -> None:
@@ -136,20 +134,22 @@ async def test_a_reload_in_place_serves_the_new_weights(server, tmp_path) -> Non
 
 async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monkeypatch) -> None:
     """It is small: the log-probs of two versions lie within the tolerance, here a wider one, of each other."""
-    settings = SyncSettings(methods=(SyncMethod.RELOAD,), tolerance=1e-2)
+    tolerance = 1e-2
     await at_first(server)
     folder = perturbed(tmp_path / "1", 1e-5, seed=1)
-    assert (await PolicySync(server, settings=settings).sync(folder, "1")).gap < TOLERANCE
+    assert (await syncing(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await at_first(server)
     old = await Probe.of_size(5120, 1024).read(api, server.model_name)
     expected = old.arrange(folder_logprobs(folder, old.rows))
-    assert find_fault(old.logprobs, expected, tolerance=settings.tolerance) is None
+    assert find_fault(old.logprobs, expected, tolerance=tolerance) is None
 
     async def nothing(self: ServerAPI, path: str) -> None:
         """A reload that reloads nothing."""
 
     monkeypatch.setattr(ServerAPI, "reload_weights", nothing)
-    remote = PolicySync(RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), settings=settings)
+    remote = syncing(
+        RemoteServer(server.base_url, server.model_name, model=EMBEDDED_FOLDER), SyncMethod.RELOAD, tolerance=tolerance
+    )
     with pytest.raises(TrainingError, match="did not move with the trainer's"):
         await remote.sync(folder, "1")
 
@@ -228,4 +228,4 @@ async def test_a_reload_leaves_the_old_output_head_where_embeddings_are_tied(vll
         with pytest.raises(TrainingError, match=r"reload: its embeddings are tied.*Untie them"):
             await PolicySync(remote).sync(tmp_path / "tied-1", "1")
         with pytest.raises(TrainingError, match=r"reload: the server does not answer with the new weights"):
-            await PolicySync(remote, settings=SyncSettings(reload_tied=True)).sync(tmp_path / "tied-1", "1")
+            await PolicySync(remote, reload_tied=True).sync(tmp_path / "tied-1", "1")

@@ -86,7 +86,6 @@ def test_it_runs_through(server, tmp_path) -> None:
     ]  # it has a guard
     assert all(set(each.accuracy) == {500} and each.accuracy[500].n == 4 for each in found.measurements)
     assert found.best is not None
-    assert watcher.served == ["iteration-0", "iteration-1", "iteration-2", "iteration-3"]
     assert watcher.steps == [1, 2, 3]
     phases = [Phase.SYNC, Phase.MEASURE, Phase.COLLECT, Phase.TRAIN]
     assert [phase for iteration, phase in watcher.phases if iteration == 0] == phases
@@ -207,10 +206,8 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
 
 
 def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(vllm_python, tmp_path) -> None:
-    watcher = Recorder()
-    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4), watcher)
+    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4))
     assert_whole(found.policy, 2)
-    assert watcher.ways == ["adapter", "adapter"]
     log = (found.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
 
@@ -219,10 +216,8 @@ def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(v
 
 
 def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
-    watcher = Recorder()
-    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True), watcher)
+    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
     assert_whole(found.policy, 2)
-    assert watcher.ways == ["reload", "reload"]
     log = (found.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
     assert (found.policy / "policies" / "1" / "model.safetensors").exists()

@@ -647,7 +647,7 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     replay = load_groups(log, term_rewards=term_rewards(chosen.advantage_settings.terms, has_gold=False))
     batch = prepare_batch(replay.groups, chosen.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
-    return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.report.dropped.items()}}
+    return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.dropped.items()}}
 
 
 SCENARIOS: dict[str, Callable[[Place], Any]] = {

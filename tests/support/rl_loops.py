@@ -91,18 +91,12 @@ class Recorder(LoopStatus):
         super().__init__(1, quiet=True)
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = []
-        self.served: list[str] = []
-        self.ways: list[str] = []
         self.records: list[CollectionRecord] = []
         self.reason = ""
 
     def on_phase(self, iteration: int, phase: Phase) -> None:
         super().on_phase(iteration, phase)
-        self.phases.append((iteration, phase))
-
-    def on_served(self, iteration: int, version: str, how: str) -> None:
-        self.served.append(version)
-        self.ways.append(how)
+        self.phases += [] if (iteration, phase) in self.phases[-1:] else [(iteration, phase)]
 
     def on_collection(self, record: CollectionRecord) -> None:
         self.records.append(record)

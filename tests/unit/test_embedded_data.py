@@ -25,11 +25,11 @@ from tokenizers import Tokenizer
 from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from recipes.embedded import release as release_script
 from recipes.embedded import train
-from recipes.embedded.batches import collate, make_batch
 from recipes.embedded.policy_network import load_policy, new_policy
 from recipes.embedded.release import interpolate, release
 from recipes.embedded.structured_start import give_structure
 from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
+from recipes.embedded.train import collate, make_batch
 from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,21 +208,9 @@ def test_training_that_was_killed_goes_on_from_a_whole_checkpoint(
     corpus: Path, tmp_path: Path, run_script: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    size = (
-        "--width",
-        "64",
-        "--inner",
-        "32",
-        "--layers",
-        "1",
-        "--plain-start",
-        "--tokens",
-        "300",
-        "--ramp-steps",
-        "1000",
-    )
-    words = ["--corpus", str(corpus), "--out", str(out), *size, "--log-every", "1", "--check-every", "1", "--resume",
-             "--check-rows", "1"]  # fmt: skip
+    release(new_policy(64, 32, 1), tmp_path / "small")
+    words = f"--corpus {corpus} --out {out} --weights-from {tmp_path / 'small'} --tokens 300 --ramp-steps 1000".split()
+    words += ["--log-every", "1", "--check-every", "1", "--check-rows", "1", "--resume"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'training'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "recipes.embedded.train", *words, "--steps", "100000"]
     process = Program(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from memagent_graph import ResponseFormat
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
-from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, FormatMismatch, StructuredAnswer
+from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, StructuredAnswer
 
 
 class Person(BaseModel):
@@ -81,8 +81,8 @@ def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_named(reply, words) -> None:
     found = ResponseFormat.of(Filing).parse(reply)
-    assert isinstance(found, FormatMismatch)
-    assert words in found.reason
+    assert isinstance(found, str)
+    assert words in found
 
 
 def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
@@ -95,12 +95,12 @@ def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
             raise KeyError("a slip in the validator")
 
     found = ResponseFormat.of(Odd).parse('{"key": 1}')
-    assert isinstance(found, FormatMismatch)
-    assert "KeyError" in found.reason
+    assert isinstance(found, str)
+    assert "KeyError" in found
 
 
 def test_numbers_that_json_does_not_have_are_refused() -> None:
-    assert isinstance(ResponseFormat.of({"type": "number"}).parse("NaN"), FormatMismatch)
+    assert isinstance(ResponseFormat.of({"type": "number"}).parse("NaN"), str)
     assert ResponseFormat.of({"type": "number"}).parse("2.5") == StructuredAnswer("2.5", 2.5)
 
 
@@ -207,13 +207,13 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
     for schema in (bomb, endless):
         found = ResponseFormat.of(schema).parse("3")
-        assert isinstance(found, FormatMismatch)
-        assert "too many steps" in found.reason
+        assert isinstance(found, str)
+        assert "too many steps" in found
         begin = time.process_time()
-        assert isinstance(ResponseFormat.of(schema).parse("[3] and " * 64), FormatMismatch)
+        assert isinstance(ResponseFormat.of(schema).parse("[3] and " * 64), str)
         assert time.process_time() - begin < 5, "the steps are a reply's, not each candidate's"
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
-    assert isinstance(slow.parse(f'"{"a" * 60}!"'), FormatMismatch)
+    assert isinstance(slow.parse(f'"{"a" * 60}!"'), str)
     assert isinstance(slow.parse('"aaa"'), StructuredAnswer)
 
 

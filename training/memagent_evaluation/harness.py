@@ -246,7 +246,10 @@ class _EvaluationCall:
     async def _prepare(self, keys: Iterable[Key]) -> AsyncGenerator[tuple[StoredSample, list[tuple[str, int]]], None]:
         """Yield samples with the systems that still have to answer them; more are made while the first is awaited."""
         in_progress: deque[tuple[asyncio.Task[StoredSample], list[tuple[str, int]]]] = deque()
-        samples = _by_sample(keys)
+        samples = (
+            (sample, [(key[0], key[4]) for key in group])
+            for sample, group in groupby(keys, key=lambda key: (key[1], key[2], key[3]))
+        )
         try:
             while self._end is EvaluationEnd.DONE:
                 while len(in_progress) < self._documents.workers:
@@ -352,12 +355,6 @@ class _EvaluationCall:
             self._watcher.on_row(row)
         if self._evaluation.saver is not None:
             await self._evaluation.saver.adelete_thread(make_run_id(self._journal.evaluation, row.system, *row.attempt))
-
-
-def _by_sample(keys: Iterable[Key]) -> Iterator[tuple[tuple[str, int, int], list[tuple[str, int]]]]:
-    """Yield the task, length and index of each sample, with the systems (and repeats) that have to answer it."""
-    for sample, group in groupby(keys, key=lambda key: key[1:4]):
-        yield sample, [(key[0], key[4]) for key in group]
 
 
 def _first_error(errors: BaseExceptionGroup[MemAgentError]) -> MemAgentError:

@@ -99,18 +99,18 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     """
     axes = figure.subplots()
     for index, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
-        fitting = {row.length for row in group if row.outcome is not QuestionOutcome.DOES_NOT_FIT}
-        cells = sorted(
-            (length, cell) for length, cell in group_items(group, lambda row: row.length) if length in fitting
+        cells = dict(sorted(group_items(group, lambda row: row.length)))
+        lenient, strict = (
+            {length: value for length, cell in cells.items() if (value := accuracy(cell, score))}
+            for score in ("lenient", "strict")
         )
-        lengths = [length for length, _ in cells]
-        lenient, strict = ([accuracy(cell, score) for _, cell in cells] for score in ("lenient", "strict"))
+        lengths = list(lenient)
         colour = CURVE_COLOURS[index % len(CURVE_COLOURS)]
-        low, high = [100 * value.low for value in lenient], [100 * value.high for value in lenient]
+        low, high = [100 * value.low for value in lenient.values()], [100 * value.high for value in lenient.values()]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
-        axes.plot(lengths, [100 * value.mean for value in strict], linestyle=(0, (1, 1.5)), color=colour)
-        label = system if cells else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient], label=label, **_line_style(index))
+        axes.plot(lengths, [100 * value.mean for value in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
+        label = system if lengths else f"{system}\n(does not fit)"
+        axes.plot(lengths, [100 * value.mean for value in lenient.values()], label=label, **_line_style(index))
     _length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)
     axes.set_yticks(range(0, 101, 20))

@@ -164,7 +164,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "unit": unit,
             "n": len(rows),
             "scores": {
-                name: None if (score := _average(rows, name)) is None else asdict(score) for name in score_titles(rows)
+                name: None if (score := accuracy(rows, name)) is None else asdict(score) for name in score_titles(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -205,13 +205,6 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     }
 
 
-def _average(rows: Sequence[ResultRow], score: str) -> Estimate | None:
-    """Return the mean of a score; None if no document fitted, or if a row has no such score yet (a judge's grade)."""
-    if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows):
-        return None
-    return None if any(getattr(row, score) is None for row in rows) else accuracy(rows, score)
-
-
 def _legend(rows: Sequence[ResultRow]) -> str:
     graders = sorted({row.judge for row in rows if row.judge})
     judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
@@ -246,7 +239,7 @@ def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
     table = [[unit, "system", "n", *titles.values(), *(_OUTCOME_TITLES[outcome] for outcome in outcomes)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        scores = ["–" if (score := _average(group, name)) is None else interval(score) for name in titles]
+        scores = ["–" if (score := accuracy(group, name)) is None else interval(score) for name in titles]
         numbers = (f"{counts[outcome]}" for outcome in outcomes)
         table.append([format_length(length, unit), system, f"{len(group)}", *scores, *numbers])
     return markdown(table)

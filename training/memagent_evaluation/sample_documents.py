@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_evaluation.samples import Sample, Task
+from memagent_graph.converters import Block
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError, EvaluationError
 
@@ -109,26 +110,21 @@ class OpenDocuments:
             self._store.remove(document)
 
     def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
-        seed = self._seed
-        sample = make_sample(task, length, index, seed)
+        sample = make_sample(task, length, index, self._seed)
 
-        def text() -> Iterator[str]:
+        def blocks() -> Iterator[Block]:
             try:
                 for piece in sample.text():
                     if not isinstance(piece, str):
                         raise TypeError(f"it gave {type(piece).__name__} where text was expected")
-                    yield piece
+                    if self._is_closing.is_set():
+                        raise RuntimeError("the evaluation has ended")
+                    yield Block(piece)
             except Exception as error:
-                raise _sample_error(error, "text", task, length, index, seed) from error
+                raise _sample_error(error, "text", task, length, index, self._seed) from error
 
         try:
-            file = _TextFile(text(), self._is_closing)
-            document = self._store.add(Document.from_file(file, name=sample.id))  # type: ignore[arg-type]
-        except OSError as error:
-            raise EvaluationError(
-                f"the document of {sample.id} cannot be stored in {self._store.root}: {error.strerror or error}",
-                hint="Make room: as many documents lie there as are read at once (--concurrency).",
-            ) from error
+            document = self._store.add(Document.from_pieces(blocks, sample.id))
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
         return StoredSample(sample, document, readers)
@@ -154,28 +150,3 @@ def _sample_error(error: Exception, method: str, task: Task, length: int, index:
         f"{method}() of the task {task.name} failed at {sample}: {type(error).__name__}: {error}",
         hint="Mend the task's code; the same call in Python shows where it failed. --resume then continues.",
     )
-
-
-class _ClosingError(Exception):
-    """The text is no longer needed."""
-
-
-class _TextFile:
-    """Pieces of text as an open file, which is read once, from its beginning to its end."""
-
-    def __init__(self, pieces: Iterator[str], is_closing: threading.Event) -> None:
-        self._pieces = pieces
-        self._is_closing = is_closing
-
-    def read(self, size: int) -> str:
-        """Return at least this many characters, or fewer at the end."""
-        pieces: list[str] = []
-        length = 0
-        for piece in self._pieces:
-            pieces.append(piece)
-            length += len(piece)
-            if self._is_closing.is_set():
-                raise _ClosingError
-            if length >= size:
-                break
-        return "".join(pieces)

@@ -6,6 +6,7 @@ mean score, since its answers are not independent trials. Two evaluations are co
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -62,8 +63,15 @@ class SystemStanding:
         return {**asdict(self), "not_worse": self.not_worse}
 
 
-def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate:
-    """Return the mean of a score with its interval, clustered by document; a repeated question counts once."""
+def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
+    """Return the mean of a score with its interval, clustered by document; a repeated question counts once.
+
+    It is None if no document fitted, or if a row has no such score yet (a judge's grade).
+    """
+    if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) or any(
+        getattr(row, score) is None for row in rows
+    ):
+        return None
     scores = _by_question(rows, score)
     cluster = {row.sample_id: row.cluster for row in rows}
     return estimate(list(scores.values()), clusters=[cluster[sample_id] for sample_id in scores])
@@ -134,10 +142,12 @@ def standings_table(lines: Sequence[SystemStanding]) -> str:
 
 
 def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
-    fitting = _fitting_by_system(row for row in rows if not row.scripted)
+    fitting: dict[str, dict[tuple[str, int], ResultRow]] = defaultdict(dict)
+    for row in rows:
+        if row.outcome is not QuestionOutcome.DOES_NOT_FIT and not row.scripted:
+            fitting[row.system][row.attempt] = row
     for system, group in group_items(rows, lambda row: row.system):
         answered = [row for row in group if row.has_costs]
-        fits = any(row.outcome is not QuestionOutcome.DOES_NOT_FIT for row in group)
         prompt = _mean(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in group)
         yield SystemStanding(
@@ -147,8 +157,8 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
             n=len({_question(row) for row in group}),
             documents=len({row.cluster for row in group}),
             scripted=scripted,
-            accuracy=accuracy(group, "lenient") if fits and not scripted else None,
-            against_first=_pair(fitting, (system, first), "lenient"),
+            accuracy=None if scripted else accuracy(group, "lenient"),
+            against_first=_compare(fitting, system, first),
             prompt_tokens=prompt,
             completion_tokens=_mean(row.completion_tokens for row in answered),
             cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
@@ -157,25 +167,21 @@ def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) ->
         )
 
 
-def _fitting_by_system(rows: Iterable[ResultRow]) -> dict[str, dict[tuple[str, int], ResultRow]]:
-    """Return the rows whose document fitted, by system, then by sample and repeat."""
-    fitting = (row for row in rows if row.outcome is not QuestionOutcome.DOES_NOT_FIT)
-    return {
-        system: {row.attempt: row for row in group} for system, group in group_items(fitting, lambda row: row.system)
-    }
+def _compare(rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], system: str, first: str) -> Comparison | None:
+    """Return the comparison of two different systems on the questions of both; None if there are none.
 
-
-def _pair(
-    rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], names: tuple[str, str], score: str
-) -> Comparison | None:
-    """Return the comparison of two different systems on the questions of both; None if there are none."""
-    first, second = (rows.get(name, {}) for name in names)
-    common = [attempt for attempt in first if attempt in second]
-    if names[0] == names[1] or not common:
+    Args:
+        rows: by system, then by question and sample.
+        system: the name of one system.
+        first: the name of the system to compare it with.
+    """
+    pairs = [(row, other) for key, row in rows[system].items() if (other := rows[first].get(key))]
+    if system == first or not pairs:
         return None
-    first_rows, second_rows = [first[attempt] for attempt in common], [second[attempt] for attempt in common]
-    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(first_rows, _question)}
-    return compare(_by_question(first_rows, score), _by_question(second_rows, score), names=names, clusters=clusters)
+    ours, others = ([pair[side] for pair in pairs] for side in (0, 1))
+    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(ours, _question)}
+    scores = (_by_question(ours, "lenient"), _by_question(others, "lenient"))
+    return compare(*scores, names=(system, first), clusters=clusters)
 
 
 def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:

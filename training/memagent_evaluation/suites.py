@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_evaluation.markdown_tables import format_length, group_items, interval, markdown
-from memagent_evaluation.result_table import QuestionOutcome, ResultRow
+from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.standings import accuracy
 from memagent_evaluation.statistics import Estimate
@@ -89,7 +89,7 @@ def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
     counts = {task: len(group) for task, group in group_items(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
-    return None if all(row.outcome is QuestionOutcome.DOES_NOT_FIT for row in rows) else accuracy(rows, SCORE)
+    return accuracy(rows, SCORE)
 
 
 def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:

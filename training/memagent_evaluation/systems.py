@@ -58,15 +58,6 @@ class Attempt:
     """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AttemptSettings:
-    """The settings of one attempt's reader."""
-
-    answer_tokens: int
-    min_answer_tokens: int
-    repeat: int
-
-
 class ReaderSystem:
     """A reader with a strategy. With checkpoints, an attempt that was killed continues where it was.
 
@@ -80,7 +71,8 @@ class ReaderSystem:
         self.name = name
         self.strategy = strategy or reader.strategy
         self._reader = reader
-        self._readers: dict[_AttemptSettings, MemAgent] = {}
+        self._readers: dict[tuple[int, int, int], MemAgent] = {}
+        """By the maximum and the minimum of an answer's tokens, and the index of the sample."""
 
     async def identity(self) -> str:
         """Return the strategy's name, and hashes of the strategy and of its prompts.
@@ -116,7 +108,7 @@ class ReaderSystem:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
                 question.
         """
-        reader = await self._reader_for(_AttemptSettings(answer_tokens, min_answer_tokens, repeat))
+        reader = await self._reader_for(answer_tokens, min_answer_tokens, repeat)
         began = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
@@ -128,24 +120,25 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    async def _reader_for(self, settings: _AttemptSettings) -> MemAgent:
+    async def _reader_for(self, answer_tokens: int, min_answer_tokens: int, repeat: int) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
-        if settings not in self._readers:
-            choices: dict[str, Any] = {"answer_tokens": settings.answer_tokens}
+        key = (answer_tokens, min_answer_tokens, repeat)
+        if key not in self._readers:
+            choices: dict[str, Any] = {"answer_tokens": answer_tokens}
             if self.name != READER:
-                choices["strategy"] = self._strategy_for(settings)
+                choices["strategy"] = self._strategy_for(min_answer_tokens)
             seed = (await self._reader.aprepare()).sampling.seed
-            if settings.repeat and seed is not None:
-                choices["seed"] = seed + settings.repeat * _SEED_STEP
-            self._readers[settings] = self._reader.copy(checkpoints=checkpointer, **choices)
-        return self._readers[settings]
+            if repeat and seed is not None:
+                choices["seed"] = seed + repeat * _SEED_STEP
+            self._readers[key] = self._reader.copy(checkpoints=checkpointer, **choices)
+        return self._readers[key]
 
-    def _strategy_for(self, settings: _AttemptSettings) -> Strategy | str:
+    def _strategy_for(self, min_answer_tokens: int) -> Strategy | str:
         """Return the strategy, by its name if it has a name, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
-        if isinstance(self.strategy, FullContext) and settings.min_answer_tokens:
-            return f"{self.name}:least_answer_tokens={settings.min_answer_tokens}"
+        if isinstance(self.strategy, FullContext) and min_answer_tokens:
+            return f"{self.name}:least_answer_tokens={min_answer_tokens}"
         return self.name
 
     async def _resume(self, reader: MemAgent, document: DocumentRef, question: str, run_id: str) -> ReadResult | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 
 from packaging.requirements import Requirement
 
@@ -28,18 +28,3 @@ def require_version(requirement: str) -> None:
             f"{required.name} {installed} is installed, and this was written for {required.name}{required.specifier}",
             hint=f'Run: pip install "{required.name}{required.specifier}"',
         )
-
-
-def require_own_version(package: str) -> None:
-    """Refuse another version of a package than this distribution asks for.
-
-    Raises:
-        TrainingError: another one is installed.
-    """
-    try:
-        requirements = requires("memagent-graph") or []
-    except PackageNotFoundError:
-        return  # this is a checkout that is not installed
-    for requirement in map(Requirement, requirements):
-        if requirement.name == package:
-            require_version(f"{package}{requirement.specifier}")

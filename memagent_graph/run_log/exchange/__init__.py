@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
+from memagent_graph.plain_text import list_names
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_parts, with_arrays
 from memagent_graph.run_log.log import RunLog
@@ -69,7 +70,7 @@ def export_runs(
     if for_training and (incomplete := _incomplete_runs(log, run_ids)):
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
-            f"missing: {_list_names(incomplete)}",
+            f"missing: {list_names([*map(repr, incomplete)], _MAX_NAMES)}",
             hint="Read with a policy that returns them (vLLM with --logprobs, or a local one), or choose other runs.",
         )
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
@@ -120,11 +121,6 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
 def _incomplete_runs(log: RunLog, run_ids: Sequence[str]) -> list[str]:
     totals = log.totals(run_ids)
     return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
-
-
-def _list_names(run_ids: Sequence[str]) -> str:
-    more = len(run_ids) - _MAX_NAMES
-    return ", ".join(map(repr, run_ids[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from typing import Any, Final, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import EventKind
-from memagent_graph.run_log.columns import record_columns
+from memagent_graph.run_log.columns import RECORD_COLUMNS
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
 from memagent_graph.run_log.rows import withdraw_reward
 
 NUMBERS: Final = {
     name: "I" if column.arrow == "ids" else "f"
-    for name, column in record_columns(Conversation).items()
+    for name, column in RECORD_COLUMNS[Conversation].items()
     if column.is_numbers
 }
 """The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""

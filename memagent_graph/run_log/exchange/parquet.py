@@ -26,24 +26,24 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.columns import MAX_RUN_SIZE, Column, bound_records, record_columns
+from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow, row_parts
 
 _CONVERSATION_COLUMNS: Final = {
-    "conversation" if name == "id" else name: column for name, column in record_columns(Conversation).items()
+    "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
 }
 _RUN_COLUMNS: Final = {
     f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
-    for name, column in record_columns(RunRecord).items()
+    for name, column in RECORD_COLUMNS[RunRecord].items()
 }
 """By column: the attribute of `RunRecord` and its type."""
 _REWARDS: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
-    "run_events": record_columns(Conversation)["events"],
+    "run_events": RECORD_COLUMNS[Conversation]["events"],
     "run_rewards": _REWARDS,
     **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
     "rewards": _REWARDS,
@@ -53,7 +53,7 @@ _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field
 _LISTS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
 _REWARD: Final = {
     name: column.arrow
-    for name, column in record_columns(Reward).items()
+    for name, column in RECORD_COLUMNS[Reward].items()
     if name not in {"id", "run_id", "conversation"}
 }
 _METADATA: Final = "memagent."

@@ -32,7 +32,6 @@ def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
     """All that a loop tells of an iteration, which takes 100 seconds: 2, 18, 50 and 30."""
     status.on_phase(iteration, Phase.SYNC)
     clock.now += 2
-    status.on_served(iteration, f"iteration-{iteration}", "reload")
     status.on_phase(iteration, Phase.MEASURE)
     clock.now += 18
     status.on_measurement(measurement(iteration))

@@ -21,8 +21,9 @@ from transformers import LlamaForCausalLM  # noqa: E402
 
 from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
+from memagent_training.forward.layouts import IdRow  # noqa: E402
 from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
-from memagent_training.serving.policy_sync.probe import ProbeRow, folder_logprobs  # noqa: E402
+from memagent_training.serving.policy_sync.probe import folder_logprobs  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +181,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
 
 def test_its_log_probs_are_those_of_the_folder_that_it_writes(trained: dict[int, tuple[Training, Path]]) -> None:
     (training, output), *_ = trained.values()
-    rows = [ProbeRow((5,), (7, 9, 11)), ProbeRow((5,), (3, 4))]
+    rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))
     assert training.trainer.row_logprobs is not None
     found, wanted = training.trainer.row_logprobs(rows), folder_logprobs(output / "saved", rows)

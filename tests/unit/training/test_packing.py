@@ -352,11 +352,10 @@ def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row]) -> 
 def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: list[Row]) -> None:
     tokens = sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows)
     tree, packed, padded = (lay_out(rows, layout, pad_id=0) for layout in ("prefix_tree", "packed", "padded"))
-    assert tree.forwarded_tokens == distinct_prefixes(rows)
-    assert packed.forwarded_tokens == tokens
+    assert tree.input_ids_SN.numel() == distinct_prefixes(rows)
+    assert packed.input_ids_SN.numel() == tokens
     width = max(len(row.prompt_ids_P) for row in rows) + max(len(row.completion_ids_T) for row in rows)
-    assert padded.forwarded_tokens == len(rows) * width
-    assert {batch.row_tokens for batch in (tree, packed, padded)} == {tokens}
+    assert padded.input_ids_SN.numel() == len(rows) * width
 
 
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
@@ -412,17 +411,17 @@ def test_a_micro_batch_forwards_the_tokens_that_were_planned(
     inert = Row([VOCABULARY], [VOCABULARY])
     for planned in (each for rank in plan.micro_batches for each in rank):
         chosen = [*(conversations[number] for number in planned.rows), *[inert] * planned.inert]
-        assert lay_out(chosen, layout, pad_id=0).forwarded_tokens == planned.tokens
+        assert lay_out(chosen, layout, pad_id=0).input_ids_SN.numel() == planned.tokens
 
 
 def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
     section, memories = ids(1, 50), [ids(20 + rollout, 6) for rollout in range(16)]
     section_first = [Row([*section, *memory], [1, 2, 3]) for memory in memories]
     memory_first = [Row([*memory, *section], [1, 2, 3]) for memory in memories]
-    assert lay_out(section_first, "prefix_tree", pad_id=0).forwarded_tokens == 50 + 16 * (6 + 3)
-    assert lay_out(memory_first, "prefix_tree", pad_id=0).forwarded_tokens == 16 * (50 + 6 + 3)
+    assert lay_out(section_first, "prefix_tree", pad_id=0).input_ids_SN.numel() == 50 + 16 * (6 + 3)
+    assert lay_out(memory_first, "prefix_tree", pad_id=0).input_ids_SN.numel() == 16 * (50 + 6 + 3)
     same = lay_out([section_first[0]] * 16, "prefix_tree", pad_id=0)
-    assert same.forwarded_tokens == 50 + 6 + 3
+    assert same.input_ids_SN.numel() == 50 + 6 + 3
     assert len(same.scored_ids_C) == 3
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 from support.command_line import invoke
 
 from memagent_training import required_versions
 from memagent_training.training_errors import TrainingError
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 def test_another_version_of_a_package_is_refused_with_the_command_that_installs_the_right_one() -> None:
@@ -22,7 +25,8 @@ def test_another_version_of_a_package_is_refused_with_the_command_that_installs_
     assert raised.value.hint == 'Run: pip install "packaging<1"'
 
 
-def test_the_commands_refuse_another_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert '"trl>=1.16,<1.17"' in PYPROJECT.read_text("utf-8"), "the commands check for this one"
     installed = importlib.metadata.version
     monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else installed(name))
     for command in (["train", "runs.sqlite", "--model", "embedded", "--dry-run"], ["rl", "--model", "embedded"]):

@@ -153,8 +153,8 @@ def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_fi
     assert gold.of(run("")) == Gold(("1", "2"))
     assert gold.of(run("", question="Other?")) == Gold(("x",))
     assert gold.of(run("", question="Unknown?")) is None
-    assert GoldAnswers({"r": "mine", QUESTION: "theirs"}).of(run("")) == Gold(("mine",))
-    assert GoldAnswers({"r": []}).of(run("")) is None
+    assert GoldAnswers({"r": Gold(("mine",)), QUESTION: Gold(("theirs",))}).of(run("")) == Gold(("mine",))
+    assert GoldAnswers({"r": Gold(())}).of(run("")) is None
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "x"}', '{"answers": [1]}'])

@@ -36,7 +36,7 @@ class Sync:
     """Every version is served at once."""
 
     async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
-        return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)
+        return ServedPolicy("policy", version, SyncMethod.RELOAD, 1e-5)
 
     @asynccontextmanager
     async def hold_weights(self, served: ServedPolicy) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -75,12 +76,8 @@ class Reference:
     def __init__(self, folder: Path, groups: list[RolloutGroup]) -> None:
         self.plain: Any = multi_conv_dapo
         self.groups = groups
-        self.folder = folder
-        self.initial = self.model()
+        self.initial = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
         self._old: dict[tuple[str, float], dict[tuple[str, int], Any]] = {}
-
-    def model(self) -> Any:
-        return LlamaForCausalLM.from_pretrained(self.folder / "model", dtype=torch.float32).eval()
 
     def old(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
         """Each conversation's log-probs before the step; computed once for all cases that share them."""
@@ -141,7 +138,7 @@ class Reference:
         names = {row.group_index for row in schedule.step(number).rows}
         order = schedule.pass_order(number // schedule.steps_per_pass)[number % schedule.steps_per_pass]
         assert names
-        model = self.model()
+        model = copy.deepcopy(self.initial)
         model.load_state_dict(weights, strict=True)
         loss = self.plain.step_loss(
             model, order, self.settings(config), old=self.old(config), reference=self.initial if config.beta else None

@@ -18,6 +18,7 @@ from support.training_log import comparable, write_log
 from memagent_graph.errors import RunLogError, TokenizerError
 from memagent_training.algorithm.planner import Layout
 from memagent_training.data.rollouts import RolloutGroup
+from memagent_training.data.training_runs import Gold
 from memagent_training.forward import recomputed
 from memagent_training.job import training_job
 from memagent_training.job.dry_run import plan_training
@@ -151,7 +152,7 @@ def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None
 
 
 def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(world, job) -> None:
-    known = {rollout.run_id: "4711" for rollout in world[1][0].rollouts_G}
+    known = {rollout.run_id: Gold(("4711",)) for rollout in world[1][0].rollouts_G}
     unknown = world[1][1].rollouts_G[0].run_id
     told = refusal(job(reward=OUTCOME_REWARDS["token_f1"], gold=GoldAnswers(known)))
     assert "all rewards are equal within every group" in told

@@ -50,14 +50,22 @@ class FileExamples(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RowFormat:
+    """A format of rows."""
+
+    read: Callable[[TableRow], FileExample]
+    """Makes the example of a row, or raises DamagedRowError."""
+    hint: str
+    """The fields of its rows, for messages."""
+    unit: LengthUnit = LengthUnit.TOKENS
+
+
+@dataclass(frozen=True, slots=True)
 class RowExamples:
     """Examples that are rows of a file."""
 
     rows: TableRows
-    read: Callable[[TableRow], FileExample]
-    """Makes the example of a row, or raises DamagedRowError."""
-    hint: str
-    """A description of the format's rows."""
+    format: RowFormat
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,12 +78,12 @@ class RowExamples:
         """
         row = self.rows[index]
         try:
-            example = self.read(row)
+            example = self.format.read(row)
             for what, text in (("question", example.question), ("document", example.document)):
                 if not text.strip():
                     raise DamagedRowError(f"the {what} is empty")
         except DamagedRowError as error:
-            raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.hint) from error
+            raise EvaluationError(f"{self.rows.location(index)}: {error}", hint=self.format.hint) from error
         return example
 
 

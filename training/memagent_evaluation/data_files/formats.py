@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,7 @@ from memagent_evaluation.data_files.file_task import (
     FileExample,
     FileTask,
     RowExamples,
+    RowFormat,
     example_lengths,
     require_positive,
     require_text,
@@ -40,29 +40,15 @@ _MAX_PATH_LENGTH: Final = 1000
 _PASSAGE: Final = re.compile(r"^(?:Document|Passage) \d+:", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """A format of rows."""
-
-    read: Callable[[TableRow], FileExample]
-    """Makes the example of a row, or raises DamagedRowError."""
-    hint: str
-    """The fields of its rows, for messages."""
-    unit: LengthUnit = LengthUnit.TOKENS
-
-
 def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
     """Return the task of the rows in files of one of `ROW_FORMATS`.
 
     Raises:
         EvaluationError: a row is damaged; the message names the file and line.
     """
-    row_format = ROW_FORMATS[name]
-    examples = RowExamples(open_rows(paths), row_format.read, row_format.hint)
-    lengths = example_lengths(examples, settings.tokenizer)
-    return FileTask(
-        name, Metric.ANY, row_format.unit, ANSWER_TOKENS, examples, lengths, source=", ".join(map(str, paths))
-    )
+    examples = RowExamples(open_rows(paths), ROW_FORMATS[name])
+    lengths, source = example_lengths(examples, settings.tokenizer), ", ".join(map(str, paths))
+    return FileTask(name, Metric.ANY, ROW_FORMATS[name].unit, ANSWER_TOKENS, examples, lengths, source)
 
 
 def _read_own_question(row: TableRow) -> FileExample:

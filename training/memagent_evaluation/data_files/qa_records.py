@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, require_text
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
@@ -30,7 +30,6 @@ _HINTS: Final = {
 _ANSWER_TOKENS: Final = 128
 _MAX_CHARACTERS: Final = 1 << 30
 """The maximum size of a data set, whose rows are all in memory. HotpotQA has half as many."""
-_T = TypeVar("_T")
 RECORD_NAMES: Final = tuple(_HINTS)
 
 
@@ -79,25 +78,22 @@ def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     """
     rows = open_rows(paths)
     first = rows[0]
-    if "supporting_facts" in first:
-        kind, records = "hotpotqa", _convert_rows(rows, "hotpotqa", _hotpotqa_record)
-    elif "paragraphs" in first:
-        kind, records = "squad", _convert_rows(rows, "squad", _squad_article)
-    else:
+    kind = next((kind for kind, (field, _) in _CONVERTERS.items() if field in first), None)
+    if kind is None:
         raise EvaluationError(
             f"{rows.location(0)}: neither HotpotQA's fields nor SQuAD's, but {', '.join(sorted(first)) or 'none'}",
             hint=_HINTS[name],
         )
     if name != kind:
         raise EvaluationError(f"{rows.location(0)}: a file of {kind}, not of {name}", hint=f"Name {kind} instead.")
-    all_records = list(records)
-    if not all_records:
-        raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[kind])
-    return all_records
+    records = list(_convert_rows(rows, name))
+    if not records:
+        raise EvaluationError(f"{rows.location(0)}: no question that has an answer", hint=_HINTS[name])
+    return records
 
 
-def _convert_rows(rows: TableRows, name: str, convert: Callable[[TableRow], Iterable[_T]]) -> Iterator[_T]:
-    """Yield the result for each row.
+def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
+    """Yield the records of each row.
 
     Raises:
         EvaluationError: a row is damaged, or those before it are too large; the file and line are named.
@@ -109,7 +105,7 @@ def _convert_rows(rows: TableRows, name: str, convert: Callable[[TableRow], Iter
         try:
             if budget < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
-            yield from convert(row)
+            yield from _CONVERTERS[name][1](row)
         except DamagedRowError as error:
             raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
 
@@ -174,6 +170,13 @@ def _squad_article(row: TableRow) -> Iterator[QARecord]:
                     gold=(paragraph,),
                     distractors=others,
                 )
+
+
+_CONVERTERS: Final[Mapping[str, tuple[str, Callable[[TableRow], Iterator[QARecord]]]]] = {
+    "hotpotqa": ("supporting_facts", _hotpotqa_record),
+    "squad": ("paragraphs", _squad_article),
+}
+"""For each data set, a field that only its rows have, and the function that converts a row."""
 
 
 def _characters(value: Any) -> int:

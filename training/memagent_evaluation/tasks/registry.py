@@ -81,9 +81,12 @@ def load_task(name: str, settings: TaskSettings) -> Task:
 
 
 def _load(name: str, settings: TaskSettings) -> Task:
-    generated, options = _split_options(name)
-    if generated in _GENERATED:
-        return _with_options(_GENERATED[generated](generated, settings), name, options)
+    try:
+        generated, options = split_options(name)
+        if generated in _GENERATED:
+            return _with_options(_GENERATED[generated](generated, settings), name, options)
+    except StrategyError as error:
+        raise EvaluationError(error.message, hint=error.hint) from error
     if names_own_code(name):
         return _own_task(name, settings)
     if name in data_task_names():
@@ -104,13 +107,6 @@ def data_files(name: str, settings: TaskSettings) -> list[Path]:
     return data_paths(data_set, settings.data, name)
 
 
-def _split_options(name: str) -> tuple[str, dict[str, str]]:
-    try:
-        return split_options(name)
-    except StrategyError as error:
-        raise EvaluationError(error.message, hint=error.hint) from error
-
-
 def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
     """Return a generated task with options, which are part of its name."""
     if not options:
@@ -119,11 +115,7 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
         raise EvaluationError(
             f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.options) or 'none'}."
         )
-    try:
-        values = typed_options(type(task), task.name, options)
-    except StrategyError as error:
-        raise EvaluationError(error.message, hint=error.hint) from error
-    return replace(task, name=name, **values)
+    return replace(task, name=name, **typed_options(type(task), task.name, options))
 
 
 def _own_task(name: str, settings: TaskSettings) -> Task:

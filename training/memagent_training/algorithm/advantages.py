@@ -143,26 +143,18 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReport:
-    """The counts of a step, and the mean reward of all its rollouts before any penalty."""
+class AdvantageBatch:
+    """One optimizer step: its rows, without which there is no step, and its counts."""
 
+    rows: tuple[TrainingRow, ...] = field(repr=False)
     dropped: Mapping[str, DropReason]
     """The dropped groups' ids, each with its reason."""
-    conversations: int
-    """Conversations to learn from, C."""
     learned_tokens: int
     """Completion tokens to learn from, T."""
     reward_mean: float
+    """Over all rollouts, before any penalty."""
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdvantageBatch:
-    """The rows of one optimizer step, and the report; without rows there is no step."""
-
-    rows: tuple[TrainingRow, ...] = field(repr=False)
-    report: BatchReport
 
 
 def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
@@ -219,17 +211,15 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                 indices = (group_index, rollout_index, conversation_index)
                 if tokens:
                     learned.append((TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens))
-    rows = _weigh(learned, settings.loss_weights)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     rewards = [rollout.reward for rollout in rollouts]
-    report = BatchReport(
+    return AdvantageBatch(
+        rows=_weigh(learned, settings.loss_weights),
         dropped=dropped,
-        conversations=len(rows),
         learned_tokens=sum(tokens for _, tokens in learned),
         reward_mean=fmean(rewards) if rewards else 0.0,
         penalised_rollouts=sum(_penalty(rollout, settings) < 0 for rollout in rollouts),
     )
-    return AdvantageBatch(rows, report)
 
 
 def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -> list[list[float]]:

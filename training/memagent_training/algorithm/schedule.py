@@ -78,7 +78,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self.batch = prepare_batch(self.groups, self.settings)
-        self.dropped = self.batch.report.dropped
+        self.dropped = self.batch.dropped
         self.kept = tuple(group for group in self.groups if group.group_id not in self.dropped)
         self.pass_order(0)
 

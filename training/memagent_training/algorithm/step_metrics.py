@@ -81,28 +81,27 @@ def row_metrics(
         batch: the rows that are learned.
         policy_versions: names of weights, oldest first; staleness is how many are newer than the one that wrote a row.
     """
-    report, rows = batch.report, batch.rows
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
     lengths = [len(conversation.completion_ids_T) for conversation in conversations]
     metrics = {
-        "reward": report.reward_mean,
+        "reward": batch.reward_mean,
         "reward_std": fmean(
             stdev(rollout.reward for rollout in group.rollouts_G) if len(group.rollouts_G) > 1 else 0.0
             for group in groups
         ),
         "frac_reward_zero_std": fmean(len({rollout.reward for rollout in group.rollouts_G}) == 1 for group in groups),
-        "advantage/abs_mean": fmean(abs(row.advantage) for row in rows),
+        "advantage/abs_mean": fmean(abs(row.advantage) for row in batch.rows),
         "rollouts": len(rollouts),
         "conversations": len(conversations),
-        "conversations/learned": report.conversations,
+        "conversations/learned": len(batch.rows),
         "conversations/per_rollout": len(conversations) / len(rollouts),
         "completions/mean_length": fmean(lengths),
         "completions/max_length": max(lengths),
         "completions/clipped_ratio": fmean(conversation.truncated for conversation in conversations),
         "prompts/mean_length": fmean(len(conversation.prompt_ids_P) for conversation in conversations),
-        "tokens/learned": report.learned_tokens,
-        "penalised_fraction": report.penalised_rollouts / len(rollouts),
+        "tokens/learned": batch.learned_tokens,
+        "penalised_fraction": batch.penalised_rollouts / len(rollouts),
     }
     for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
         rewards = [reward for rollout in rollouts if (reward := rollout.reward_named(name)) is not None]

@@ -17,7 +17,7 @@ import typer
 from memagent_graph.cli.exit_codes import ExitCode, exit_code
 from memagent_graph.errors import MemAgentError, MissingExtraError
 from memagent_graph.plain_text import quantity
-from memagent_training.required_versions import require_own_version
+from memagent_training.required_versions import require_version
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def require_extra() -> None:
     """
     if importlib.util.find_spec("trl") is None:
         raise MissingExtraError("train", "training")
-    require_own_version("trl")
+    require_version("trl>=1.16,<1.17")
 
 
 def is_main_process() -> bool:

@@ -14,9 +14,9 @@ Those here only look up logged values. The package's own are in `memagent_traini
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from memagent_training.data.rollouts import MAX_REWARD
 from memagent_training.data.training_runs import TrainingRun
@@ -39,18 +39,10 @@ class StepRewardFunction(Protocol):
         ...
 
 
-@runtime_checkable
-class SaysWhyUnknown(Protocol):
-    """A reward function that can say why it gave None."""
-
-    def why_unknown(self, run: TrainingRun, /) -> str:
-        """Return the reason, in a few words."""
-        ...
-
-
 def why_unknown(function: object, run: TrainingRun) -> str:
-    """Return why a function returned None for a run, if it says why."""
-    return function.why_unknown(run) if isinstance(function, SaysWhyUnknown) else "the function returned None"
+    """Return why a function returned None for a run, in a few words, if it has a method of this name that says so."""
+    explain: Callable[[TrainingRun], str] | None = getattr(function, "why_unknown", None)
+    return "the function returned None" if explain is None else explain(run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,14 +44,6 @@ class TrainingConversation:
     policy_version: str
     loss_mask_T: Sequence[bool] | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        if len(self.logprobs_T) != len(self.completion_ids_T):
-            raise ValueError(f"{len(self.completion_ids_T)} completion tokens have {len(self.logprobs_T)} log-probs")
-        if self.loss_mask_T is not None and len(self.loss_mask_T) != len(self.completion_ids_T):
-            raise ValueError(
-                f"{len(self.completion_ids_T)} completion tokens have {len(self.loss_mask_T)} mask entries"
-            )
-
     @property
     def position(self) -> tuple[str, str, int]:
         """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
@@ -77,14 +69,6 @@ class Rollout:
     reward: float
     term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
     """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
-
-    def __post_init__(self) -> None:
-        if not self.conversations_K:
-            raise ValueError(f"run {self.run_id} has no conversations")
-        for rewards in self.term_rewards.values():
-            if isinstance(rewards, tuple) and len(rewards) != len(self.conversations_K):
-                counts = f"{len(self.conversations_K)} conversations and {len(rewards)} rewards"
-                raise ValueError(f"run {self.run_id} has {counts}")
 
     def reward_named(self, name: str) -> RewardValue | None:
         """Return the reward of that name; None if there is none."""

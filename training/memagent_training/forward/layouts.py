@@ -105,6 +105,14 @@ class TokenRow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class IdRow:
+    """A row of ids alone: a `TokenRow`."""
+
+    prompt_ids_P: tuple[int, ...]
+    completion_ids_T: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedRows:
     """Rows as rectangles, under the names that TRL's `_compute_loss` reads; masks are 1 where there is a token."""
 
@@ -130,8 +138,6 @@ class MicroBatch:
     scored_ids_C: Tensor
     score_index_BT: Tensor
     """The index of the scored token for each row's completion token; C if the row has none."""
-    row_tokens: int
-    """Tokens of all rows; shared ones count for each row."""
     longest: int
     """Tokens of the longest row."""
 
@@ -139,11 +145,6 @@ class MicroBatch:
     def mask_BT(self) -> Tensor:  # noqa: N802
         """True where a row has a completion token."""
         return self.score_index_BT < len(self.scored_ids_C)
-
-    @property
-    def forwarded_tokens(self) -> int:
-        """Tokens that pass through the model, padding included."""
-        return self.input_ids_SN.numel()
 
 
 def pad_rows(rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu") -> PaddedRows:
@@ -195,7 +196,6 @@ def _pad(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> M
         scored_indices_C=before_BT[completion_BT],
         scored_ids_C=parts.completion_ids[completion_BT],
         score_index_BT=score_index_BT,
-        row_tokens=int(mask_SN.sum()),
         longest=int(mask_SN.sum(1).max()),
     )
 
@@ -221,6 +221,5 @@ def _in_one_sequence(rows: Sequence[TokenRow], trie: Trie, layout: str, device: 
         scored_indices_C=torch.tensor(indices, dtype=torch.long, device=device),
         scored_ids_C=torch.tensor([trie.ids[index] for index in scored], dtype=torch.long, device=device),
         score_index_BT=score_index_BT.where(score_index_BT >= 0, len(indices)).to(device),
-        row_tokens=sum(map(len, trie.paths.values())),
         longest=max(trie.depths) + 1,
     )

@@ -23,7 +23,7 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import RewardFunction, SaysWhyUnknown, check_reward
+from memagent_training.data.reward_functions import RewardFunction, check_reward, why_unknown
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import name_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -221,8 +221,7 @@ class _GroupReader:
         value = self.reward(run)
         if value is None:
             hint = "Pass it what it needs; if redaction drops answers from the log, they cannot be rewarded."
-            reason = f" ({self.reward.why_unknown(run)})" if isinstance(self.reward, SaysWhyUnknown) else ""
-            message = f"the reward {self.reward_name!r} returned no reward{reason}"
+            message = f"the reward {self.reward_name!r} returned no reward ({why_unknown(self.reward, run)})"
             raise RewardError(message, run_id=run_id, hint=hint)
         return check_reward(value, run, self.reward_name)
 

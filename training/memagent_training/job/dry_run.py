@@ -56,7 +56,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
             "layout": prepared.config.layout,
             "planned_steps": len(steps),
             "row_tokens": sum(plan.row_tokens for plan in plans),
-            "learned_tokens": sum(step.batch.report.learned_tokens for step in steps),
+            "learned_tokens": sum(step.batch.learned_tokens for step in steps),
             "forwarded_tokens": forwarded,
             "padding_share": sum(plan.padding_tokens for plan in plans) / forwarded,
             "idle_share": 1 - forwarded / (schedule.ranks * sum(plan.critical_tokens for plan in plans)),

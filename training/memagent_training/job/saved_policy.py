@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 import yaml
+from huggingface_hub import metadata_load
 from safetensors.torch import load_file, save_file
 
 from memagent_graph.policies.profile import save_profile
@@ -127,11 +128,8 @@ def write_card(out: Path, base: BaseModel, facts: Mapping[str, str], history: Se
 
 def _license(card: Path) -> str | None:
     """Return the license that a card's header names; None without a card, or if it names none."""
-    if not card.is_file():
-        return None
-    parts = card.read_text("utf-8", errors="replace").split("---\n", 2)
     try:
-        header = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        license_name = (metadata_load(card) or {}).get("license")
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return None
-    return str(header["license"]) if isinstance(header, dict) and header.get("license") else None
+    return str(license_name) if license_name else None

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +37,7 @@ from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Scheduled
 from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
 from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward import recomputed
-from memagent_training.forward.layouts import MicroBatch, lay_out
+from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, row_key
 from memagent_training.forward.scoring import LogProbs, completion_logprobs
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
@@ -302,7 +301,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _lay_out_rows(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
         return lay_out(
-            [*(row.conversation for row in rows), *[_InertRow((pad_id,), (pad_id,))] * inert],
+            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * inert],
             self.args.layout,
             pad_id=pad_id,
             device=self.accelerator.device,
@@ -439,14 +438,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 sample["rewards"]["reward"].append(step.groups[row.group_index].rollouts_G[row.rollout_index].reward)
                 sample["extra"]["run_id"].append(row.run_id)
                 sample["extra"]["role"].append(conversation.role)
-
-
-@dataclass(frozen=True, slots=True)
-class _InertRow:
-    """A row that fills a micro-batch up to the number of rows of the other ranks."""
-
-    prompt_ids_P: tuple[int, ...]
-    completion_ids_T: tuple[int, ...]
 
 
 def _local(value: Tensor) -> Tensor:

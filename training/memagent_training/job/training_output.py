@@ -14,6 +14,7 @@ from typing import Any, Final
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.private_files import write_whole
 from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
@@ -89,9 +90,7 @@ def require_folder(out: Path, base: Path) -> None:
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
     """Store what determines the weights; the file appears when it is complete."""
     out.mkdir(parents=True, exist_ok=True)
-    unfinished = out / f"{RECORD}.unfinished"
-    unfinished.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", "utf-8")
-    unfinished.replace(out / RECORD)
+    write_whole(out / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:

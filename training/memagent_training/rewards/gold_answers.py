@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from memagent_training.data.training_runs import Gold, TrainingRun
 from memagent_training.training_errors import RewardError
 
-Answers: TypeAlias = str | Sequence[str] | Gold
-"""An answer, or several; the reward function decides whether several are alternatives or parts. Or a whole `Gold`."""
-
 
 @dataclass(frozen=True, slots=True)
 class GoldAnswers:
     """The right answers of runs: by run id, else by document and question, else by question alone."""
 
-    answers: Mapping[str | tuple[str, str], Answers]
+    answers: Mapping[str | tuple[str, str], Gold]
     """By run id; by document and question, where a document is identified by its key, which is its digest, or by its
     name; or by question if it is asked about one document only or has the same answer in all."""
 
@@ -29,10 +25,8 @@ class GoldAnswers:
         document = run.record.document
         document_keys = ((str(document[name]), run.question) for name in ("key", "name"))
         keys: tuple[str | tuple[str, str], ...] = (run.run_id, *document_keys, run.question)
-        answers = next((self.answers[key] for key in keys if key in self.answers), ())
-        if not isinstance(answers, Gold):
-            answers = Gold((answers,) if isinstance(answers, str) else tuple(answers))
-        return answers if answers.answers or answers.evidence else None
+        gold = next((self.answers[key] for key in keys if key in self.answers), None)
+        return gold if gold and (gold.answers or gold.evidence) else None
 
     @classmethod
     def load(cls, path: Path | str) -> GoldAnswers:

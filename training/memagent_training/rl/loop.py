@@ -186,7 +186,7 @@ class _IterationSource:
 
     def export(self, trainer: OnlineTrainer, iteration: int) -> None:
         """Write an iteration's initial weights to the folder where the readers' server looks for them."""
-        self._enter_phase(iteration, Phase.SYNC)
+        self._status.on_phase(iteration, Phase.SYNC)
         folder = self.serving.policy_folder(iteration)
         self._logprobs = trainer.row_logprobs
         rank, merged = self._job.lora_rank, not self._job.serves_adapters
@@ -203,7 +203,7 @@ class _IterationSource:
             and self.journal.find_collection(iteration + 1) is None
         )
         if record is None or is_next_missing or self._is_measurement_due(iteration):
-            self._serve(iteration)
+            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
         if self._is_measurement_due(iteration):
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
@@ -219,7 +219,7 @@ class _IterationSource:
         records = self.journal.records[: record.number + 1]
         if (epochs := self._prepared.curriculum.epochs(records, record.stage)) is not None:
             metrics["collect/epoch"] = epochs
-        self._enter_phase(iteration, Phase.TRAIN)
+        self._status.on_phase(iteration, Phase.TRAIN)
         return IterationGroups(
             groups=self._collector.groups(record),
             policy_versions=[self.serving.version(index) for index in range(max(iteration - 1, 0), iteration + 1)],
@@ -229,14 +229,10 @@ class _IterationSource:
     def measure_at_end(self, iteration: int) -> None:
         """Measure the finished weights, if measuring is on."""
         if self._job.measure_every and not self.journal.find_measurements(iteration):
-            self._serve(iteration)
+            self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
     # Phases
-
-    def _serve(self, iteration: int) -> None:
-        method = self._run_phase(iteration, Phase.SYNC, self.serving.serve(iteration, self._logprobs))
-        self._status.on_served(iteration, self.serving.version(iteration), method)
 
     def _is_measurement_due(self, iteration: int) -> bool:
         every = self._job.measure_every
@@ -279,12 +275,8 @@ class _IterationSource:
 
     # Time
 
-    def _enter_phase(self, iteration: int, phase: Phase) -> None:
-        if (iteration, phase) != (self._status.clock.iteration, self._status.clock.phase):
-            self._status.on_phase(iteration, phase)
-
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
-        self._enter_phase(iteration, phase)
+        self._status.on_phase(iteration, phase)
         return run_sync(work)
 
 

@@ -7,6 +7,7 @@ in `report_to`'s trackers.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -37,10 +38,10 @@ class PhaseClock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = 0.0
-        self.iteration: int | None = None
+        self._counted = 0.0
+        self.iteration = -1
         self.phase: Phase | None = None
-        self._times: dict[int, dict[Phase, float]] = {}
+        self._times: defaultdict[int, defaultdict[Phase, float]] = defaultdict(lambda: defaultdict(float))
 
     def begin(self, iteration: int, phase: Phase) -> None:
         """Begin a phase, and end the one before."""
@@ -49,17 +50,19 @@ class PhaseClock:
 
     def end(self) -> None:
         """End the phase."""
-        if self.phase is not None and self.iteration is not None:
-            times = self._times.setdefault(self.iteration, {})
-            times[self.phase] = times.get(self.phase, 0.0) + self._clock() - self._began
-        self.phase, self._began = None, self._clock()
+        self._count()
+        self.phase = None
 
-    def times(self, iteration: int) -> dict[Phase, float]:
+    def times(self, iteration: int) -> Mapping[Phase, float]:
         """Return the seconds of an iteration by phase, up to now."""
-        times = dict(self._times.get(iteration, {}))
-        if iteration == self.iteration and self.phase is not None:
-            times[self.phase] = times.get(self.phase, 0.0) + self._clock() - self._began
-        return times
+        self._count()
+        return self._times[iteration]
+
+    def _count(self) -> None:
+        now = self._clock()
+        if self.phase is not None:
+            self._times[self.iteration][self.phase] += now - self._counted
+        self._counted = now
 
 
 class LoopStatus:
@@ -114,9 +117,6 @@ class LoopStatus:
         description = f"iteration {min(iteration + 1, self._iterations)} of {self._iterations}: {phase}"
         self._progress.update(self._task, completed=iteration, description=description)
 
-    def on_served(self, iteration: int, version: str, method: str) -> None:
-        """Do nothing; the loop calls it when the server has loaded an iteration's weights."""
-
     def on_measurement(self, measurement: Measurement) -> None:
         """Print the accuracy on held-out questions."""
         lengths = ", ".join(f"{length:,}: {accuracy}" for length, accuracy in sorted(measurement.accuracy.items()))
@@ -140,7 +140,7 @@ class LoopStatus:
 
     def on_end(self, reason: str) -> None:
         """Print the last iteration's line."""
-        if self.clock.iteration is not None and self.clock.phase is Phase.TRAIN:
+        if self.clock.phase is Phase.TRAIN:
             self.clock.end()
             self._print(self._line(self.clock.iteration))
 

@@ -21,7 +21,7 @@ from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
 from memagent_training.serving.policy_sync.probe import RowLogProbs
-from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod, SyncSettings
+from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
 
@@ -56,15 +56,12 @@ class PolicyBackend(ABC):
         """Stop the server, if it is ours, and close the readers' resources."""
 
     @abstractmethod
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Serve an iteration's weights; those before the previous version are deleted from disk.
 
         Args:
             iteration: the iteration that begins with these weights.
             logprobs: the trainer's log-probs, if it has these weights in memory.
-
-        Returns:
-            The method that loaded them.
 
         Raises:
             TrainingError: they cannot be used; the message says why.
@@ -134,7 +131,7 @@ class LocalBackend(PolicyBackend):
         await self._policy.aclose()
         self.run_log.close()
 
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
         folder, version = self.policy_folder(iteration), self.version(iteration)
         previous = self._policy
@@ -149,7 +146,6 @@ class LocalBackend(PolicyBackend):
         self.rollouts = self._rollout_reader()
         await previous.aclose()
         self._delete_before(iteration)
-        return Engine.LOCAL.value
 
     async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work."""
@@ -185,8 +181,9 @@ class ServerBackend(PolicyBackend):
             job.base_url or "", job.served_name, job.api_key, prepared.base.folder
         )
         methods = tuple(SyncMethod) if job.serves_adapters else (SyncMethod.RELOAD, SyncMethod.RESTART)
-        settings = SyncSettings(methods, job.sync_tolerance, reload_tied=job.lora_rank is not None)
-        self._sync = PolicySync(server, settings=settings)
+        self._sync = PolicySync(
+            server, methods=methods, tolerance=job.sync_tolerance, reload_tied=job.lora_rank is not None
+        )
         self.served: ServedPolicy | None = None
         """The newest version, if there is one."""
         template = template_arguments(job.chat_template_kwargs)
@@ -206,7 +203,7 @@ class ServerBackend(PolicyBackend):
             await asyncio.to_thread(self._own_server.kill)
         self.run_log.close()
 
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> str:
+    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
         """Load an iteration's weights into the server.
 
         Raises:
@@ -222,7 +219,6 @@ class ServerBackend(PolicyBackend):
             self.served = await self._sync.sync(folder, version, logprobs)
         self._policy.serve(self.served.model, self.served.version)
         self._delete_before(iteration)
-        return self.served.method.value
 
     async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
         """Do work that reads with the served weights of `iteration`; start it again if our server died.

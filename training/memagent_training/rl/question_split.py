@@ -7,9 +7,9 @@ import random
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, zip_longest
+from itertools import count
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_journal import load_results
@@ -17,8 +17,6 @@ from memagent_evaluation.samples import Sample, Task
 from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.training_errors import TrainingError
 
-SampleIndices: TypeAlias = Mapping[tuple[int, int], Sequence[int]]
-"""Indices of samples, by the task's index and the length."""
 _DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
 """A question's key begins with its document's digest, of this size."""
 
@@ -34,18 +32,18 @@ class CountedQuestions(Task, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuestionSplit:
-    """The questions of finite tasks that are for training, and the held-out ones."""
+    """The questions of a finite task that are for training, and the held-out ones; by length, the samples' indices."""
 
-    tasks: Sequence[CountedQuestions]
-    training: SampleIndices
-    held_out: SampleIndices
+    task: CountedQuestions
+    training: Mapping[int, Sequence[int]]
+    held_out: Mapping[int, Sequence[int]]
     seed: int
     fingerprint: str
     """A digest of every question, its document if it is in the file, and the part that it is in."""
 
     @staticmethod
     def make(
-        tasks: Sequence[CountedQuestions],
+        task: CountedQuestions,
         lengths: Sequence[int],
         measured: Sequence[int],
         *,
@@ -59,7 +57,7 @@ class QuestionSplit:
         trained on at one length is held out at none.
 
         Args:
-            tasks: tasks with a known number of questions each.
+            task: a task with a known number of questions.
             lengths: the lengths to train on.
             measured: the lengths to measure; empty if nothing is measured.
             fraction: the fraction of each length's questions to hold out; 0 holds out none. Of two or more, at least
@@ -71,46 +69,40 @@ class QuestionSplit:
             TrainingError: a length has no question, or none is left for training or for measuring.
             EvaluationError: a question cannot be read.
         """
-        keys = {
-            (task_id, length): _keys(task, length, dropped)
-            for task_id, task in enumerate(tasks)
-            for length in dict.fromkeys((*lengths, *measured))
-        }
-        training_keys: dict[int, set[bytes]] = {}
-        for task_id, task in enumerate(tasks):
-            all_keys: set[bytes] = set()
-            held_keys: set[bytes] = set()
-            for length in lengths:
-                ordered = sorted(keys[task_id, length], key=partial(_random_rank, f"{seed}".encode()))
-                held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
-                missing = max(0, held_count - sum(key in held_keys for key in ordered))
-                held_keys.update([key for key in ordered if key not in all_keys][:missing])
-                all_keys.update(ordered)
-                if held_keys.issuperset(ordered):
-                    raise _supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
-            training_keys[task_id] = all_keys - held_keys
+        indices_of = {length: _keys(task, length, dropped) for length in dict.fromkeys((*lengths, *measured))}
+        all_keys: set[bytes] = set()
+        held_keys: set[bytes] = set()
+        for length in lengths:
+            ordered = sorted(indices_of[length], key=partial(_random_rank, f"{seed}".encode()))
+            held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
+            missing = max(0, held_count - sum(key in held_keys for key in ordered))
+            held_keys.update([key for key in ordered if key not in all_keys][:missing])
+            all_keys.update(ordered)
+            if held_keys.issuperset(ordered):
+                raise _supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
+        training_keys = all_keys - held_keys
         training, held_out = (
             {
-                (task_id, length): [i for key, i in indices.items() if (key in training_keys[task_id]) == is_trained]
-                for (task_id, length), indices in keys.items()
+                length: [index for key, index in indices.items() if (key in training_keys) == is_trained]
+                for length, indices in indices_of.items()
             }
             for is_trained in (True, False)
         )
-        empty = [length for length in measured if not any(held_out[task_id, length] for task_id in range(len(tasks)))]
+        empty = [length for length in measured if not held_out[length]]
         if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
             raise TrainingError(
                 f"no question of length {empty[0]:,} is held out to measure with",
                 hint="Add questions, hold some out (--held-out 0.1), or measure nothing (--measure-every 0).",
             )
         digest = hashlib.sha256()
-        for (task_id, _), indices in keys.items():
+        for indices in indices_of.values():
             for key in indices:
-                digest.update(key + bytes([key in training_keys[task_id]]))
-        return QuestionSplit(tasks, training, held_out, seed, digest.hexdigest()[:16])
+                digest.update(key + bytes([key in training_keys]))
+        return QuestionSplit(task, training, held_out, seed, digest.hexdigest()[:16])
 
     def epoch_size(self, lengths: Sequence[int]) -> int:
         """Return the number of training questions of these lengths."""
-        return sum(len(self.training[task_id, length]) for task_id in range(len(self.tasks)) for length in lengths)
+        return sum(len(self.training[length]) for length in lengths)
 
     def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
         """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
@@ -119,25 +111,16 @@ class QuestionSplit:
             lengths: some of the lengths that were split.
             skip: the number of questions of these lengths that were asked before.
         """
-        samples = [
-            (task_id, length, index)
-            for task_id in range(len(self.tasks))
-            for length in lengths
-            for index in self.training[task_id, length]
-        ]
+        samples = [(length, index) for length in lengths for index in self.training[length]]
         first_epoch, start = divmod(skip, len(samples))
         for epoch in count(first_epoch):
             order = random.Random(f"{self.seed}/{lengths[-1]}/{epoch}").sample(samples, len(samples))
-            for task_id, length, index in order[start if epoch == first_epoch else 0 :]:
-                yield self.tasks[task_id].sample(length, index)
+            for length, index in order[start if epoch == first_epoch else 0 :]:
+                yield self.task.sample(length, index)
 
     def held_out_samples(self, length: int, max_count: int) -> list[Sample]:
-        """Return questions to measure with, the same each time, from each task in turn."""
-        by_task = [
-            [(task, index) for index in self.held_out[task_id, length]] for task_id, task in enumerate(self.tasks)
-        ]
-        in_turn = [pair for pairs in zip_longest(*by_task) for pair in pairs if pair is not None]
-        return [task.sample(length, index) for task, index in in_turn[:max_count]]
+        """Return questions to measure with, the same each time."""
+        return [self.task.sample(length, index) for index in self.held_out[length][:max_count]]
 
 
 def find_answered_without_document(results: Path) -> frozenset[str]:

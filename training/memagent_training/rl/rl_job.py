@@ -94,44 +94,33 @@ class RLJob(LoopOptions):
         return self.lora_rank is not None and not self.serve_merged and self.engine is Engine.VLLM
 
 
-@dataclass(frozen=True, slots=True)
-class _IdleSettings:
-    """Settings that have no effect on some jobs."""
-
-    names: tuple[str, ...]
-    reason: str
-    remedy: str
-    applies: Callable[[RLJob], bool]
-
-
-_IDLE_SETTINGS: Final = (
-    _IdleSettings(
+_IDLE_SETTINGS: Final[Sequence[tuple[Sequence[str], str, str, Callable[[RLJob], bool]]]] = (
+    (
         ("held_out", "drop_answered_without"), "no file of questions is named",
         "name one with --data", lambda job: job.data is None,
     ),
-    _IdleSettings(
+    (
         ("haystack",), "the documents come from the data file",
         "take generated questions without --data", lambda job: job.data is not None,
     ),
-    _IdleSettings(
+    (
         ("base_url", "served_name", "api_key", "server_options", "server_timeout", "server_gpus", "sync_tolerance"),
         "the policy reads in this process", "leave out --engine local", lambda job: job.engine is Engine.LOCAL,
     ),
-    _IdleSettings(
+    (
         ("server_options", "server_timeout", "server_gpus"), "the loop does not start the server that is named",
         "leave out --base-url", lambda job: job.base_url is not None,
     ),
-    _IdleSettings(
+    (
         ("served_name", "api_key"), "no server that runs already is named",
         "name it with --base-url", lambda job: job.base_url is None,
     ),
-    _IdleSettings(
+    (
         ("serve_merged",), "no server gets adapters",
         "train some on a server with --lora", lambda job: job.lora_rank is None or job.engine is Engine.LOCAL,
     ),
 )  # fmt: skip
-
-
+"""Settings that have no effect on some jobs: their names, the reason, the remedy, and whether a job is one of these."""
 _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "held_out": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "iterations": (lambda value: value >= 1, "at least 1"),
@@ -141,6 +130,8 @@ _RANGES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "measure_count": (lambda value: value >= 1, "at least 1"),
     "measure_temperatures": (lambda values: min(values, default=-1) >= 0, "one or more, none below 0"),
     "server_timeout": (lambda value: value > 0, "above 0 seconds"),
+    "sync_tolerance": (lambda value: value is None or value > 0, "above 0 nats"),
+    "lora_rank": (lambda value: value is None or value >= 1, "at least 1"),
 }
 """The condition of each number, and its text for messages."""
 
@@ -219,7 +210,8 @@ def prepare(job: RLJob) -> PreparedLoop:
         TrainingError, EvaluationError, TokenizerError: something is missing or invalid; the message says what to do.
         StrategyError, BudgetError: the policy cannot read with the strategy.
     """
-    job = _with_data_task(job)
+    if job.data is not None and not job.tasks:
+        job = replace(job, tasks=(detect_data_task(job.data),))
     _check(job)
     base = find_base_model(job.model)
     output.require_folder(job.out, base.folder)
@@ -235,7 +227,9 @@ def prepare(job: RLJob) -> PreparedLoop:
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
-    _check_templates(base, roles)
+    profile = base.profile or load_profile(base.folder)
+    if profile is not None:
+        prompts_for(roles, profile.prompts, trained_prompts_only=True)  # otherwise the first read would fail
     settings = TaskSettings(tokenizer, job.seed, job.small, job.haystack, job.data)
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _with_data_lengths(job, tasks)
@@ -267,7 +261,7 @@ def _find_profile(reading: WordingSettings, base: BaseModel) -> Profile | None:
 
 
 def _reading_profile(
-    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role] = ()
+    reading: WordingSettings, base: BaseModel, tokenizer: Tokenizer, roles: Iterable[Role]
 ) -> Profile | None:
     """Return the profile that the policy reads with, and gets in its folder; None if nothing was chosen.
 
@@ -287,10 +281,6 @@ def _reading_profile(
     budget = replace(profile.budget, **({"context_window": window} | limits))
     budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
     return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
-
-
-def _with_data_task(job: RLJob) -> RLJob:
-    return replace(job, tasks=(detect_data_task(job.data),)) if job.data is not None and not job.tasks else job
 
 
 def _with_data_lengths(job: RLJob, tasks: Sequence[Task]) -> RLJob:
@@ -315,17 +305,16 @@ def _split(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
         )
     if not finite:
         return None
-    if len(finite) < len(tasks):
-        endless = next(task for task in tasks if not isinstance(task, CountedQuestions))
+    if len(tasks) > 1:
         raise TrainingError(
-            f"{finite[0].name} has a number of questions, and {endless.name} makes new ones without end",
-            hint="Train on data files, or on generated questions: one loop after the other.",
+            f"{finite[0].name} has a number of questions, and is not mixed with other tasks",
+            hint="Train on each of them: one loop after the other.",
         )
     measured = (job.measure_lengths or job.lengths) if job.measure_every else ()
     dropped = (
         frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
     )
-    return QuestionSplit.make(finite, job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
+    return QuestionSplit.make(finite[0], job.lengths, measured, fraction=job.held_out, seed=job.seed, dropped=dropped)
 
 
 def _check(job: RLJob) -> None:
@@ -339,17 +328,15 @@ def _check(job: RLJob) -> None:
     for name, (is_valid, condition) in _RANGES.items():
         value = getattr(job, name)
         if not is_valid(value):
-            option = f"--{name}".replace("_", "-")
+            option = "--lora" if name == "lora_rank" else f"--{name}".replace("_", "-")
             raise TrainingError(f"{name} must be {condition}, got {value}", hint=f"Change {option}.")
-    if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     defaults = {setting.name: setting.default for setting in fields(job)}
-    for rule in _IDLE_SETTINGS:
-        changed = [name for name in rule.names if getattr(job, name) != defaults[name]]
-        if changed and rule.applies(job):
+    for names, reason, remedy, applies in _IDLE_SETTINGS:
+        changed = [name for name in names if getattr(job, name) != defaults[name]]
+        if changed and applies(job):
             options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
-            hint = f"Leave out {options}, or {rule.remedy}."
-            raise TrainingError(f"{', '.join(changed)} can have no effect: {rule.reason}", hint=hint)
+            hint = f"Leave out {options}, or {remedy}."
+            raise TrainingError(f"{', '.join(changed)} can have no effect: {reason}", hint=hint)
     template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
         _check_server_gpus(job.server_gpus)
@@ -363,13 +350,6 @@ def _check_server_gpus(gpus: str) -> None:
             f"server and trainer cannot share the GPUs {', '.join(sorted(shared))}",
             hint="Start the trainer on others, as in CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or leave --server-gpus out.",
         )
-
-
-def _check_templates(base: BaseModel, roles: Sequence[Role]) -> None:
-    """Refuse a policy without a template for a role; otherwise its first read would fail."""
-    profile = base.profile or load_profile(base.folder)
-    if profile is not None:
-        prompts_for(roles, profile.prompts, trained_prompts_only=True)
 
 
 def _check_folder(prepared: PreparedLoop) -> None:

@@ -20,13 +20,69 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
-from recipes.embedded.batches import collate, make_batch
 from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
 from recipes.embedded.structured_start import give_structure, token_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
-from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, Row, RowBuilder
 
 SHIPPED = Path(__file__).resolve().parents[3] / "memagent_graph" / "embedded"
+BRANCHES = 14
+"""Update prompts on one section."""
+
+
+def collate(rows: list[Row]) -> Batch:
+    """Lay rows with equally many branches end to end and work out their layout."""
+    trunk = max(len(row.trunk) for row in rows)
+    branches = len(rows[0].branches)
+    length = max(len(branch.tokens) for row in rows for branch in row.branches)
+    trunks = torch.zeros(len(rows), trunk, dtype=torch.long)
+    own = torch.zeros(len(rows), branches, length, dtype=torch.long)
+    seen = torch.zeros(len(rows), branches, length, trunk + length, dtype=torch.bool)
+    seen[..., trunk:] = torch.ones(length, length, dtype=torch.bool).tril()
+    tokens: list[int] = []
+    positions: list[int] = []
+    places: list[int] = []
+    learned: list[tuple[int, int, float]] = []
+    first_own = len(rows) * trunk
+    for index, row in enumerate(rows):
+        width = len(row.trunk)
+        trunks[index, :width] = torch.arange(len(tokens), len(tokens) + width)
+        places += range(index * trunk, index * trunk + width)
+        tokens += row.trunk
+        positions += range(width)
+        for branch_index, branch in enumerate(row.branches):
+            begin, size = len(tokens), len(branch.tokens)
+            start = width if branch.sees_trunk else 0
+            own[index, branch_index, :size] = torch.arange(begin, begin + size)
+            seen[index, branch_index, :, :start] = True
+            first_place = first_own + (index * branches + branch_index) * length
+            places += range(first_place, first_place + size)
+            tokens += branch.tokens
+            positions += range(start, start + size)
+            learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
+    wanted, targets, weights = (torch.tensor(column) for column in zip(*learned, strict=True))
+    return Batch(
+        torch.tensor(tokens), torch.tensor(positions),
+        trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(places),
+        wanted, targets, weights,
+    )  # fmt: skip
+
+
+def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
+    """Return the tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
+    if rng.random() < 0.3 * ramp:
+        return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
+    top = 60 + (longest - 60) * ramp
+    return int(24 * (top / 24) ** rng.random())
+
+
+def make_batch(builder: RowBuilder, seed: int, step: int, ramp: float, tokens: int) -> Batch:
+    """Return the batch of this step: about `tokens` tokens in sections of mixed lengths."""
+    rng = random.Random(f"{seed}/{step}")
+    rows: list[Row] = []
+    while sum(row.size for row in rows) < tokens:
+        rows.append(builder.row(rng, section_length(rng, ramp), BRANCHES, hardness=ramp))
+    return collate(rows)
 
 
 def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
@@ -71,13 +127,12 @@ def train(arguments: argparse.Namespace) -> None:
     train_prose, check_prose = (Prose(arguments.corpus / name) for name in ("train.txt", "held_out.txt"))
     builder, checker = RowBuilder(form, train_prose), RowBuilder(form, check_prose, held_out=True)
     source: Path | None = arguments.weights_from
-    sizes = (arguments.width, arguments.inner, arguments.layers)
-    policy = new_policy(*sizes) if source is None else load_policy(source)
-    if source is None and not arguments.plain_start:
+    policy = new_policy() if source is None else load_policy(source)
+    if source is None:
         rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
         give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
     nn.Module.to(policy, device)
-    autocast = not arguments.float32 and bfloat16_is_fast(device)
+    autocast = bfloat16_is_fast(device)
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]
     checkpoint: Path = arguments.out / "last.pt"
@@ -146,11 +201,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
     parser.add_argument("--muon-lr", type=float, default=0.003)
     parser.add_argument("--adamw-lr", type=float, default=0.001)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--inner", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--plain-start", action="store_true", help="no structured start")
-    parser.add_argument("--float32", action="store_true", help="float32 also where bfloat16 is fast")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--check-every", type=int, default=100)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from memagent_training.forward.layouts import TokenRow, lay_out
+from memagent_training.forward.layouts import IdRow, TokenRow, lay_out
 from memagent_training.forward.scoring import completion_logprobs
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
@@ -40,14 +40,6 @@ RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeRow:
-    """A prompt's first token, and all scored tokens after it: a `TokenRow`."""
-
-    prompt_ids_P: tuple[int, ...]
-    completion_ids_T: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeLogProbs:
     """Log-probs of the probe's tokens, over all prompts."""
 
@@ -61,7 +53,8 @@ class ProbeLogProbs:
 class ProbeReading:
     """A server's reply to the probe."""
 
-    rows: tuple[ProbeRow, ...]
+    rows: tuple[IdRow, ...]
+    """Each with a prompt's first token, and all scored tokens after it."""
     logprobs: ProbeLogProbs
     cached_tokens: int
     """The number of prompt tokens from its prefix cache, if it reports that."""
@@ -107,7 +100,7 @@ class Probe:
         Raises:
             SyncError: it does not answer, or without log-probs.
         """
-        rows: list[ProbeRow] = []
+        rows: list[IdRow] = []
         prompt_logprobs: list[float] = []
         completion_logprobs: list[float] = []
         cached = 0
@@ -128,7 +121,7 @@ class Probe:
                     f"{api.root_url} returns no log-probs that can be compared: {error!r}",
                     hint="It must be a vLLM server whose completions have token ids and log-probs.",
                 ) from error
-            rows.append(ProbeRow(prompt[:1], (*prompt[1:], *ids)))
+            rows.append(IdRow(prompt[:1], (*prompt[1:], *ids)))
             prompt_logprobs += scores
             completion_logprobs += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -24,6 +24,8 @@ _DEV_REMEDY: Final = (
     "Start the server with VLLM_SERVER_DEV_MODE=1 in its environment (VLLMServer: dev_mode=True), on a port that only"
     " you can reach."
 )
+REQUEST_SECONDS: Final = 300.0
+"""The time that the server may take for one request; for a pause, until the requests in flight have ended."""
 _BUSY_PAUSE: Final = 0.1
 _BUSY_SECONDS: Final = 10.0
 
@@ -49,8 +51,6 @@ class ServerAPI:
     api_key: str | None
     """The server's bearer token, if it needs one."""
     _: KW_ONLY
-    timeout: float
-    """Seconds that one request may take; a pause waits for all requests in flight."""
     trust_env: bool
     """Whether the environment's proxies are used."""
 
@@ -115,7 +115,7 @@ class ServerAPI:
         Raises:
             SyncError: running requests use parts of it.
         """
-        deadline = asyncio.get_running_loop().time() + min(_BUSY_SECONDS, self.timeout)
+        deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
         while True:
             reply = await self._request("POST", "/reset_prefix_cache", remedy=_DEV_REMEDY)
             if reply.get("success", True):
@@ -130,7 +130,7 @@ class ServerAPI:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, remedy: str
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(5.0, self.timeout))
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
         try:
             async with (
                 aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=self.trust_env) as session,
@@ -144,8 +144,8 @@ class ServerAPI:
             ) from error
         except TimeoutError as error:
             raise NoAnswerError(
-                f"{self.root_url}{path} did not answer within {self.timeout:g} s",
-                hint="Is the server overloaded? Let its readers finish, or allow more time (SyncSettings.timeout).",
+                f"{self.root_url}{path} did not answer within {REQUEST_SECONDS:g} s",
+                hint="Is the server overloaded? Let its readers finish.",
             ) from error
         if status < 300:
             return _decode(content)

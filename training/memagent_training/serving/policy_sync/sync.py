@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +28,13 @@ from memagent_training.serving.policy_sync.probe import (
     folder_logprobs,
     largest_gap,
 )
-from memagent_training.serving.policy_sync.server_api import NoAnswerError, NotServedError, ServerAPI, UnreachableError
+from memagent_training.serving.policy_sync.server_api import (
+    REQUEST_SECONDS,
+    NoAnswerError,
+    NotServedError,
+    ServerAPI,
+    UnreachableError,
+)
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
 from memagent_training.training_errors import SyncError, TrainingError
 
@@ -62,8 +67,6 @@ class ServedPolicy:
     version: str
     """The policy version for conversations."""
     method: SyncMethod
-    seconds: float
-    """Seconds of the whole swap, including verification."""
     gap: float
     """The largest difference between the server's log-probs of the probe and the trainer's."""
     reasons: tuple[str, ...] = ()
@@ -83,31 +86,6 @@ class RemoteServer:
     """The weights that it was started with, if this machine has access: a swap must change its answers as theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSettings:
-    """The settings of a swap."""
-
-    methods: tuple[SyncMethod, ...] = tuple(SyncMethod)
-    """The methods to try, in this order."""
-    tolerance: float | None = None
-    """The largest difference between log-probs of server and trainer. None means 1e-3, as for float32, where 1e-4 was
-    measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9 with a small model and
-    random prompts. Then only large errors are detected, and weights that did not move with the trainer's."""
-    reload_tied: bool = False
-    """Whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The probe decides
-    then."""
-    timeout: float = 300.0
-    """Seconds that the server may take for one request; for a pause, until the requests in flight have ended."""
-
-    def __post_init__(self) -> None:
-        tolerance = _TOLERANCE if self.tolerance is None else self.tolerance
-        if not self.methods or not tolerance > 0 or not self.timeout > 0:
-            raise TrainingError(
-                f"a sync needs a method, and a tolerance and a timeout above 0, got {self}",
-                hint="Change SyncSettings.",
-            )
-
-
 class PolicySync:
     """Loads versions of one policy into one server.
 
@@ -117,7 +95,13 @@ class PolicySync:
 
     Args:
         server: the server. After a reload or a restart, the `model` of your own server is the new folder.
-        settings: the methods to try, and their limits.
+        methods: the methods to try, in this order, where a folder has what they need.
+        tolerance: the largest difference between log-probs of server and trainer. None means 1e-3, as for float32,
+            where 1e-4 was measured; for a server of our own in another number format 1: in bfloat16 it was 0.4 to 0.9
+            with a small model and random prompts. Then only large errors are detected, and weights that did not move
+            with the trainer's.
+        reload_tied: whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The
+            probe decides then.
         reference: the trainer's log-probs; by default `folder_logprobs`.
     """
 
@@ -125,19 +109,24 @@ class PolicySync:
         self,
         server: VLLMServer | RemoteServer,
         *,
-        settings: SyncSettings | None = None,
+        methods: Sequence[SyncMethod] = tuple(SyncMethod),
+        tolerance: float | None = None,
+        reload_tied: bool = False,
         reference: ReferenceLogProbs = folder_logprobs,
     ) -> None:
-        self.settings = settings or SyncSettings()
         self.server = server
         self.reference = reference
+        self._methods = methods
+        self._reload_tied = reload_tied
         self._own_server = server if isinstance(server, VLLMServer) else None
         self._api = ServerAPI(
             server.base_url.rstrip("/").removesuffix("/v1"),
             server.api_key,
-            timeout=self.settings.timeout,
             trust_env=urlsplit(server.base_url).hostname not in _OWN_HOSTS,
         )
+        is_narrow = self._own_server is not None and self._own_server.number_format != "float32"
+        usual_tolerance = _NARROW_TOLERANCE if is_narrow else _TOLERANCE
+        self._tolerance = usual_tolerance if tolerance is None else tolerance
         self._probe: Probe | None = None
         self._remote_base = server.model
         self._model = server.model_name
@@ -169,12 +158,11 @@ class PolicySync:
             TrainingError: the folder has no policy, or no method succeeded; the message has the reasons.
         """
         async with self._lock:
-            begin = time.monotonic()
             folder = await asyncio.to_thread(PolicyFolder.find, policy)
             before = await self._before(folder)
             reasons: list[str] = []
             hint = None
-            for method in self._methods(folder):
+            for method in self._possible_methods(folder):
                 self._refuse_readers(method)
                 try:
                     model = await self._swap(method, folder, version)
@@ -185,10 +173,9 @@ class PolicySync:
                     log.warning("version %s did not come into the server by %s: %s", version, method.value, error)
                     continue
                 self._model = model
-                served = ServedPolicy(model, version, method, time.monotonic() - begin, gap, tuple(reasons))
-                log.info("version %s is served as %s (%s, %.2f s)", version, model, method.value, served.seconds)
+                log.info("version %s is served as %s (%s)", version, model, method.value)
                 await self._unload_surplus()
-                return served
+                return ServedPolicy(model, version, method, gap, tuple(reasons))
             if self._own_server is None:
                 reasons.append("restart: the server is not ours")
                 hint = f"{hint or ''} Or restart it with these weights where it runs.".strip()
@@ -199,30 +186,17 @@ class PolicySync:
             )
 
     @property
-    def _tolerance(self) -> float:
-        if self.settings.tolerance is not None:
-            return self.settings.tolerance
-        is_narrow = self._own_server is not None and self._own_server.number_format != "float32"
-        return _NARROW_TOLERANCE if is_narrow else _TOLERANCE
-
-    @property
     def _base(self) -> Path | None:
         """The server's whole weights, if known."""
         return self._own_server.model if self._own_server is not None else self._remote_base
 
-    def _methods(self, folder: PolicyFolder) -> list[SyncMethod]:
-        possible = {SyncMethod.ADAPTER} if folder.adapter is not None else set()
-        if folder.has_weights:
-            possible |= {SyncMethod.RELOAD} if self._own_server is None else {SyncMethod.RELOAD, SyncMethod.RESTART}
-        methods = [method for method in self.settings.methods if method in possible]
-        if not methods:
-            content = "whole weights" if folder.has_weights else "only adapters"
-            raise TrainingError(
-                f"{folder.path} has {content}, which cannot be loaded into this server by any of the chosen methods:"
-                f" {', '.join(method.value for method in self.settings.methods)}",
-                hint="Choose others (SyncSettings.methods). Only your own VLLMServer can be restarted.",
-            )
-        return methods
+    def _possible_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
+        possible = {
+            SyncMethod.ADAPTER: folder.adapter is not None,
+            SyncMethod.RELOAD: folder.has_weights,
+            SyncMethod.RESTART: folder.has_weights and self._own_server is not None,
+        }
+        return [method for method in self._methods if possible[method]]
 
     def _refuse_readers(self, method: SyncMethod) -> None:
         if method is not SyncMethod.ADAPTER and self._readers:
@@ -289,10 +263,10 @@ class PolicySync:
         return name
 
     async def _reload(self, folder: PolicyFolder) -> None:
-        if not self.settings.reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
+        if not self._reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
             raise SyncError(
                 "its embeddings are tied (tie_word_embeddings), and a reload would leave the old output head",
-                hint="Untie them before training, restart the server instead, or try it (SyncSettings.reload_tied).",
+                hint="Untie them before training, or restart the server instead.",
             )
         try:
             await self._pause()
@@ -310,8 +284,8 @@ class PolicySync:
         except NoAnswerError as error:
             # The next method would end these requests.
             raise TrainingError(
-                f"requests are still running on {self._api.root_url} after {self.settings.timeout:g} s",
-                hint="Let the readers finish first, or allow more time (SyncSettings.timeout).",
+                f"requests are still running on {self._api.root_url} after {REQUEST_SECONDS:g} s",
+                hint="Let the readers finish first.",
             ) from error
 
     async def _restart(self, folder: PolicyFolder) -> None:
