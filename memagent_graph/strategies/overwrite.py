@@ -76,8 +76,9 @@ class SequentialStrategy(Strategy):
         chunks = state.get("chunks_read") or 0
         if is_last or change.get("span", state) is not None or chunks - (state.get("earlier_chunks") or 0) < 2:
             return change
-        begin: Any = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
-        return {**begin, **await read_chunk({**state, **begin}, step)}
+        begin = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
+        at_beginning: Any = {**state, **begin}
+        return {**begin, **await read_chunk(at_beginning, step)}
 
 
 @dataclass(frozen=True)
