@@ -130,18 +130,15 @@ def convert_parts(
             "or convert the file to text.",
         )
     bounds = ConversionBounds.from_environment()
-    limits = {
-        "seconds": bounds.seconds,
-        "memory_bytes": int(bounds.memory_mb * _MB),
-        "text_bytes": int(bounds.text_mb * _MB),
-    }
     task = {
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
         "converter": _converter_location(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
-        **limits,
+        "seconds": bounds.seconds,
+        "memory_bytes": int(bounds.memory_mb * _MB),
+        "text_bytes": int(bounds.text_mb * _MB),
     }
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_open_on_disk(file))
