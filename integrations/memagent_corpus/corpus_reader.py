@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_result, row_id
+from memagent_corpus.corpus_rows import CorpusRow, get_digest, make_corpus_row, row_id
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
-from memagent_corpus.typed_columns import columns_for_schema
+from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
 from memagent_graph.documents import DocumentRef
@@ -92,7 +92,7 @@ class CorpusReader:
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = (
-            columns_for_schema(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+            make_typed_columns(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         )
         self.keeps_texts = keep_texts
         self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
@@ -148,7 +148,7 @@ class CorpusReader:
         except MemAgentError as error:
             _raise_if_fatal(error)
             return [self._make_failed_row(document, None, question, settings, error) for question in questions]
-        digest = digest_from_key(reference["key"])
+        digest = get_digest(reference["key"])
         self._text_users[digest] += 1
         try:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
@@ -237,7 +237,7 @@ class CorpusReader:
             return self._make_failed_row(document, digest, question, settings, outcome)
         try:  # in a thread: it looks for the evidence
             return await asyncio.to_thread(
-                row_from_result, outcome, document.name, question, document.metadata, self.columns
+                make_corpus_row, outcome, document.name, question, document.metadata, self.columns
             )
         except ValueError as error:  # from the serializers of a user's model
             return self._make_failed_row(document, digest, question, settings, error)
