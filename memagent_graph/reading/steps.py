@@ -7,6 +7,7 @@ the chunks and the policy. The node around the step (`nodes`) counts cost and ch
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -23,7 +24,6 @@ from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
-from memagent_graph.run_log.recording import new_step
 
 Change: TypeAlias = dict[str, Any]
 """A change of the state, returned by a step."""
@@ -289,6 +289,11 @@ class StepContext:
                 hint="Call step.mark_read(span) in the step that reads it.",
             )
         self.execution.running.pending_chunk = pending.index
+
+
+def new_step() -> str:
+    """Return an id for one execution of one step. It is unique across processes, including forked processes."""
+    return secrets.token_hex(12)
 
 
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:

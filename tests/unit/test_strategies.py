@@ -13,9 +13,7 @@ from memagent_graph import (
     ANSWER,
     UPDATE,
     Document,
-    Limits,
     LineState,
-    MemAgent,
     Overwrite,
     ReaderState,
     Role,
@@ -24,7 +22,7 @@ from memagent_graph import (
     Writes,
     build_graph,
 )  # fmt: skip
-from memagent_graph.errors import BudgetError, PromptError, RunMismatchError, StrategyError
+from memagent_graph.errors import BudgetError, PromptError, StrategyError
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 from memagent_graph.strategies import load_strategy, strategy_names
 
@@ -158,19 +156,6 @@ def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> No
 
     with pytest.raises(StrategyError, match="the role 'riddle' has no template here"):
         make_reader(strategy=Only()).read(TEXT, QUESTION)
-
-
-def test_options_make_another_strategy_and_names_do(make_reader) -> None:
-    saver = InMemorySaver()
-
-    def reader(strategy) -> MemAgent:
-        return make_reader(strategy=strategy, checkpoints=saver)
-
-    reader(Overwrite()).read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
-    with pytest.raises(RunMismatchError, match="overwrite") as caught:
-        reader(Line()).resume("r")
-    assert "--strategy" in caught.value.hint
-    assert reader(Overwrite()).resume("r").answer == "4711"
 
 
 def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
