@@ -8,7 +8,6 @@ import importlib.util
 import json
 import logging
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import PolicyUnreachableError, install_command
 from memagent_graph.settings import WordingSettings
 from memagent_training import rl
-from memagent_training.commands import rl_command, training_process
+from memagent_training.commands import rl_command
 from memagent_training.job.collect import CollectSettings
 from memagent_training.rl.collecting import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
@@ -270,17 +269,6 @@ def test_when_the_server_is_gone_what_is_kept_is_named_if_there_is_something(loo
     Path("rl-policy").mkdir()
     Path("rl-policy", JOURNAL).touch()
     assert "--resume" in memagent(code=ExitCode.POLICY).stderr
-
-
-def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(loop, monkeypatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    loop.error = TrainingError("no")
-    memagent(code=ExitCode.USAGE)
-    assert not waited
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    memagent(code=ExitCode.USAGE)
-    assert waited == [training_process.FAILURE_DELAY]
 
 
 # Refusals

@@ -181,21 +181,6 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
 # Refusals
 
 
-def test_weights_that_did_not_write_the_runs_are_refused_when_training_begins(arguments, world, tmp_path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    folder, _ = world
-    other = tmp_path / "other"
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    for parameter in model.parameters():
-        parameter.data = parameter.data.flip(0) * 2
-    model.save_pretrained(other)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (other / name).write_bytes((folder / "model" / name).read_bytes())
-    told = memagent(arguments(model=other, max_logprob_gap="0.6"), ExitCode.USAGE).stderr
-    assert "not sampled by this model" in told and "Name the model that wrote them" in told and "run-" in told
-
-
 @pytest.mark.parametrize(
     ("more", "settings", "words"),
     [
@@ -275,14 +260,6 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, wh
     assert after.keys() == whole.keys()
     for name, weights in whole.items():
         assert torch.equal(after[name], weights), name
-
-
-def test_a_training_does_not_go_on_with_other_runs(arguments, world, tmp_path) -> None:
-    folder, groups = world
-    memagent(arguments(max_steps="1"))
-    fewer = write_log(tmp_path / "fewer.sqlite", groups[:-1], folder / "model")
-    told = memagent(arguments("--resume", runs=fewer, max_steps="2"), ExitCode.USAGE).stderr
-    assert "other runs, rewards or settings" in told
 
 
 def test_resuming_where_there_is_nothing_begins(arguments, tmp_path) -> None:

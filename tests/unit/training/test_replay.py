@@ -589,7 +589,7 @@ def test_the_summary_says_in_lines_what_was_taken_and_what_not(log) -> None:
         "policy versions: v1 (6)",
         "staleness: 0 (2)",
         "1 group with all rewards equal: 'False' (2 runs, each 1)",
-        "refused, unfinished: 4 runs (a, b, c, ...); resume them, or delete them from the log",
+        "refused, unfinished: 4 runs (a, b, c and 1 more); resume them, or delete them from the log",
     ]
 
 

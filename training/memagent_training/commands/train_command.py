@@ -26,7 +26,7 @@ from memagent_training.job.job_options import TrainingOptions
 from memagent_training.training_errors import RewardError
 
 if TYPE_CHECKING:
-    from memagent_training.job.training_job import PreparedJob, TrainedPolicy, TrainingJob
+    from memagent_training.job.training_job import PreparedJob, TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Train(TrainingOptions):
             elif self.dry_run:
                 _show_plan(prepared, as_json=self.as_json)
             else:
-                _show_policy(_train(prepared), as_json=self.as_json)
+                _train(prepared, as_json=self.as_json)
 
 
 def _job(request: Train) -> TrainingJob:
@@ -143,14 +143,23 @@ def _write_rows(prepared: PreparedJob, path: Path) -> None:
         typer.echo(str(path))
 
 
-def _train(prepared: PreparedJob) -> TrainedPolicy:
-    from memagent_training.job.training_job import train as train_job  # noqa: PLC0415
+def _train(prepared: PreparedJob, *, as_json: bool) -> None:
+    from memagent_training.job.training_job import train  # noqa: PLC0415
 
     # The trainer prints its progress, but standard output is only for results.
     with contextlib.redirect_stdout(sys.stderr):
-        policy = train_job(prepared)
+        policy = train(prepared)
     leave_process_group()
-    return policy
+    if not is_main_process():
+        return
+    adapter = None if policy.adapter is None else str(policy.adapter)
+    if as_json:
+        print_json(
+            {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
+        )
+        return
+    beside = () if adapter is None else (f"its separate adapters, to serve with the base model, are in {adapter}",)
+    show_policy(policy.folder, policy.steps, *beside)
 
 
 def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
@@ -164,19 +173,6 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     else:
         typer.echo("\n".join(plan_lines(prepared, plan)))
     prepared.config.check_warm_up(prepared.total_steps)
-
-
-def _show_policy(policy: TrainedPolicy, *, as_json: bool) -> None:
-    if not is_main_process():
-        return
-    if as_json:
-        adapter = None if policy.adapter is None else str(policy.adapter)
-        print_json(
-            {"folder": str(policy.folder), "adapter": adapter, "steps": policy.steps, "metrics": dict(policy.metrics)}
-        )
-        return
-    beside = "its separate adapters, to serve with the base model, are in"
-    show_policy(policy.folder, policy.steps, *(() if policy.adapter is None else (f"{beside} {policy.adapter}",)))
 
 
 def register(app: typer.Typer) -> None:

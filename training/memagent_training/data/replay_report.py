@@ -154,6 +154,5 @@ def name_first(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
-def _runs(run_ids: tuple[str, ...]) -> str:
-    more = ", ..." if len(run_ids) > _NAMED else ""
-    return f"{quantity(len(run_ids), 'run')} ({', '.join(run_ids[:_NAMED])}{more})"
+def _runs(run_ids: Sequence[str]) -> str:
+    return f"{quantity(len(run_ids), 'run')} ({name_first(run_ids)})"

@@ -204,11 +204,7 @@ class ServerBackend(PolicyBackend):
         self.run_log.close()
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
-        """Load an iteration's weights into the server.
-
-        Raises:
-            TrainingError: the server cannot serve them; the message says why.
-        """
+        """Load an iteration's weights into the server."""
         await self._revive()
         folder, version = self.policy_folder(iteration), self.version(iteration)
         try:
