@@ -1,1 +1,1 @@
-"""The measurements behind the figures in README and docs. `python -m benchmarks` runs all of them."""
+"""The measurements behind the figures in README and docs. `python -m benchmarks` runs the main ones."""

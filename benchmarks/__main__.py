@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME ...]`: measure, print a table, write benchmarks/results.json."""
+"""Run benchmarks and print their figures: `python -m benchmarks [NAME ...]`.
+
+Without names, it runs those in `NAMES` and also writes benchmarks/results.json.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ NAMES = (
 
 
 def main() -> None:
-    """Run the named benchmarks, or all; the exit status is 1 if a goal is missed."""
+    """Run the named benchmarks, or all of `NAMES`; exit with status 1 if a figure misses its goal."""
     names = sys.argv[1:] or NAMES
     figures = []
     for name in names:

@@ -1,9 +1,9 @@
-"""Chunking and decoding against another commit: `python -m benchmarks.against_commit WORKTREE`.
+"""Compare the speed of chunking and decoding with another commit: `python -m benchmarks.against_commit WORKTREE`.
 
-`git worktree add WORKTREE COMMIT` makes the folder. Rounds of the two alternate, each in a process of its own; a figure
-is the ratio of the shortest processor times: above 1, this commit is slower. A document is tokenised by the same
-library in both, and that is measured once for both; beside a ratio stand the microseconds that each needs to cut a
-chunk besides, and how many of the chunks end with a sentence: a code that knows no sentences is quick to find none.
+`git worktree add WORKTREE COMMIT` makes the folder. Rounds of the two commits alternate, each round in its own process.
+A figure is the ratio of the shortest processor times; above 1, this commit is slower. Both commits tokenise with the
+same library, so the time of tokenising is measured once and counted for both. The label of a figure also has the
+microseconds that each commit needs to cut a chunk without tokenising, and how many of the chunks end with a sentence.
 """
 
 from __future__ import annotations
@@ -37,26 +37,31 @@ CHUNK_TOKENS: dict[str, tuple[Boundary, int]] = {
 SENTENCES = Path(__file__).parent.parent / "tests/support/sentences.txt"
 SCRIPTS = ("ASCII", "Latin", "Cyrillic", "Arabic", "Devanagari", "Thai", "Han")
 REPLIES = {"plain reply": 0, "reply with 800 log-probs": 800}
-DECODED = 5_000
-MOST = 1.05
+DECODED_REPLIES = 5_000
+MAX_RATIO = 1.05
 THAI = ("หอคอย", "นี้", "เก่า", "มาก", "อยู่", "ใกล้", "ทะเล", " ")
-"""Thai marks no sentences."""
+"""Thai does not mark the ends of sentences, so these are words."""
 
 
-def shuffled_sentences(script: str) -> list[str]:
-    """Return the marked sentences of a script in random order, again and again; ASCII is a part of Latin."""
+def shuffle_sentences(script: str) -> list[str]:
+    """Return sentences of a script in random order, repeated until they have `CHARACTERS` characters.
+
+    The sentences of "ASCII" are those of Latin that have only ASCII characters.
+    """
     lines = SENTENCES.read_text("utf-8").partition("[" + script.replace("ASCII", "Latin") + "]")[2].partition("\n[")[0]
-    known = [each for line in lines.splitlines() for each in line.split("|")[:-1]] if script != "Thai" else [*THAI]
-    known = [each for each in known if each.isascii() or script != "ASCII"]
-    source = random.Random(0)
+    vocabulary = (
+        [sentence for line in lines.splitlines() for sentence in line.split("|")[:-1]] if script != "Thai" else [*THAI]
+    )
+    vocabulary = [sentence for sentence in vocabulary if sentence.isascii() or script != "ASCII"]
+    rng = random.Random(0)
     sentences: list[str] = []
-    while known and len("".join(sentences)) < CHARACTERS:
-        sentences += source.sample(known, len(known))
+    while vocabulary and len("".join(sentences)) < CHARACTERS:
+        sentences += rng.sample(vocabulary, len(vocabulary))
     return sentences
 
 
-def vllm_reply(logprobs: int) -> bytes:
-    """Return a reply as vLLM writes it."""
+def make_vllm_reply(logprobs: int) -> bytes:
+    """Return the body of a chat completion in vLLM's format."""
     entries = [{"token": "word", "logprob": -0.25, "bytes": [119, 111], "top_logprobs": []}] * logprobs
     ids = {"logprobs": {"content": entries}, "token_ids": [7] * logprobs} if logprobs else {"logprobs": None}
     message: dict[str, Any] = {"role": "assistant", "content": "word " * 200, "refusal": None, "tool_calls": []}
@@ -65,13 +70,17 @@ def vllm_reply(logprobs: int) -> bytes:
     return json.dumps({"id": "chat-1", "model": "m", "choices": [choice], "usage": usage}).encode()
 
 
-def measure_here() -> dict[str, tuple[float, str]]:
-    """Return by figure the processor seconds of the code that is imported, and how many chunks end with a sentence."""
+def measure_this_code() -> dict[str, tuple[float, str]]:
+    """Measure the imported code.
+
+    Returns:
+        for each figure, its processor seconds and the count of chunks that end with a sentence, such as "7/9".
+    """
     figures: dict[str, tuple[float, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(folder)
         for script in SCRIPTS:
-            sentences = shuffled_sentences(script)
+            sentences = shuffle_sentences(script)
             text = "".join(sentences)
             ref = store.add(Document.from_text(text))
             sentence_ends = set(accumulate(map(len, sentences)))
@@ -80,10 +89,10 @@ def measure_here() -> dict[str, tuple[float, str]]:
             for name, (boundary, chunk_tokens) in CHUNK_TOKENS.items():
                 seconds = []
                 for _ in range(PASSES):  # the first one tokenises
-                    begin = time.process_time()
-                    chunker = Chunker(store, ref, tokenizer, chunk_tokens, boundary)
-                    ends = [chunk.end_char for chunk in chunker.chunks()]
-                    seconds.append(time.process_time() - begin)
+                    start_time = time.process_time()
+                    chunks = Chunker(store, ref, tokenizer, chunk_tokens, boundary).chunks()
+                    ends = [chunk.end_char for chunk in chunks]
+                    seconds.append(time.process_time() - start_time)
                 if name == "token":
                     figures[f"tokenising {script}"] = seconds[0], ""
                 count = f"{len(sentence_ends & {*ends})}/{len(ends)}"
@@ -92,49 +101,49 @@ def measure_here() -> dict[str, tuple[float, str]]:
     if "sampling" in inspect.signature(decode_completion).parameters:
         options["sampling"] = SamplingParams(max_tokens=1000)
     for name, logprobs in REPLIES.items():
-        body = vllm_reply(logprobs)
-        begin = time.process_time()
-        for _ in range(DECODED // (1 + logprobs // 10)):
+        body = make_vllm_reply(logprobs)
+        start_time = time.process_time()
+        for _ in range(DECODED_REPLIES // (1 + logprobs // 10)):
             decode_completion(body, **options)
-        figures[name] = time.process_time() - begin, ""
+        figures[name] = time.process_time() - start_time, ""
     return figures
 
 
-def measure_in(tree: Path) -> dict[str, tuple[float, str]]:
-    """Return the same of the code in a folder."""
+def measure_worktree(tree: Path) -> dict[str, tuple[float, str]]:
+    """Run `measure_this_code` in a new process with the code of a worktree, and return its result."""
     command = [sys.executable, "-P", __file__, "--here"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
     )
-    figures: dict[str, tuple[float, str]] = json.loads(done.stdout)
+    figures: dict[str, tuple[float, str]] = json.loads(process.stdout)
     return figures
 
 
-def main(other: Path) -> None:
-    """Print the table."""
+def main(worktree: Path) -> None:
+    """Print the ratios of this commit to the one in `worktree`."""
     from benchmarks.figures import Figure, print_table
 
-    trees = {"before": other, "now": Path(__file__).parent.parent}
-    rounds = [{name: measure_in(tree) for name, tree in trees.items()} for _ in range(ROUNDS)]
+    trees = {"before": worktree, "now": Path(__file__).parent.parent}
+    rounds = [{name: measure_worktree(tree) for name, tree in trees.items()} for _ in range(ROUNDS)]
     figures = []
     for metric, (_, count) in rounds[0]["now"].items():
         if metric.startswith("tokenising"):
             continue
-        before, now = (min(each[name][metric][0] for each in rounds) for name in trees)
-        common, beside = 0.0, ""
+        old_seconds, new_seconds = (min(results[name][metric][0] for results in rounds) for name in trees)
+        common, details = 0.0, ""
         if count:
             script = metric.rpartition(" ")[2]
-            common = min(each[name][f"tokenising {script}"][0] for each in rounds for name in trees)
+            common = min(results[name][f"tokenising {script}"][0] for results in rounds for name in trees)
             chunks = int(count.partition("/")[2]) / 1e6
-            counts = f"{rounds[0]['before'][metric][1]} -> {count}"
-            beside = f", {before / chunks:.0f} -> {now / chunks:.0f} us, {counts}"
-        ratio = (common + now) / (common + before)
-        figures.append(Figure(metric + beside, ratio, "", f"at most {MOST}", ratio <= MOST))
+            counts = f"{rounds[0]['old_seconds'][metric][1]} -> {count}"
+            details = f", {old_seconds / chunks:.0f} -> {new_seconds / chunks:.0f} us, {counts}"
+        ratio = (common + new_seconds) / (common + old_seconds)
+        figures.append(Figure(metric + details, ratio, "", f"at most {MAX_RATIO}", ratio <= MAX_RATIO))
     print_table(figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--here"]:
-        print(json.dumps(measure_here()))
+        print(json.dumps(measure_this_code()))
     else:
         main(Path(sys.argv[1]))

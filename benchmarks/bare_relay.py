@@ -1,7 +1,7 @@
-"""A process that only copies bytes between clients and a server: `benchmarks.bare_relay PORT`, the server's.
+"""Relay bytes between clients and a server, without reading them: `python -m benchmarks.bare_relay PORT`.
 
-It prints its own port, then works until its standard input closes. What it costs is the least that any server between
-the two can cost on the machine.
+PORT is the server's. The process prints its own port, then works until its standard input closes. Its cost is the
+minimum for any server between the two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import sys
 
 
-async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes from `reader` to `writer` until one of the two connections ends."""
     try:
         while data := await reader.read(65536):
             writer.write(data)
@@ -23,12 +24,12 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def serve(port: int) -> None:
-    """Relay connections to a port, until standard input closes."""
+    """Relay connections to a port of this machine until standard input closes."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        with contextlib.suppress(asyncio.CancelledError):  # it ends while connections are open
-            await asyncio.gather(copied(reader, back), copied(there, writer))
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(asyncio.CancelledError):  # at the end, when connections are still open
+            await asyncio.gather(copy_bytes(reader, upstream_writer), copy_bytes(upstream_reader, writer))
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)

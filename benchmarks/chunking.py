@@ -1,8 +1,8 @@
-"""Chunking 15 MB of English: its time against the tokenizers library's own encoding of the same text, and its memory.
+"""Measure the time and memory of chunking 15 MB of English, compared with the tokenizers library alone.
 
-Two tokenizers: the embedded policy's
-(small vocabulary, many tokens) and a byte-level BPE of about 50,000 tokens, trained here once and kept in the folder
-for temporary files. Times are processor seconds of one process, alternating, the best of three each.
+There are two tokenizers: that of the embedded policy, which has a small vocabulary, and a byte-level BPE of about
+50,000 tokens, which is trained once and stored in the folder for temporary files. Times are processor seconds of one
+process. The two alternate, and the best of three rounds counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
 TEXT_BYTES = 15_000_000
 SMALL_BYTES = 150_000
 CHUNK_TOKENS = 5000
-FED_CHARACTERS = 100_000
+PART_CHARACTERS = 100_000
 LARGE_VOCABULARY = 50_000
 ROUNDS = 3
 BOUNDARY_CHARACTERS = 2_000_000
@@ -38,26 +38,29 @@ BOUNDARY_CHUNK_TOKENS = 512
 
 
 @functools.cache
-def english() -> str:
-    """15 MB of prose: the standard library's documentation strings and comments, with sentences shuffled repeatedly."""
+def build_english_text() -> str:
+    """Return 15 MB of English prose.
+
+    It consists of sentences from the standard library's docstrings and comments, shuffled again at each repetition.
+    """
     sentences = [
         line.strip(" #\"'")
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.count(" ") > 7 and line.strip(" #\"'")[:1].isalpha() and not set(line) & set("={}[]()_\\")
     ]
-    source = random.Random(0)
+    rng = random.Random(0)
     lines: list[str] = []
     size = 0
     while size < TEXT_BYTES:
-        source.shuffle(sentences)
+        rng.shuffle(sentences)
         lines += sentences
         size += sum(len(sentence) + 1 for sentence in sentences)
     return "\n".join(lines).encode()[:TEXT_BYTES].decode("utf-8", "ignore")
 
 
-def large_tokenizer() -> HFTokenizer:
-    """A byte-level BPE of about 50,000 tokens, with the rules of cl100k_base."""
+def load_large_tokenizer() -> HFTokenizer:
+    """Return a byte-level BPE tokenizer of about 50,000 tokens, with the pre-tokenization of cl100k_base."""
     path = Path(tempfile.gettempdir()) / f"memagent-benchmark-{LARGE_VOCABULARY}.json"
     if not path.exists():
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -80,106 +83,115 @@ def large_tokenizer() -> HFTokenizer:
             show_progress=False,
         )
         library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]
-        backend.train_from_iterator((each.read_text("utf-8", "replace") for each in library), trainer)
+        backend.train_from_iterator((path.read_text("utf-8", "replace") for path in library), trainer)
         backend.save(str(path))
-    return load_library_tokenizer(path)
+    return load_hf_tokenizer(path)
 
 
-def load_library_tokenizer(spec: str | Path) -> HFTokenizer:
+def load_hf_tokenizer(spec: str | Path) -> HFTokenizer:
+    """Load a tokenizer that has a tokenizer.json.
+
+    Raises:
+        TypeError: the tokenizer is of another kind.
+    """
     tokenizer = load_tokenizer(spec)
     if not isinstance(tokenizer, HFTokenizer):
         raise TypeError(f"{spec} is not a tokenizer.json")
     return tokenizer
 
 
-def _at_most(metric: str, value: float, unit: str, bound: float) -> Figure:
+def _make_bounded_figure(metric: str, value: float, unit: str, bound: float) -> Figure:
     return Figure(metric, value, unit, f"at most {bound:g}", value <= bound)
 
 
-def _stated(metric: str, value: float, unit: str) -> Figure:
-    return Figure(metric, value, unit, "", met=True)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.process_time()
+def _time_call(work: Callable[[], object]) -> float:
+    start_time = time.process_time()
     work()
-    return time.process_time() - begin
+    return time.process_time() - start_time
 
 
-def _chunk_all(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
-    # Drop the pieces of the previous round: this measures a document that was not read before.
+def _count_chunked_tokens(store: DocumentStore, ref: DocumentRef, tokenizer: HFTokenizer) -> int:
+    # Clear the cache of the previous round, to measure a document that was not read before.
     chunking._PIECES = chunking._PieceCache(chunking._CACHED_BYTES)
     return sum(chunk.tokens for chunk in Chunker(store, ref, tokenizer, CHUNK_TOKENS).chunks())
 
 
-def _against_library(tokenizer: HFTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
+def _compare_with_library(tokenizer: HFTokenizer, store: DocumentStore, text: str) -> Iterator[Figure]:
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    fed = [text[at : at + FED_CHARACTERS] for at in range(0, len(text), FED_CHARACTERS)]
+    parts = [text[start : start + PART_CHARACTERS] for start in range(0, len(text), PART_CHARACTERS)]
     ref = store.add(Document.from_text(text, name="english"))
-    encoding, cutting = [], []
+    library_seconds, chunking_seconds = [], []
     tokens = 0
     for _ in range(ROUNDS):
-        encoding.append(_seconds(lambda: [encode(part) for part in fed]))
-        begin = time.process_time()
-        tokens = _chunk_all(store, ref, tokenizer)
-        cutting.append(time.process_time() - begin)
+        library_seconds.append(_time_call(lambda: [encode(part) for part in parts]))
+        start_time = time.process_time()
+        tokens = _count_chunked_tokens(store, ref, tokenizer)
+        chunking_seconds.append(time.process_time() - start_time)
     name = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
-    yield _stated(f"the library alone, 15 MB, {name}", min(encoding), "s")
-    yield _stated(f"chunked, {name}, {tokens:,} tokens", min(cutting), "s")
-    yield _at_most(f"chunked / the library alone, {name}", min(cutting) / min(encoding), "", 1.3)
+    yield Figure(f"the library alone, 15 MB, {name}", min(library_seconds), "s")
+    yield Figure(f"chunked, {name}, {tokens:,} tokens", min(chunking_seconds), "s")
+    yield _make_bounded_figure(
+        f"chunked / the library alone, {name}", min(chunking_seconds) / min(library_seconds), "", 1.3
+    )
 
 
-def _cached_chunk_milliseconds(store: DocumentStore, text: str) -> float:
-    """The cost of a chunk when its piece is tokenised, as for the second question on a document."""
+def _measure_cached_chunk(store: DocumentStore, text: str) -> float:
+    """Return the milliseconds for a chunk whose text is tokenised already, as for a second question on a document."""
     reader = Chunker(store, store.add(Document.from_text(text[:60_000])), load_tokenizer("embedded"), CHUNK_TOKENS)
     for _ in reader.chunks():
         pass
     rounds = 50
     count = sum(1 for _ in reader.chunks())
-    return _seconds(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
+    return _time_call(lambda: [list(reader.chunks()) for _ in range(rounds)]) / (rounds * count) * 1000
 
 
-def _boundaries(store: DocumentStore, tokenizer: HFTokenizer) -> Iterator[Figure]:
-    """Facts of one sentence that a chunk's end cuts in two, and the time of chunking, by where chunks may end."""
-    source = random.Random(1)
-    sentences = [line for line in english()[:BOUNDARY_CHARACTERS].split("\n") if line]
+def _measure_boundaries(store: DocumentStore, tokenizer: HFTokenizer) -> Iterator[Figure]:
+    """Yield, for each kind of boundary, how many one-sentence facts are cut in two, and the time of chunking."""
+    rng = random.Random(1)
+    sentences = [line for line in build_english_text()[:BOUNDARY_CHARACTERS].split("\n") if line]
     parts: list[str] = []
     for number, line in enumerate(sentences):
         parts.append(line if line.endswith(".") else line + ".")
         if number % 10 == 0:
-            parts.append(f"The special magic number of station {number} is {source.randrange(10**6, 10**7)}.")
+            parts.append(f"The special magic number of station {number} is {rng.randrange(10**6, 10**7)}.")
     text = " ".join(parts)
     facts = [match.span() for match in re.finditer(r"The special magic number of station \d+ is \d+\.", text)]
     ref = store.add(Document.from_text(text, name="facts"))
     seconds: dict[str, float] = {}
     for boundary in get_args(Boundary):
-        began = time.process_time()
+        start_time = time.process_time()
         ends = [c.end_char for c in Chunker(store, ref, tokenizer, BOUNDARY_CHUNK_TOKENS, boundary).chunks()]
-        seconds[boundary] = time.process_time() - began
+        seconds[boundary] = time.process_time() - start_time
         cut = 0
         for start, end in facts:
             cut += bisect.bisect_right(ends, start) != bisect.bisect_left(ends, end)
-        yield _stated(f"facts cut in two of {len(facts):,} at {len(ends):,} chunks ({boundary})", cut, "facts")
-        yield _stated(f"time of chunking against the first ({boundary})", seconds[boundary] / seconds["token"], "times")
+        yield Figure(f"facts cut in two of {len(facts):,} at {len(ends):,} chunks ({boundary})", cut, "facts")
+        yield Figure(f"time of chunking against the first ({boundary})", seconds[boundary] / seconds["token"], "times")
 
 
-def _read_in_process(path: str) -> None:
-    """The body of the measured process: store a file, read all its chunks, print its peak memory in kB."""
+def _read_and_print_memory(path: str) -> None:
+    """Store a file, read all its chunks, and print as JSON the peak memory in kB and the seconds of storing.
+
+    It is the main function of the measured process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = DocumentStore(folder)
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         ref = store.add(Document.from_path(path))
-        stored = time.perf_counter() - begin
+        store_seconds = time.perf_counter() - start_time
         for _ in Chunker(store, ref, load_tokenizer("embedded"), CHUNK_TOKENS).chunks():
             pass
-    print(json.dumps({"peak": _peak_kilobytes(), "stored": stored}))
+    print(json.dumps({"peak": _read_peak_kilobytes(), "stored": store_seconds}))
 
 
-def _peak_kilobytes() -> int:
-    """The peak memory of this process. Not `ru_maxrss`, which on Linux starts at the peak of the parent process."""
+def _read_peak_kilobytes() -> int:
+    """Return the peak memory of this process in kB.
+
+    On Linux, `ru_maxrss` would start at the peak of the parent process.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except FileNotFoundError:
@@ -187,33 +199,33 @@ def _peak_kilobytes() -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _measured_process(path: Path) -> dict[str, float]:
-    code = f"from benchmarks.chunking import _read_in_process; _read_in_process({str(path)!r})"
+def _measure_in_process(path: Path) -> dict[str, float]:
+    code = f"from benchmarks.chunking import _read_and_print_memory; _read_and_print_memory({str(path)!r})"
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    measurement: dict[str, float] = json.loads(process.stdout)
+    return measurement
 
 
 def measure() -> list[Figure]:
-    """Run all of this module's measurements."""
-    text = english()
+    """Run all measurements of this module, and return their figures."""
+    text = build_english_text()
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large.txt", Path(folder) / "small.txt"
         large.write_text(text, encoding="utf-8")
         small.write_text(text[:SMALL_BYTES], encoding="utf-8")
-        of_large, of_small = _measured_process(large), _measured_process(small)
-        megabytes = (of_large["peak"] - of_small["peak"]) / 1024
-        figures.append(_at_most("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
-        figures.append(_at_most("adding a 15 MB file to the store", of_large["stored"], "s", 0.2))
+        large_result, small_result = _measure_in_process(large), _measure_in_process(small)
+        megabytes = (large_result["peak"] - small_result["peak"]) / 1024
+        figures.append(_make_bounded_figure("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
+        figures.append(_make_bounded_figure("adding a 15 MB file to the store", large_result["stored"], "s", 0.2))
         store = DocumentStore(Path(folder) / "store")
-        embedded = load_library_tokenizer("embedded")
-        for tokenizer in (embedded, large_tokenizer()):
-            figures += _against_library(tokenizer, store, text)
-        figures += _boundaries(store, embedded)
-        cached = _cached_chunk_milliseconds(store, text)
-        figures.append(_at_most("a chunk of 5000 tokens besides its tokenisation", cached, "ms", 0.2))
+        embedded = load_hf_tokenizer("embedded")
+        for tokenizer in (embedded, load_large_tokenizer()):
+            figures += _compare_with_library(tokenizer, store, text)
+        figures += _measure_boundaries(store, embedded)
+        milliseconds = _measure_cached_chunk(store, text)
+        figures.append(_make_bounded_figure("a chunk of 5000 tokens besides its tokenisation", milliseconds, "ms", 0.2))
     return figures
 
 

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of a corpus on a cluster: one client, and replicas with continuous batching.
+"""A discrete-event simulation of a corpus run on a cluster: one client, and replicas with continuous batching.
 
 A replica works in steps. Each step decodes one token for each running sequence, and prefills up to `PREFILL_STEP`
 tokens of the first prompt in the queue. The duration of a step follows the roofline model: it is the maximum of the
@@ -64,7 +64,7 @@ class Workload:
     gate_tokens: int = 4
     """For `gated`: tokens written for a chunk without a rewrite."""
     segments: int = 8
-    merged: int = 5
+    merge_size: int = 5
     """Memories that are merged in one request."""
     shares_sections: bool = True
     """Whether all questions about a chunk share its section in the prefix cache (needs the section first)."""
@@ -106,17 +106,18 @@ class Outcome:
     """Time until the last document is finished."""
     tail_seconds: float = 0.0
     """Time from the start of the last document to the end."""
-    served: int = 0
-    """Answered requests."""
-    repeated: int = 0
+    requests: int = 0
+    """Requests that were answered."""
+    repeats: int = 0
     """Requests that were lost in a failure or kill and sent again."""
     prompt_tokens: int = 0
     """All prompt tokens, including cached ones."""
     computed_tokens: int = 0
     """Prompt tokens that were not in the prefix cache."""
-    written_tokens: int = 0
-    busy: float = 0.0
-    """The share of time in which the replicas were busy, 0 to 1."""
+    reply_tokens: int = 0
+    """Tokens that the replicas wrote."""
+    busy_share: float = 0.0
+    """The share of time in which the replicas were busy, from 0 to 1."""
     rate: float = 0.0
     """Documents per second in the steady state: between the starts of the first quarter and of the last document."""
     latencies: list[float] = field(default_factory=list)
@@ -126,13 +127,14 @@ class Outcome:
 @dataclass(slots=True)
 class _Request:
     document: _Document
-    prompt: int
-    cached: int
-    written: int
-    sent: float = 0.0
-    end: float = 0.0
+    prompt_tokens: int
+    cached_tokens: int
+    reply_tokens: int
+    start: float = 0.0
+    """The time when the request was sent."""
+    end_step: float = 0.0
     """The replica's step count at which the request is answered."""
-    left: float = 0.0
+    tokens_left: float = 0.0
     """Prompt tokens that are not yet prefilled."""
 
 
@@ -140,12 +142,12 @@ class _Request:
 class _Document:
     number: int
     stages: Iterator[Sequence[tuple[int, int, int]]]
-    replica: _Machine | None = None
-    open: dict[int, _Request] = field(default_factory=dict)
+    replica: _ReplicaState | None = None
+    open_requests: dict[int, _Request] = field(default_factory=dict)
 
 
-class _Machine:
-    """The state of one replica."""
+class _ReplicaState:
+    """The requests and the clock of one replica."""
 
     def __init__(self, replica: Replica, number: int, rate: float) -> None:
         self.number, self._replica, self._rate = number, replica, rate
@@ -153,67 +155,68 @@ class _Machine:
         self.is_up = True
         self.version = 0
         self.busy = 0.0
-        self._now = self._steps = 0.0
-        self._writing: list[tuple[float, int, _Request]] = []
-        self._reading: deque[_Request] = deque()
-        self._waiting: deque[_Request] = deque()
+        self._time = self._steps = 0.0
+        self._decoding: list[tuple[float, int, _Request]] = []
+        self._prefilling: deque[_Request] = deque()
+        self._queue: deque[_Request] = deque()
         self._count = 0
 
     def submit(self, request: _Request) -> None:
-        self._waiting.append(request)
+        """Add a request to the queue, and start it if the batch has room."""
+        self._queue.append(request)
         self._admit()
 
-    def advance(self, now: float) -> list[_Request]:
-        """Advance to `now`, which must not be after the next event, and return the requests answered until then."""
-        span, self._now = now - self._now, now
+    def advance(self, time: float) -> list[_Request]:
+        """Advance to `time`, which must not be after the next event, and return the requests answered until then."""
+        span, self._time = time - self._time, time
         step = self._step()
         if step:
             self.busy += span
-            self._steps += span / step if self._writing else 0.0
-            if self._reading:
-                self._reading[0].left -= span / step * PREFILL_STEP
-        answered = []
-        if self._reading and self._reading[0].left <= 1e-3:
-            request = self._reading.popleft()
-            request.end = self._steps + request.written
+            self._steps += span / step if self._decoding else 0.0
+            if self._prefilling:
+                self._prefilling[0].tokens_left -= span / step * PREFILL_STEP
+        answers = []
+        if self._prefilling and self._prefilling[0].tokens_left <= 1e-3:
+            request = self._prefilling.popleft()
+            request.end_step = self._steps + request.reply_tokens
             self._count += 1
-            heapq.heappush(self._writing, (request.end, self._count, request))
-        while self._writing and self._writing[0][0] <= self._steps + 1e-6:
-            answered.append(heapq.heappop(self._writing)[2])
+            heapq.heappush(self._decoding, (request.end_step, self._count, request))
+        while self._decoding and self._decoding[0][0] <= self._steps + 1e-6:
+            answers.append(heapq.heappop(self._decoding)[2])
         self._admit()
-        return answered
+        return answers
 
     def next_event(self) -> float:
-        """Return the time of the next event; infinity if the replica is idle."""
+        """Return the time of the next event, or infinity if the replica is idle."""
         step = self._step()
         if not step:
             return math.inf
         steps = math.inf
-        if self._writing:
-            steps = self._writing[0][0] - self._steps
-        if self._reading:
-            steps = min(steps, self._reading[0].left / PREFILL_STEP)
-        return self._now + max(steps, 0.0) * step
+        if self._decoding:
+            steps = self._decoding[0][0] - self._steps
+        if self._prefilling:
+            steps = min(steps, self._prefilling[0].tokens_left / PREFILL_STEP)
+        return self._time + max(steps, 0.0) * step
 
     def drop(self) -> None:
         """Drop all requests."""
-        self._writing.clear()
-        self._reading.clear()
-        self._waiting.clear()
+        self._decoding.clear()
+        self._prefilling.clear()
+        self._queue.clear()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._writing) + len(self._reading) < self._replica.batch:
-            request = self._waiting.popleft()
-            request.left = max(1, request.prompt - request.cached)
-            self._reading.append(request)
+        while self._queue and len(self._decoding) + len(self._prefilling) < self._replica.batch:
+            request = self._queue.popleft()
+            request.tokens_left = max(1, request.prompt_tokens - request.cached_tokens)
+            self._prefilling.append(request)
 
     def _step(self) -> float:
-        """Return the duration of a step in seconds; 0 if the replica is idle."""
-        if not (self._writing or self._reading):
+        """Return the duration of a step in seconds, or 0 if the replica is idle."""
+        if not (self._decoding or self._prefilling):
             return 0.0
-        sequences = len(self._writing)
+        sequences = len(self._decoding)
         memory = self._replica.weights_seconds + sequences * self._replica.sequence_seconds
-        tokens = sequences + (PREFILL_STEP if self._reading else 0)
+        tokens = sequences + (PREFILL_STEP if self._prefilling else 0)
         return max(memory, tokens / self._replica.tokens_per_second) / self._rate
 
 
@@ -223,18 +226,18 @@ class _Simulation:
         self._random = random.Random(operation.seed)
         slow = round(operation.slow_share * operation.replicas)
         self._machines = [
-            _Machine(replica, number, operation.slow_rate if number < slow else 1.0)
+            _ReplicaState(replica, number, operation.slow_rate if number < slow else 1.0)
             for number in range(operation.replicas)
         ]
         self._events: list[tuple[float, int, str, int, int]] = []
-        self._order = 0
-        self._left = workload.documents
+        self._event_count = 0
+        self._documents_left = workload.documents
         self._documents: dict[int, _Document] = {}
-        self._now = self._last_start = 0.0
+        self._time = self._last_start = 0.0
         self._is_killed = False
         self._quarter = (0.0, 0)
         """The time when a quarter of the documents had started, and the number of requests served by then."""
-        self._served_at_last_start = 0
+        self._requests_at_last_start = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -242,160 +245,162 @@ class _Simulation:
         for machine in self._machines:
             self._plan_failure(machine)
         self._plan_kill()
-        for _ in range(min(documents_in_flight, self._left)):
-            self._start()
+        for _ in range(min(documents_in_flight, self._documents_left)):
+            self._start_document()
         while self._documents:
-            self._now, _, kind, number, version = heapq.heappop(self._events)
+            self._time, _, kind, number, version = heapq.heappop(self._events)
             if kind == "work":
                 machine = self._machines[number]
                 if version == machine.version:
-                    self._work(machine)
+                    self._advance_and_schedule(machine)
             elif kind == "failure":
-                self._fail(self._machines[number])
+                self._fail_replica(self._machines[number])
             elif kind == "repair":
                 self._machines[number].is_up = True
                 self._plan_failure(self._machines[number])
             elif kind == "kill":
-                self._kill()
+                self._kill_client()
             else:
-                self._resume()
-        return self._finished_outcome()
+                self._resume_client()
+        return self._compute_outcome()
 
-    def _finished_outcome(self) -> Outcome:
+    def _compute_outcome(self) -> Outcome:
         outcome, documents = self.outcome, self._workload.documents
-        outcome.seconds, outcome.tail_seconds = self._now, self._now - self._last_start
-        quarter_start, served = self._quarter
+        outcome.seconds, outcome.tail_seconds = self._time, self._time - self._last_start
+        quarter_start, early_requests = self._quarter
         span = self._last_start - quarter_start
-        requests = outcome.served / documents
-        outcome.rate = (self._served_at_last_start - served) / span / requests if span > 0 else documents / self._now
-        outcome.busy = sum(each.busy for each in self._machines) / (len(self._machines) * self._now)
+        requests = outcome.requests / documents
+        outcome.rate = (
+            (self._requests_at_last_start - early_requests) / span / requests if span > 0 else documents / self._time
+        )
+        outcome.busy_share = sum(machine.busy for machine in self._machines) / (len(self._machines) * self._time)
         return outcome
 
     # Documents
 
-    def _start(self) -> None:
-        self._left -= 1
-        number = self._left
+    def _start_document(self) -> None:
+        self._documents_left -= 1
+        number = self._documents_left
         self._documents[number] = document = _Document(
-            number, stages_of(self._workload, document_random(self._operation.seed, number))
+            number, plan_stages(self._workload, make_document_rng(self._operation.seed, number))
         )
-        self._last_start, self._served_at_last_start = self._now, self.outcome.served
-        if self._left == self._workload.documents * 3 // 4:
-            self._quarter = (self._now, self.outcome.served)
-        self._place(document)
-        self._next_stage(document)
+        self._last_start, self._requests_at_last_start = self._time, self.outcome.requests
+        if self._documents_left == self._workload.documents * 3 // 4:
+            self._quarter = (self._time, self.outcome.requests)
+        self._assign_replica(document)
+        self._send_next_stage(document)
 
-    def _place(self, document: _Document) -> None:
-        up = [each for each in self._machines if each.is_up] or self._machines
-        document.replica = min(up, key=lambda each: each.documents)
+    def _assign_replica(self, document: _Document) -> None:
+        up = [machine for machine in self._machines if machine.is_up] or self._machines
+        document.replica = min(up, key=lambda machine: machine.documents)
         document.replica.documents += 1
 
-    def _next_stage(self, document: _Document) -> None:
+    def _send_next_stage(self, document: _Document) -> None:
         stage = next(document.stages, None)
         if stage is None:
             del self._documents[document.number]
             assert document.replica is not None
             document.replica.documents -= 1
-            if self._left:
-                self._start()
+            if self._documents_left:
+                self._start_document()
             return
-        for prompt, cached, written in stage:
-            request = _Request(document, prompt, cached, written)
-            document.open[id(request)] = request
+        for prompt, cached_tokens, reply_tokens in stage:
+            request = _Request(document, prompt, cached_tokens, reply_tokens)
+            document.open_requests[id(request)] = request
             self._send(request)
 
     def _send(self, request: _Request) -> None:
         machine = request.document.replica
         assert machine is not None
         self._advance(machine)
-        request.sent = self._now
+        request.start = self._time
         machine.submit(request)
         self._schedule(machine)
 
     # Replicas
 
-    def _work(self, machine: _Machine) -> None:
+    def _advance_and_schedule(self, machine: _ReplicaState) -> None:
         self._advance(machine)
         self._schedule(machine)
 
-    def _advance(self, machine: _Machine) -> None:
+    def _advance(self, machine: _ReplicaState) -> None:
         ready = []
-        for request in machine.advance(self._now):
+        for request in machine.advance(self._time):
             outcome, document = self.outcome, request.document
-            outcome.served += 1
-            outcome.prompt_tokens += request.prompt
-            outcome.computed_tokens += request.prompt - request.cached
-            outcome.written_tokens += request.written
-            outcome.latencies.append(self._now - request.sent)
-            del document.open[id(request)]
-            if not document.open:
+            outcome.requests += 1
+            outcome.prompt_tokens += request.prompt_tokens
+            outcome.computed_tokens += request.prompt_tokens - request.cached_tokens
+            outcome.reply_tokens += request.reply_tokens
+            outcome.latencies.append(self._time - request.start)
+            del document.open_requests[id(request)]
+            if not document.open_requests:
                 ready.append(document)
         for document in ready:
-            self._next_stage(document)
+            self._send_next_stage(document)
 
-    def _schedule(self, machine: _Machine) -> None:
+    def _schedule(self, machine: _ReplicaState) -> None:
         machine.version += 1
         when = machine.next_event()
         if when < math.inf:
-            self._plan(when, "work", machine.number, machine.version)
+            self._add_event(when, "work", machine.number, machine.version)
 
     # Failures
 
-    def _plan_failure(self, machine: _Machine) -> None:
+    def _plan_failure(self, machine: _ReplicaState) -> None:
         if self._operation.hours_between_failures < math.inf:
             seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_failures))
-            self._plan(self._now + seconds, "failure", machine.number)
+            self._add_event(self._time + seconds, "failure", machine.number)
 
     def _plan_kill(self) -> None:
         if self._operation.hours_between_kills < math.inf:
             seconds = self._random.expovariate(1 / (3600 * self._operation.hours_between_kills))
-            self._plan(self._now + seconds, "kill", 0)
+            self._add_event(self._time + seconds, "kill", 0)
 
-    def _fail(self, machine: _Machine) -> None:
+    def _fail_replica(self, machine: _ReplicaState) -> None:
         self._advance(machine)
         machine.drop()
         machine.is_up = False
         machine.version += 1
-        self._plan(self._now + self._operation.repair_seconds, "repair", machine.number)
-        for document in [each for each in self._documents.values() if each.replica is machine]:
+        self._add_event(self._time + self._operation.repair_seconds, "repair", machine.number)
+        for document in [document for document in self._documents.values() if document.replica is machine]:
             machine.documents -= 1
-            self._place(document)
+            self._assign_replica(document)
             if not self._is_killed:
-                self._send_again(document)
+                self._repeat_requests(document)
 
-    def _kill(self) -> None:
+    def _kill_client(self) -> None:
         self._is_killed = True
         for machine in self._machines:
             self._advance(machine)
             machine.drop()
             machine.version += 1
-        self._plan(self._now + self._operation.restart_seconds, "resume", 0)
+        self._add_event(self._time + self._operation.restart_seconds, "resume", 0)
 
-    def _resume(self) -> None:
+    def _resume_client(self) -> None:
         self._is_killed = False
         self._plan_kill()
         for document in list(self._documents.values()):
-            self._send_again(document)
+            self._repeat_requests(document)
 
-    def _send_again(self, document: _Document) -> None:
-        for request in list(document.open.values()):
-            self.outcome.repeated += 1
+    def _repeat_requests(self, document: _Document) -> None:
+        for request in list(document.open_requests.values()):
+            self.outcome.repeats += 1
             self._send(request)
 
-    def _plan(self, when: float, kind: str, number: int, version: int = 0) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (when, self._order, kind, number, version))
+    def _add_event(self, when: float, kind: str, number: int, version: int = 0) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (when, self._event_count, kind, number, version))
 
 
-def document_random(seed: int, number: int) -> random.Random:
-    """Return the random generator of a document. Its length is the same for all strategies."""
+def make_document_rng(seed: int, number: int) -> random.Random:
+    """Return the random generator of a document, whose length is then the same for all strategies."""
     return random.Random(seed * 1_000_003 + number)
 
 
-def stages_of(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
+def plan_stages(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple[int, int, int]]]:
     """Yield the stages of a document.
 
-    Each stage is a list of requests with three numbers: prompt tokens, cached prompt tokens and written tokens.
+    A stage is a list of requests, each with three numbers: its prompt tokens, those in the cache, and its reply tokens.
     """
     tokens = workload.mean_tokens
     if workload.spread:
@@ -404,42 +409,42 @@ def stages_of(workload: Workload, rng: random.Random) -> Iterator[Sequence[tuple
     chunks = max(1, math.ceil(tokens / workload.chunk_tokens))
     length = math.ceil(tokens / chunks)
     memory, frame, questions = workload.memory_tokens, workload.frame_tokens, workload.questions
-    reading = length + memory + frame
+    update_prompt = length + memory + frame
 
-    def each_question(prompt: int, written: int, shared: int = 0) -> list[tuple[int, int, int]]:
-        shared = shared if workload.shares_sections else 0
-        return [(prompt, shared if number else 0, written) for number in range(questions)]
+    def repeat_for_questions(prompt: int, reply_tokens: int, cached_tokens: int = 0) -> list[tuple[int, int, int]]:
+        cached_tokens = cached_tokens if workload.shares_sections else 0
+        return [(prompt, cached_tokens if number else 0, reply_tokens) for number in range(questions)]
 
     if workload.strategy == "parallel":
-        yield each_question(reading, memory, length) * chunks
-        yield from _merges(chunks, workload)
+        yield repeat_for_questions(update_prompt, memory, length) * chunks
+        yield from _plan_merges(chunks, workload)
     elif workload.strategy == "segments":
         segments = min(workload.segments, chunks)
-        for first in range(0, chunks, segments):
-            now = min(segments, chunks - first)
-            yield each_question(reading, memory, length) * now
-        yield from _merges(segments, workload)
+        for start in range(0, chunks, segments):
+            count = min(segments, chunks - start)
+            yield repeat_for_questions(update_prompt, memory, length) * count
+        yield from _plan_merges(segments, workload)
     else:
         for _ in range(chunks):
-            requests = each_question(reading, memory, length)
+            requests = repeat_for_questions(update_prompt, memory, length)
             if workload.strategy == "gated":
                 requests = [
-                    (prompt, cached, written if rng.random() < workload.rewrites else workload.gate_tokens)
-                    for prompt, cached, written in requests
+                    (prompt, cached_tokens, reply_tokens if rng.random() < workload.rewrites else workload.gate_tokens)
+                    for prompt, cached_tokens, reply_tokens in requests
                 ]
             yield requests
-    yield each_question(memory + frame, workload.answer_tokens)
+    yield repeat_for_questions(memory + frame, workload.answer_tokens)
 
 
-def _merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
+def _plan_merges(memories: int, workload: Workload) -> Iterator[Sequence[tuple[int, int, int]]]:
     """Yield the stages that merge memories until one is left."""
     while memories > 1:
-        groups = math.ceil(memories / workload.merged)
+        groups = math.ceil(memories / workload.merge_size)
         prompt = math.ceil(memories / groups) * workload.memory_tokens + workload.frame_tokens
         yield [(prompt, 0, workload.memory_tokens)] * (groups * workload.questions)
         memories = groups
 
 
 def simulate(replica: Replica, workload: Workload, operation: Operation) -> Outcome:
-    """Simulate the reading of all documents."""
+    """Simulate the reading of all documents, and return the times and counts."""
     return _Simulation(replica, workload, operation).run()

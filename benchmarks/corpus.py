@@ -1,4 +1,4 @@
-"""Compares a corpus run with a bare request loop at 256 requests in flight, and measures peak memory.
+"""Compare a corpus run with a bare request loop at 256 requests in flight, and measure peak memory.
 
 A local server answers every request after two seconds, which is about the time that a good server needs to write a
 memory. The bare loop only sends requests of the same size through the same HTTP client, with 256 documents in flight.
@@ -6,7 +6,7 @@ The corpus run also opens documents, cuts chunks, fills prompts, saves a checkpo
 writes its ledger and writes Parquet. The two take turns in the order A B B A. There are many short documents, so that
 the end of a run, when few documents are left, has little weight.
 
-Peak memory is measured in separate processes that read a table of tiny documents with a policy that answers at once.
+Peak memory is measured in separate processes, which read a table of tiny documents with a policy that answers at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +25,8 @@ import msgspec
 
 from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import slow_server, take_turns
+from benchmarks.text import generate_prose
+from benchmarks.throughput import run_slow_server, take_turns
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_run import lock_table, run_corpus
 from memagent_graph import (
@@ -51,7 +50,7 @@ QUESTION: Final = "What does it say?"
 
 
 async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) -> int:
-    """Read a table like `memagent corpus`, and return the number of calls."""
+    """Read a table as `memagent corpus` does, and return the number of calls."""
     inputs, folder = open_inputs(str(table)), TableFolder(str(out))
     with lock_table(folder) as work:
         agent = MemAgent(
@@ -72,17 +71,17 @@ async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) 
 async def _compare(url: str, folder: Path) -> tuple[float, float]:
     """Return the ratio of the corpus run's rate to the bare loop's, and the run's CPU time in ms per request."""
     table = folder / "table.jsonl"
-    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     runs = 0
 
-    async def corpus() -> int:
+    async def run_table() -> int:
         nonlocal runs
         runs += 1
         policy = OpenAICompatiblePolicy("slow", base_url=url, max_concurrency=IN_FLIGHT)
         return await read_table(table, folder / f"out-{runs}", policy, chunk_tokens=CHUNK_TOKENS)
 
-    await corpus()
+    await run_table()
     turns = [row["usage"]["calls"] for row in TableFolder(str(folder / "out-1")).rows(["usage"])]
     prompts = load_prompts()
     messages = prompts.messages(
@@ -90,36 +89,35 @@ async def _compare(url: str, folder: Path) -> tuple[float, float]:
     )
     body = {"model": "slow", "messages": messages, "max_tokens": 1024, "temperature": 0.0}
 
-    async def bare() -> int:
+    async def run_bare_loop() -> int:
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as client:
 
-            async def one(count: int) -> None:
+            async def send_requests(count: int) -> None:
                 async with slots:
                     for _ in range(count):
                         async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                             msgspec.json.decode(await reply.read())
 
-            await asyncio.gather(*map(one, turns))
+            await asyncio.gather(*map(send_requests, turns))
         return sum(turns)
 
-    first: Callable[[], Awaitable[int]] = bare
-    ratio, _, cost = await take_turns(first, corpus)
+    ratio, _, cost = await take_turns(run_bare_loop, run_table)
     return ratio, cost
 
 
-_MEMORY: Final = """
+_MEMORY_PROGRAM: Final = """
 import asyncio, sys
 from pathlib import Path
 from benchmarks.corpus import InstantPolicy, read_table
 asyncio.run(read_table(Path(sys.argv[1]), Path(sys.argv[2]), InstantPolicy(), chunk_tokens=200))
-status = Path("/proc/self/status").read_text()  # getrusage() may have the peak of the process that started this one
+status = Path("/proc/self/status").read_text()  # getrusage() may count the parent's peak
 print(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
 """
 
 
 class InstantPolicy:
-    """A policy that answers immediately with a fixed text."""
+    """A policy that returns a fixed text without waiting."""
 
     name = "at once"
 
@@ -130,31 +128,37 @@ class InstantPolicy:
         return Completion(text, FinishReason.STOP, self.name, TokenUsage(100, 10))
 
 
-def peak_megabytes(documents: int) -> float:
+def measure_peak_megabytes(documents: int) -> float:
     """Return the peak memory, in MB, of a process that reads a table of tiny documents."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.jsonl"
         with table.open("w") as file:
             for number in range(documents):
                 file.write(json.dumps({"text": f"Document {number} says nothing much about anything."}) + "\n")
-        command = [sys.executable, "-c", _MEMORY, str(table), str(Path(folder) / "out")]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        return float(done.stdout.split()[-1])
+        command = [sys.executable, "-c", _MEMORY_PROGRAM, str(table), str(Path(folder) / "out")]
+        process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return float(process.stdout.split()[-1])
 
 
 def measure() -> list[Figure]:
-    """Measure throughput, CPU time and peak memory."""
-    throughput.DELAY_MS, before, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
+    """Return the figures on throughput, CPU time and peak memory."""
+    throughput.DELAY_MS, default_delay, rounds = DELAY_MS, throughput.DELAY_MS, throughput.ROUNDS
     throughput.ROUNDS = 1
     try:
-        with slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(_compare(url, Path(folder)))
     finally:
-        throughput.DELAY_MS, throughput.ROUNDS = before, rounds
-    few, many = peak_megabytes(FEW), peak_megabytes(MANY)
+        throughput.DELAY_MS, throughput.ROUNDS = default_delay, rounds
+    small_peak, large_peak = measure_peak_megabytes(FEW), measure_peak_megabytes(MANY)
     return [
         Figure(f"requests/s, corpus : bare loop, {IN_FLIGHT} in flight", ratio, "x", ">= 0.9", ratio >= 0.9),
-        Figure("corpus, CPU time per request", cost, "ms", "", True),
-        Figure(f"corpus of {FEW:,} documents: peak memory", few, "MB", "", True),
-        Figure(f"corpus of {MANY:,} documents: peak memory", many, "MB", "at most 60 more", many - few <= 60),
+        Figure("corpus, CPU time per request", cost, "ms"),
+        Figure(f"corpus of {FEW:,} documents: peak memory", small_peak, "MB"),
+        Figure(
+            f"corpus of {MANY:,} documents: peak memory",
+            large_peak,
+            "MB",
+            "at most 60 more",
+            large_peak - small_peak <= 60,
+        ),
     ]

@@ -1,7 +1,7 @@
-"""Estimates the cost of reading a million documents: `python -m benchmarks.corpus_cost`.
+"""Estimate the cost of reading a million documents: `python -m benchmarks.corpus_cost`.
 
-The GPUs are simulated (`benchmarks.cluster_simulation`) with published figures, which we did not measure: the compute
-and memory bandwidth of an H100 SXM (NVIDIA's data sheet) and the architecture of Qwen2.5-7B (its config.json). The
+The GPUs are simulated (`benchmarks.cluster_simulation`) from published figures, not measurements: the compute and
+memory bandwidth of an H100 SXM (NVIDIA's data sheet) and the architecture of Qwen2.5-7B (its config.json). The
 simulation runs a part of the cluster with enough documents to keep it busy, and the rate is scaled to all GPUs and
 documents. The client's cost was measured. `--measure` and `python -m benchmarks corpus` repeat the measurement on this
 machine.
@@ -48,13 +48,13 @@ class Hardware:
 
     def replica(self, tokens_per_sequence: float) -> Replica:
         """Return one GPU with the model, for sequences of this length."""
-        room = self.memory * self.usable - 2 * self.parameters
+        cache_memory = self.memory * self.usable - 2 * self.parameters
         cache = tokens_per_sequence * self.cache_bytes_per_token
         return Replica(
             tokens_per_second=self.flops * self.efficiency / (2 * self.parameters),
             weights_seconds=2 * self.parameters / self.bandwidth,
             sequence_seconds=cache / self.bandwidth,
-            batch=max(1, int(room // cache)),
+            batch=max(1, int(cache_memory // cache)),
         )
 
 
@@ -76,13 +76,12 @@ class Cost:
     gpu_hours: float
     requests: float
     requests_per_second: float
-    computed: float
-    """Prompt tokens that are computed. The others come from a prefix cache."""
-    written: float
-    busy: float
+    computed_tokens: float
+    """Prompt tokens that are computed; the others come from a prefix cache."""
+    reply_tokens: float
     median_seconds: float
     p99_seconds: float
-    repeated: float
+    repeat_share: float
     """The share of requests that were sent again."""
 
 
@@ -106,106 +105,107 @@ def collect_settings(workload: Workload, operation: Operation) -> list[Setting]:
     ]
 
 
-def cost_of(setting: Setting, hardware: Hardware, documents: int, gpus: int) -> Cost:
+def estimate_cost(setting: Setting, hardware: Hardware, documents: int, gpus: int) -> Cost:
     """Simulate a part of the documents on a part of the cluster, and scale the result."""
     workload, operation = setting.workload, setting.operation
     sequence = workload.chunk_tokens + 2 * workload.memory_tokens + workload.frame_tokens
-    part = max(64, TURNOVER * operation.requests_in_flight // workload.requests_at_once)
-    outcome = simulate(hardware.replica(sequence), replace(workload, documents=part), operation)
-    return scaled(setting.name, outcome, part, documents, gpus / operation.replicas, gpus)
+    simulated_documents = max(64, TURNOVER * operation.requests_in_flight // workload.requests_at_once)
+    outcome = simulate(hardware.replica(sequence), replace(workload, documents=simulated_documents), operation)
+    return scale_outcome(setting.name, outcome, simulated_documents, documents, gpus / operation.replicas, gpus)
 
 
-def scaled(name: str, outcome: Outcome, part: int, documents: int, times: float, gpus: int) -> Cost:
-    """Scale the outcome for a part to all documents and GPUs.
+def scale_outcome(
+    name: str, outcome: Outcome, simulated_documents: int, documents: int, scale: float, gpus: int
+) -> Cost:
+    """Scale the outcome of a simulation to all documents and GPUs.
 
     Args:
         name: the setting's name.
         outcome: the outcome of the simulation.
-        part: the number of simulated documents.
+        simulated_documents: the number of simulated documents.
         documents: the number of all documents.
-        times: the number of GPUs divided by the number of simulated ones.
+        scale: the number of all GPUs, divided by the number of simulated ones.
         gpus: the number of all GPUs.
     """
-    seconds = documents / (outcome.rate * times)
-    share = documents / part
-    ordered = statistics.quantiles(outcome.latencies, n=100)
+    seconds = documents / (outcome.rate * scale)
+    share = documents / simulated_documents
+    percentiles = statistics.quantiles(outcome.latencies, n=100)
     return Cost(
         name=name,
         hours=seconds / 3600,
         gpu_hours=seconds / 3600 * gpus,
-        requests=outcome.served * share,
-        requests_per_second=outcome.served * share / seconds,
-        computed=outcome.computed_tokens * share,
-        written=outcome.written_tokens * share,
-        busy=outcome.busy,
-        median_seconds=ordered[49],
-        p99_seconds=ordered[98],
-        repeated=outcome.repeated / outcome.served,
+        requests=outcome.requests * share,
+        requests_per_second=outcome.requests * share / seconds,
+        computed_tokens=outcome.computed_tokens * share,
+        reply_tokens=outcome.reply_tokens * share,
+        median_seconds=percentiles[49],
+        p99_seconds=percentiles[98],
+        repeat_share=outcome.repeats / outcome.requests,
     )
 
 
 def longest_document_hours(workload: Workload, hardware: Hardware) -> float:
-    """Return how many hours the longest document takes alone on a GPU. No run can be shorter."""
+    """Return the hours that the longest document needs alone on a GPU; no run can be shorter."""
     replica = hardware.replica(workload.chunk_tokens)
-    alone = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
-    return simulate(replica, alone, Operation(1, 1)).seconds / 3600
+    single = replace(workload, documents=1, mean_tokens=workload.longest, spread=0.0, questions=1)
+    return simulate(replica, single, Operation(1, 1)).seconds / 3600
 
 
-def table_of(costs: Sequence[Cost], client_ms: float, price: float | None) -> str:
+def format_table(costs: Sequence[Cost], client_ms: float, price: float | None) -> str:
     """Format the costs as a Markdown table."""
     head = ["setting", "days", "GPU hours", "requests, millions", "requests/s", "prompt tokens computed, billions",
             "tokens written, billions", "request, median and p99 s", "client cores", "sent again"]  # fmt: skip
     head += ["price"] if price else []
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
-    for each in costs:
-        line = [each.name, f"{each.hours / 24:.1f}", f"{each.gpu_hours:,.0f}", f"{each.requests / 1e6:,.0f}",
-                f"{each.requests_per_second:,.0f}", f"{each.computed / 1e9:,.0f}", f"{each.written / 1e9:,.1f}",
-                f"{each.median_seconds:.0f}, {each.p99_seconds:.0f}",
-                f"{each.requests_per_second * client_ms / 1000:.1f}", f"{each.repeated:.2%}"]  # fmt: skip
-        lines.append(line + ([f"{each.gpu_hours * price:,.0f}"] if price else []))
+    for cost in costs:
+        line = [cost.name, f"{cost.hours / 24:.1f}", f"{cost.gpu_hours:,.0f}", f"{cost.requests / 1e6:,.0f}",
+                f"{cost.requests_per_second:,.0f}", f"{cost.computed_tokens / 1e9:,.0f}",
+                f"{cost.reply_tokens / 1e9:,.1f}", f"{cost.median_seconds:.0f}, {cost.p99_seconds:.0f}",
+                f"{cost.requests_per_second * client_ms / 1000:.1f}", f"{cost.repeat_share:.2%}"]  # fmt: skip
+        lines.append(line + ([f"{cost.gpu_hours * price:,.0f}"] if price else []))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 # Measurements on this machine
 
 
-async def _checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
-    """Measure how many checkpoints per second many concurrent reads can write, and the bytes per checkpoint."""
+async def _measure_checkpoints(seconds: float, reads: int = 256) -> tuple[float, float]:
+    """Return the checkpoints per second that `reads` concurrent reads write, and the bytes per checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints.sqlite"
         saver = await open_saver(path)
         assert saver is not None
-        saved, end = 0, time.monotonic() + seconds
+        count, end = 0, time.monotonic() + seconds
         memory = "what was kept of the document so far, some hundreds of words of it. " * 40
 
         async def read(number: int) -> None:
-            nonlocal saved
+            nonlocal count
             while time.monotonic() < end:
-                saved += 1
-                values = {"memory": f"{saved} {memory}", "question": "What does it say?"}
-                identity = f"{saved:036d}"
+                count += 1
+                values = {"memory": f"{count} {memory}", "question": "What does it say?"}
+                identity = f"{count:036d}"
                 checkpoint = {"v": 4, "id": identity, "ts": "", "channel_values": values, "channel_versions": {},
                               "versions_seen": {}, "updated_channels": None}  # fmt: skip
                 config = {"configurable": {"thread_id": str(number), "checkpoint_ns": ""}}
                 await saver.aput(config, checkpoint, {}, {})  # type: ignore[arg-type]
 
-        began = time.monotonic()
+        start_time = time.monotonic()
         await asyncio.gather(*(read(number) for number in range(reads)))
-        rate = saved / (time.monotonic() - began)
+        rate = count / (time.monotonic() - start_time)
         await saver.conn.close()  # type: ignore[attr-defined]
-        return rate, sum(each.stat().st_size for each in path.parent.iterdir()) / saved
+        return rate, sum(file.stat().st_size for file in path.parent.iterdir()) / count
 
 
-def _ledger(seconds: float, questions: int) -> float:
-    """Measure how many documents per second the ledger can store, each with one row per question."""
+def _measure_ledger(seconds: float, questions: int) -> float:
+    """Return the documents per second that the ledger stores, each with one row per question."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = CorpusLedger(Path(folder) / "ledger.sqlite")
-        done, began = 0, time.monotonic()
-        while time.monotonic() - began < seconds:
-            name = f"folder/document-{done}.txt"
+        documents, start_time = 0, time.monotonic()
+        while time.monotonic() - start_time < seconds:
+            name = f"folder/document-{documents}.txt"
             rows = [
                 CorpusRow(
-                    id=f"{done}-{number}", document=name, digest="0" * 64,
+                    id=f"{documents}-{number}", document=name, digest="0" * 64,
                     question=f"What does it say, {number}?", answer="The answer.", memory="kept " * 300,
                     usage=RowUsage(1, 1, 0, 1, 1.0),
                 )
@@ -213,17 +213,17 @@ def _ledger(seconds: float, questions: int) -> float:
             ]  # fmt: skip
             ledger.begin(name)
             ledger.finish(name, "1", rows)
-            done += 1
-        rate = done / (time.monotonic() - began)
+            documents += 1
+        rate = documents / (time.monotonic() - start_time)
         ledger.close()
         return rate
 
 
-def _print_measured(seconds: float) -> None:
-    rate, size = asyncio.run(_checkpoints(seconds))
+def _print_client_costs(seconds: float) -> None:
+    rate, size = asyncio.run(_measure_checkpoints(seconds))
     print(f"checkpoints of 256 concurrent reads: {rate:,.0f} per second, {size / 1000:.1f} kB each")
     for questions in (1, 8):
-        print(f"ledger, {questions} rows per document: {_ledger(seconds, questions):,.0f} documents per second")
+        print(f"ledger, {questions} rows per document: {_measure_ledger(seconds, questions):,.0f} documents per second")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -243,18 +243,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--client-ms", type=float, default=3.5, help="the client's CPU time per request in ms")
     parser.add_argument("--price", type=float, help="price of a GPU hour; adds a column")
     parser.add_argument("--measure", action="store_true", help="only measure ledger and checkpoints on this machine")
-    given = parser.parse_args(arguments)
-    if given.measure:
-        _print_measured(3.0)
+    options = parser.parse_args(arguments)
+    if options.measure:
+        _print_client_costs(3.0)
         return
     workload = Workload(
-        given.documents, given.mean_tokens, given.spread, given.longest, chunk_tokens=int(given.chunk_tokens),
-        memory_tokens=int(given.memory_tokens),
+        options.documents, options.mean_tokens, options.spread, options.longest, chunk_tokens=int(options.chunk_tokens),
+        memory_tokens=int(options.memory_tokens),
     )  # fmt: skip
-    hardware = Hardware(**{name: getattr(given, name) for name in asdict(hardware)})
-    operation = Operation(given.simulated, given.in_flight * given.simulated)
-    costs = [cost_of(each, hardware, given.documents, given.gpus) for each in collect_settings(workload, operation)]
-    print(table_of(costs, given.client_ms, given.price))
+    hardware = Hardware(**{name: getattr(options, name) for name in asdict(hardware)})
+    operation = Operation(options.simulated, options.in_flight * options.simulated)
+    costs = [
+        estimate_cost(setting, hardware, options.documents, options.gpus)
+        for setting in collect_settings(workload, operation)
+    ]
+    print(format_table(costs, options.client_ms, options.price))
     hours = longest_document_hours(workload, hardware)
     print(f"\nThe longest document ({workload.longest:,.0f} tokens) alone: {hours:.2f} hours")
 

@@ -1,4 +1,4 @@
-"""Compares a corpus on Ray with the local engine at the same concurrency, and two actors with one. Needs `make ray`.
+"""Compare a corpus on Ray with the local engine at the same concurrency, and two actors with one. Needs `make ray`.
 
     .venv-ray/bin/python -m benchmarks corpus_on_ray
 
@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from benchmarks import throughput
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import slow_server
+from benchmarks.text import generate_prose
+from benchmarks.throughput import run_slow_server
 from memagent_corpus import CorpusDocument, CorpusReader, CorpusRow, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CHECKPOINTS, lock_table, run_corpus
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
@@ -33,7 +33,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
 PER_ACTOR: Final = int(os.environ.get("MEMAGENT_BENCHMARK_IN_FLIGHT", "128"))
-WAVES: Final = 4
+DOCUMENTS_PER_SLOT: Final = 4
 """The number of documents, as a multiple of the documents in flight."""
 CHUNKS: Final = 2
 CHUNK_TOKENS: Final = 1000
@@ -44,30 +44,31 @@ _ACTOR: Final = b"ray::DocumentActor"
 
 @dataclass
 class Clock:
-    """Measures a run; a `CorpusWatcher`. Times are in seconds of the monotonic clock."""
+    """A `CorpusWatcher` that measures a run. Times are in seconds of the monotonic clock."""
 
-    began: float = 0.0
-    first: float = float("inf")
+    run_start: float = 0.0
+    first_start: float = float("inf")
     """The start of the first document: its end minus its duration."""
-    last: float = 0.0
+    last_end: float = 0.0
     """The end of the last document."""
     calls: int = 0
+    """The requests of all documents."""
 
     def on_start(self, total: CorpusSize) -> None:
-        self.began = time.monotonic()
+        self.run_start = time.monotonic()
 
     def on_skip(self, documents: int, size: int) -> None:
         return
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
-        self.last = time.monotonic()
-        self.first = min(self.first, self.last - max(row.usage.seconds for row in rows))
+        self.last_end = time.monotonic()
+        self.first_start = min(self.first_start, self.last_end - max(row.usage.seconds for row in rows))
         self.calls += sum(row.usage.calls for row in rows)
 
     @property
     def rate(self) -> float:
         """Requests per second."""
-        return self.calls / (self.last - self.first)
+        return self.calls / (self.last_end - self.first_start)
 
 
 class ActorLoad(threading.Thread):
@@ -96,8 +97,8 @@ class ActorLoad(threading.Thread):
         return sum(self.seconds.values())
 
 
-async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> Clock:
-    """Read a table with this number of actors on the connected cluster, or in this process if it is 0."""
+async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actors: int) -> Clock:
+    """Read a table with this many actors on the connected cluster, or in this process if there are 0."""
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
     with ExitStack() as stack:
         work = stack.enter_context(lock_table(folder))
@@ -115,21 +116,21 @@ async def read(table: Path, out: Path, settings: ReadSettings, actors: int) -> C
 
 
 def measure() -> list[Figure]:
-    """Measure rates, CPU time, and the time until the first request."""
-    throughput.DELAY_MS, before = DELAY_MS, throughput.DELAY_MS
+    """Return the figures on rates, CPU time, and the time until the first request."""
+    throughput.DELAY_MS, default_delay = DELAY_MS, throughput.DELAY_MS
     try:
         with ExitStack() as stack:
-            url = stack.enter_context(slow_server(0))
+            url = stack.enter_context(run_slow_server(0))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(connect("local", num_cpus=4, object_store_memory=200 * 2**20))
-            return _figures(url, folder)
+            return _measure_on_cluster(url, folder)
     finally:
-        throughput.DELAY_MS = before
+        throughput.DELAY_MS = default_delay
 
 
-def _figures(url: str, folder: Path) -> list[Figure]:
-    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * WAVES))
-    for name, count in (("one", len(texts) // 2), ("two", len(texts))):
+def _measure_on_cluster(url: str, folder: Path) -> list[Figure]:
+    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, 2 * PER_ACTOR * DOCUMENTS_PER_SLOT))
+    for name, count in (("half", len(texts) // 2), ("all", len(texts))):
         lines = (json.dumps({"text": text}) for text in texts[:count])
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
 
@@ -138,25 +139,26 @@ def _figures(url: str, folder: Path) -> list[Figure]:
             model="slow", base_url=url, tokenizer="embedded", chunk_tokens=CHUNK_TOKENS, concurrency=concurrency
         )
 
-    began = time.process_time()
-    core = asyncio.run(read(folder / "two.jsonl", folder / "core", settings(2 * PER_ACTOR), 0))
-    core_cost = 1000 * (time.process_time() - began) / core.calls
-    one = asyncio.run(read(folder / "one.jsonl", folder / "ray-1", settings(PER_ACTOR), 1))
-    load, began = ActorLoad(), time.process_time()
+    start_time = time.process_time()
+    local = asyncio.run(read_with_actors(folder / "all.jsonl", folder / "local", settings(2 * PER_ACTOR), 0))
+    local_cost = 1000 * (time.process_time() - start_time) / local.calls
+    one_actor = asyncio.run(read_with_actors(folder / "half.jsonl", folder / "ray-1", settings(PER_ACTOR), 1))
+    load, start_time = ActorLoad(), time.process_time()
     load.start()
-    two = asyncio.run(read(folder / "two.jsonl", folder / "ray-2", settings(PER_ACTOR), 2))
-    driver, actors = time.process_time() - began, load.stop()
-    wall = two.last - two.first
-    ratio, growth, share = two.rate / core.rate, two.rate / one.rate, actors / 2 / wall
+    two_actors = asyncio.run(read_with_actors(folder / "all.jsonl", folder / "ray-2", settings(PER_ACTOR), 2))
+    driver_seconds, actor_seconds = time.process_time() - start_time, load.stop()
+    wall_seconds = two_actors.last_end - two_actors.first_start
+    ratio, growth = two_actors.rate / local.rate, two_actors.rate / one_actor.rate
+    share = actor_seconds / 2 / wall_seconds
     return [
-        Figure(f"core, {2 * PER_ACTOR} in flight", core.rate, "requests/s", "", True),
-        Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two.rate, "requests/s", "", True),
+        Figure(f"core, {2 * PER_ACTOR} in flight", local.rate, "requests/s"),
+        Figure(f"Ray, 2 actors with {PER_ACTOR} in flight each", two_actors.rate, "requests/s"),
         Figure("Ray : core", ratio, "x", ">= 0.8", ratio >= 0.8),
         Figure("2 actors : 1 actor", growth, "x", ">= 1.8", growth >= 1.8),
         Figure("CPU cores used by one actor", share, "", "< 0.3", share < 0.3),
-        Figure("core, CPU time per request", core_cost, "ms", "", True),
-        Figure("actors, CPU time per request", 1000 * actors / two.calls, "ms", "", True),
-        Figure("driver, CPU time per request", 1000 * driver / two.calls, "ms", "", True),
-        Figure("Ray, time until the first request", two.first - two.began, "s", "", True),
-        Figure("load average of the machine at the end", os.getloadavg()[0], "", "", True),
+        Figure("core, CPU time per request", local_cost, "ms"),
+        Figure("actors, CPU time per request", 1000 * actor_seconds / two_actors.calls, "ms"),
+        Figure("driver, CPU time per request", 1000 * driver_seconds / two_actors.calls, "ms"),
+        Figure("Ray, time until the first request", two_actors.first_start - two_actors.run_start, "s"),
+        Figure("load average of the machine at the end", os.getloadavg()[0]),
     ]

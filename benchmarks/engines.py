@@ -1,15 +1,15 @@
-"""How fast engines and number formats read with `english` on a CPU, and how often they are right.
+"""Compare the speed and accuracy of engines and number formats that read with `english` on a CPU.
 
     memagent policy add english --gguf
     python -m benchmarks.engines [--engines "this process, int8" ...]
 
-Each engine reads the same minutes in its policy's own way, four questions on a document, on one thread. The questions
-are asked in one read, so servers get them at once; answers that are not those of the first engine are printed. Prefill
-and decoding are measured apart, with prompts of token ids: `PREFILL` of them and one token of output, and `DECODED`
-tokens after a short prompt.
+Each engine reads the same documents on one thread, with four questions each and the policy's own strategy. One read
+asks all questions of a document, so a server gets them at once. Answers that differ from those of the first engine are
+printed. Prefill and decoding are measured separately, with prompts of token ids: `PREFILL_TOKENS` ids with one token of
+output, and a short prompt with `DECODED_TOKENS` tokens of output.
 
-`make vllm` installs vLLM, and `make .venv-llama/.installed` llama.cpp; an engine that is not there is left out, and
-said so.
+`make vllm` installs vLLM, and `make .venv-llama/.installed` installs llama.cpp. Engines that are not installed are
+skipped with a message.
 """
 
 from __future__ import annotations
@@ -40,60 +40,60 @@ from memagent_graph.tokenizers import load_tokenizer
 
 Policy: TypeAlias = LocalPolicy | OpenAICompatiblePolicy
 NAME: Final = "english"
-PREFILL, DECODED, SHORT = 1024, 64, 16
+PREFILL_TOKENS, DECODED_TOKENS, SHORT_PROMPT_TOKENS = 1024, 64, 16
 _ROUNDS: Final = 3
 _CHECKOUT: Final = Path(__file__).parents[1]
 _LLAMA: Final = Path(os.environ.get("MEMAGENT_LLAMA_PYTHON", _CHECKOUT / ".venv-llama/bin/python"))
 _LLAMA_SERVER: Final = _CHECKOUT / "tests/integration/llama_cpp_server.py"
 
 
-class NotHereError(Exception):
-    """An engine that is not installed; the message says what installs it."""
+class EngineNotInstalledError(Exception):
+    """An engine is not installed; the message is the command that installs it."""
 
 
 @contextmanager
-def in_this_process(dtype: str) -> Iterator[Policy]:
-    """transformers, in this process."""
+def open_transformers(dtype: str) -> Iterator[Policy]:
+    """Yield a policy that runs in this process, with transformers."""
     yield LocalPolicy(NAME, dtype=dtype)
 
 
 @contextmanager
-def in_vllm(dtype: str) -> Iterator[Policy]:
-    """A vLLM server."""
+def open_vllm(dtype: str) -> Iterator[Policy]:
+    """Start a vLLM server, and yield a policy that uses it."""
     from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServer
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         try:
-            with VLLMServer(_folder(), log_file=log, dtype=dtype, max_model_len=2048) as server:
+            with VLLMServer(_find_policy_folder(), log_file=log, dtype=dtype, max_model_len=2048) as server:
                 yield OpenAICompatiblePolicy(server.model_name, base_url=server.base_url)
         except VLLMNotInstalledError as error:
-            raise NotHereError("make vllm") from error
+            raise EngineNotInstalledError("make vllm") from error
 
 
 @contextmanager
-def in_llama_cpp(kind: str) -> Iterator[Policy]:
-    """A llama.cpp server of the policy's GGUF file, quantised to `kind`."""
-    half = _folder() / f"{NAME}.F16.gguf"
+def open_llama_cpp(kind: str) -> Iterator[Policy]:
+    """Start a llama.cpp server of the policy's GGUF file, quantised to `kind`, and yield a policy that uses it."""
+    f16_file = _find_policy_folder() / f"{NAME}.F16.gguf"
     if not _LLAMA.is_file():
-        raise NotHereError("make .venv-llama/.installed")
-    if not half.is_file():
-        raise NotHereError(f"memagent policy add {NAME} --gguf")
+        raise EngineNotInstalledError("make .venv-llama/.installed")
+    if not f16_file.is_file():
+        raise EngineNotInstalledError(f"memagent policy add {NAME} --gguf")
     with tempfile.TemporaryDirectory() as folder:
-        file = half if kind == "F16" else quantised(half, kind, Path(folder) / f"{kind}.gguf")
+        file = f16_file if kind == "F16" else quantise_gguf(f16_file, kind, Path(folder) / f"{kind}.gguf")
         command = [str(_LLAMA), str(_LLAMA_SERVER), str(file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
             yield OpenAICompatiblePolicy(base_url=f"{process.stdout.readline().strip()}/v1")
-            process.kill()  # it would wait for clients that keep their connections
+            process.kill()  # a stop would wait for clients that keep their connections
 
 
-def quantised(source: Path, kind: str, target: Path) -> Path:
-    """A GGUF file with its matrices in another format."""
+def quantise_gguf(source: Path, kind: str, target: Path) -> Path:
+    """Write a GGUF file with the matrices of `source` in another format, and return its path."""
     import gguf
     import numpy
 
-    wanted = gguf.GGMLQuantizationType[kind]
+    matrix_type = gguf.GGMLQuantizationType[kind]
     reader: Any = gguf.GGUFReader(source)
     writer: Any = gguf.GGUFWriter(target, "llama")
     for name, field in reader.fields.items():
@@ -106,8 +106,8 @@ def quantised(source: Path, kind: str, target: Path) -> Path:
         if tensor.data.ndim == 1:
             writer.add_tensor(tensor.name, tensor.data)
         else:
-            packed = gguf.quants.quantize(tensor.data.astype(numpy.float32), wanted)
-            writer.add_tensor(tensor.name, packed, raw_dtype=wanted)
+            packed = gguf.quants.quantize(tensor.data.astype(numpy.float32), matrix_type)
+            writer.add_tensor(tensor.name, packed, raw_dtype=matrix_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -116,81 +116,85 @@ def quantised(source: Path, kind: str, target: Path) -> Path:
 
 
 ENGINES: Final[Mapping[str, Callable[[], AbstractContextManager[Policy]]]] = {
-    "this process, float32": lambda: in_this_process("float32"),
-    "this process, bfloat16": lambda: in_this_process("bfloat16"),
-    "vLLM, float32": lambda: in_vllm("float32"),
-    "vLLM, bfloat16": lambda: in_vllm("bfloat16"),
-    "llama.cpp, F16": lambda: in_llama_cpp("F16"),
-    "llama.cpp, Q8_0": lambda: in_llama_cpp("Q8_0"),
-    "llama.cpp, Q4_0": lambda: in_llama_cpp("Q4_0"),
+    "this process, float32": lambda: open_transformers("float32"),
+    "this process, bfloat16": lambda: open_transformers("bfloat16"),
+    "vLLM, float32": lambda: open_vllm("float32"),
+    "vLLM, bfloat16": lambda: open_vllm("bfloat16"),
+    "llama.cpp, F16": lambda: open_llama_cpp("F16"),
+    "llama.cpp, Q8_0": lambda: open_llama_cpp("Q8_0"),
+    "llama.cpp, Q4_0": lambda: open_llama_cpp("Q4_0"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """The result of one engine."""
+class Measurement:
+    """The speed and the answers of one engine."""
 
     engine: str
-    prefill: float
-    """Prompt tokens a second."""
-    decode: float
-    """Tokens written a second."""
+    prefill_rate: float
+    """Prompt tokens per second."""
+    decoding_rate: float
+    """Output tokens per second."""
     seconds: float
-    """For all questions."""
-    right: tuple[bool, ...]
+    """The time for all questions."""
+    is_right: tuple[bool, ...]
+    """Whether each answer is right."""
     answers: tuple[str, ...]
 
 
-def measure(engine: str, documents: Sequence[DemoDocument]) -> Measured:
-    """Open an engine, and read.
+def measure_engine(engine: str, documents: Sequence[DemoDocument]) -> Measurement:
+    """Start an engine, measure its speed, and read all documents with it.
 
     Raises:
-        NotHereError: it is not installed.
+        EngineNotInstalledError: the engine is not installed.
     """
-    right: list[bool] = []
+    is_right: list[bool] = []
     answers: list[str] = []
     with ENGINES[engine]() as policy, tempfile.TemporaryDirectory() as folder:
-        prefill, decode = asyncio.run(_speeds(policy))
-        strategy = require_profile(_folder()).strategy
-        profile = None if isinstance(policy, LocalPolicy) else str(_folder())
+        prefill_rate, decoding_rate = asyncio.run(_measure_speeds(policy))
+        strategy = require_profile(_find_policy_folder()).strategy
+        profile = None if isinstance(policy, LocalPolicy) else str(_find_policy_folder())
         with MemAgent(policy, profile=profile, store=Path(folder), run_log=False, strategy=strategy) as reader:
             seconds = 0.0
             for document in documents:
                 text = Document.from_text(document.text)
-                begin = time.monotonic()
-                results = reader.read(text, questions=[each.question for each in document.questions])
-                seconds += time.monotonic() - begin
-                right += [question.is_right(r.answer) for r, question in zip(results, document.questions, strict=True)]
+                start_time = time.monotonic()
+                results = reader.read(text, questions=[question.question for question in document.questions])
+                seconds += time.monotonic() - start_time
+                is_right += [
+                    question.is_right(result.answer)
+                    for result, question in zip(results, document.questions, strict=True)
+                ]
                 answers += [result.answer or "" for result in results]
-    return Measured(engine, prefill, decode, seconds, tuple(right), tuple(answers))
+    return Measurement(engine, prefill_rate, decoding_rate, seconds, tuple(is_right), tuple(answers))
 
 
-async def _speeds(policy: Policy) -> tuple[float, float]:
-    """Tokens a second of prefill and of decoding; the best of some rounds, each with other tokens."""
-    ids = load_tokenizer(_folder()).encode(make_demo_document(5000).text)
-    prefill, decode = 0.0, 0.0
-    for place in range(0, _ROUNDS * PREFILL, PREFILL):
-        begin = time.monotonic()
-        await policy.complete(ids[place : place + PREFILL], SamplingParams(max_tokens=1))
-        prefill = max(prefill, PREFILL / (time.monotonic() - begin))
-        short = ids[place : place + SHORT]
-        begin = time.monotonic()
-        done = await policy.complete(short, SamplingParams(max_tokens=DECODED))
-        assert done.usage
-        decode = max(decode, done.usage.completion_tokens / (time.monotonic() - begin))
-    await policy.aclose()  # its connections belong to this event loop
-    return prefill, decode
+async def _measure_speeds(policy: Policy) -> tuple[float, float]:
+    """Return the tokens per second of prefill and of decoding: the best of some rounds, each with other tokens."""
+    ids = load_tokenizer(_find_policy_folder()).encode(make_demo_document(5000).text)
+    prefill_rate, decoding_rate = 0.0, 0.0
+    for start in range(0, _ROUNDS * PREFILL_TOKENS, PREFILL_TOKENS):
+        start_time = time.monotonic()
+        await policy.complete(ids[start : start + PREFILL_TOKENS], SamplingParams(max_tokens=1))
+        prefill_rate = max(prefill_rate, PREFILL_TOKENS / (time.monotonic() - start_time))
+        short_prompt = ids[start : start + SHORT_PROMPT_TOKENS]
+        start_time = time.monotonic()
+        completion = await policy.complete(short_prompt, SamplingParams(max_tokens=DECODED_TOKENS))
+        assert completion.usage
+        decoding_rate = max(decoding_rate, completion.usage.completion_tokens / (time.monotonic() - start_time))
+    await policy.aclose()  # the connections belong to this event loop
+    return prefill_rate, decoding_rate
 
 
-def _folder() -> Path:
+def _find_policy_folder() -> Path:
     folder = added_folder(NAME)
     if folder is None:
-        raise SystemExit(f"{NAME} is not on this machine; add it: memagent policy add {NAME} --gguf")
+        raise SystemExit(f"The policy {NAME} is not installed. Run: memagent policy add {NAME} --gguf")
     return folder
 
 
-def show(found: Sequence[Measured]) -> None:
-    """Print a table that can be pasted into Markdown, and the answers that differ from the first engine's."""
+def print_table(measurements: Sequence[Measurement]) -> None:
+    """Print a Markdown table of the engines, and the answers that differ from those of the first engine."""
     table = Table(box=rich.box.MARKDOWN)
     for column in (
         "engine",
@@ -202,42 +206,47 @@ def show(found: Sequence[Measured]) -> None:
         "equal",
     ):
         table.add_column(column, no_wrap=True)
-    for each in found:
-        pairs = list(zip(found[0].right, each.right, strict=True))
+    for measurement in measurements:
+        pairs = list(zip(measurements[0].is_right, measurement.is_right, strict=True))
         table.add_row(
-            each.engine,
-            f"{each.prefill:,.0f}",
-            f"{each.decode:.1f}",
-            f"{each.seconds / len(each.right):.2f}",
-            f"{sum(each.right)} of {len(each.right)}",
+            measurement.engine,
+            f"{measurement.prefill_rate:,.0f}",
+            f"{measurement.decoding_rate:.1f}",
+            f"{measurement.seconds / len(measurement.is_right):.2f}",
+            f"{sum(measurement.is_right)} of {len(measurement.is_right)}",
             f"{pairs.count((True, False))}, {pairs.count((False, True))}",
-            str(sum(one == other for one, other in zip(found[0].answers, each.answers, strict=True))),
+            str(
+                sum(
+                    answer == reference
+                    for answer, reference in zip(measurements[0].answers, measurement.answers, strict=True)
+                )
+            ),
         )
     console = Console(width=140)
     console.print(table)
-    for each in found[1:]:
-        for number, (one, other) in enumerate(zip(found[0].answers, each.answers, strict=True)):
-            if one != other:
-                console.print(f"{each.engine}, question {number}: {other!r}, not {one!r}", markup=False)
+    for measurement in measurements[1:]:
+        for number, (reference, answer) in enumerate(zip(measurements[0].answers, measurement.answers, strict=True)):
+            if reference != answer:
+                console.print(f"{measurement.engine}, question {number}: {answer!r}, not {reference!r}", markup=False)
 
 
 def main() -> None:
-    """Command line."""
+    """Measure the engines that the command line names, and print their table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME")
-    parser.add_argument("--documents", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=5000, help="length of a document")
-    given = parser.parse_args()
-    tokenizer = load_tokenizer(_folder())
-    documents = [make_demo_document(given.tokens, seed, tokenizer.count) for seed in range(given.documents)]
-    found = []
-    for engine in given.engines:
+    parser.add_argument("--documents", type=int, default=40, help="documents that each engine reads")
+    parser.add_argument("--tokens", type=int, default=5000, help="tokens of a document")
+    arguments = parser.parse_args()
+    tokenizer = load_tokenizer(_find_policy_folder())
+    documents = [make_demo_document(arguments.tokens, seed, tokenizer.count) for seed in range(arguments.documents)]
+    measurements = []
+    for engine in arguments.engines:
         print(f"measuring {engine} ...", file=sys.stderr, flush=True)
         try:
-            found.append(measure(engine, documents))
-        except NotHereError as error:
-            print(f"left out: {engine}; to install it: {error}", file=sys.stderr)
-    show(found)
+            measurements.append(measure_engine(engine, documents))
+        except EngineNotInstalledError as error:
+            print(f"skipped: {engine} is not installed; run: {error}", file=sys.stderr)
+    print_table(measurements)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One measured figure, and how figures are printed and stored."""
+"""A measured figure, and functions that print and store figures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Figure:
 
     metric: str
     value: float
-    unit: str
-    goal: str
-    met: bool
+    unit: str = ""
+    goal: str = ""
+    """The goal as text, such as "<= 0.5"; empty if there is none."""
+    met: bool = True
 
 
 def print_table(figures: Sequence[Figure]) -> None:

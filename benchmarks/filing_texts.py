@@ -1,8 +1,8 @@
-"""Documents like filings of companies, generated with the truth of every field.
+"""Generate documents like the filings of companies, with the true value of every field.
 
 A filing has a cover, sections on business and risks, a discussion of results, an auditor's report and signatures. Each
-fact has several wordings. Around the facts stand others of the same kind that are not the answer: last year's revenue,
-a segment's, a competitor's staff, a former auditor. Paragraphs are invented, so no policy has seen them.
+fact has several wordings. Around the facts are similar ones that are not the answer: the revenue of last year or of a
+segment, the staff of a competitor, a former auditor. All text is invented, so no policy has seen it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final, Literal
 from pydantic import BaseModel, Field
 
 QUESTION: Final = "What does the company report for the period of this filing?"
-_FIRST: Final = (
+_FAMILY_NAMES: Final = (
     *("Aldren", "Borvik", "Calden", "Dorwen", "Estmar", "Farrow", "Gildan"),
     *("Harvik", "Iskren", "Jorund", "Kelmar", "Lorvan", "Mesrin", "Norvald"),
 )
-_SECOND: Final = (
+_INDUSTRIES: Final = (
     *("Steel", "Foods", "Marine", "Optics", "Paper", "Rail", "Salt"),
     *("Textiles", "Timber", "Tools", "Water", "Instruments", "Cement", "Glass"),
 )
-_LAST: Final = ("Inc.", "Corporation", "Group", "Holdings", "Partners", "Works", "Company", "Trust")
+_LEGAL_FORMS: Final = ("Inc.", "Corporation", "Group", "Holdings", "Partners", "Works", "Company", "Trust")
 _AUDITORS: Final = (
     *("Abelard & Finch LLP", "Cotter Mayhew LLP", "Dunmore Partners", "Ostrander & Vale LLP", "Pryce Lindqvist LLP"),
     *("Quill, Harrow & Co.", "Tamsin Rook LLP", "Weyland Brothers"),
@@ -36,8 +36,8 @@ _RISKS: Final = (
     *("Loss of key personnel", "Stricter environmental rules", "Competition from abroad", "Pending litigation"),
     *("Rising cost of energy", "Product recalls", "Failure of acquisitions", "Natural disasters at our sites"),
 )
-_SIGNS: Final = {"USD": "$", "EUR": "€", "GBP": "£", "CHF": "CHF "}
-_NAMES: Final = {"USD": "U.S. dollars", "EUR": "euros", "GBP": "pounds sterling", "CHF": "Swiss francs"}
+_CURRENCY_SIGNS: Final = {"USD": "$", "EUR": "€", "GBP": "£", "CHF": "CHF "}
+_CURRENCY_NAMES: Final = {"USD": "U.S. dollars", "EUR": "euros", "GBP": "pounds sterling", "CHF": "Swiss francs"}
 _REASONS: Final = ("higher volumes", "two new plants", "better prices", "a mild winter", "an order of the navy")
 _PLACES: Final = ("the northern region", "our overseas markets", "the coastal states", "the eastern plants")
 _TOPICS: Final = ("warehouses", "delivery times", "leases", "pension plans", "spare parts", "inventories", "permits")
@@ -47,7 +47,7 @@ Scale = Literal["millions", "thousands", "billions"]
 
 
 class Filing(BaseModel):
-    """What is asked of each filing; the schema of the table."""
+    """The fields that are read from each filing: the schema of the table."""
 
     company: str = Field(description="the name of the company that files")
     form: Literal["annual", "quarterly"]
@@ -63,132 +63,134 @@ class Filing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFiling:
-    """A filing's text, its truth, and what makes it hard."""
+    """The text of a filing, its true fields, and what makes it hard."""
 
     name: str
-    """The file's name."""
+    """The name of its file."""
     text: str
     truth: Filing
     scale: Scale
-    changed_auditor: bool
-    """Whether a former auditor is named first."""
+    has_former_auditor: bool
+    """Whether the text names a former auditor before the present one."""
     wording: int
-    """0 to 2: how its sentences are put."""
+    """Which of the three wordings its sentences have, from 0 to 2."""
 
 
-def filings(count: int, *, seed: int = 23, words: int = 1500) -> Iterator[GeneratedFiling]:
-    """Filings, made one by one; equal arguments give equal ones.
+def generate_filings(count: int, *, seed: int = 23, words: int = 1500) -> Iterator[GeneratedFiling]:
+    """Yield generated filings; equal arguments give equal filings.
 
     Args:
-        count: how many.
-        seed: of all random choices.
-        words: about how many words each has, half to double that.
+        count: the number of filings.
+        seed: the seed of all random choices.
+        words: about how many words a filing has, from half to one and a half times that.
     """
     for number in range(count):
-        yield _filing(number, random.Random(f"{seed}/{number}"), words)
+        yield _generate_filing(number, random.Random(f"{seed}/{number}"), words)
 
 
 def write_filings(folder: Path, count: int, *, seed: int = 23, words: int = 1500) -> dict[str, GeneratedFiling]:
-    """Write filings to a folder, and return them by file name."""
+    """Write generated filings to a folder, and return them by file name."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {}
-    for each in filings(count, seed=seed, words=words):
-        (folder / each.name).write_text(each.text, encoding="utf-8")
-        made[each.name] = each
-    return made
+    filings_by_name = {}
+    for filing in generate_filings(count, seed=seed, words=words):
+        (folder / filing.name).write_text(filing.text, encoding="utf-8")
+        filings_by_name[filing.name] = filing
+    return filings_by_name
 
 
-def _filing(number: int, chance: random.Random, words: int) -> GeneratedFiling:
-    form: Literal["annual", "quarterly"] = "annual" if chance.random() < 0.6 else "quarterly"
-    year, month = chance.randint(2004, 2024), chance.choice((3, 6, 9, 12))
-    currency = chance.choice(list(_SIGNS))
+def _generate_filing(number: int, rng: random.Random, words: int) -> GeneratedFiling:
+    form: Literal["annual", "quarterly"] = "annual" if rng.random() < 0.6 else "quarterly"
+    year, month = rng.randint(2004, 2024), rng.choice((3, 6, 9, 12))
+    currency = rng.choice(list(_CURRENCY_SIGNS))
     truth = Filing.model_validate(
         {
-            "company": f"{chance.choice(_FIRST)} {chance.choice(_SECOND)} {chance.choice(_LAST)}",
+            "company": f"{rng.choice(_FAMILY_NAMES)} {rng.choice(_INDUSTRIES)} {rng.choice(_LEGAL_FORMS)}",
             "form": form,
             "period_end": datetime.date(year, month, calendar.monthrange(year, month)[1]),
             "currency": currency,
-            "revenue": round(chance.uniform(12, 9000), 1),
-            "net_income": None if chance.random() < 0.15 else round(chance.uniform(-150, 400), 1) or 1.0,
-            "employees": None if chance.random() < 0.2 else chance.randint(40, 60_000),
-            "auditor": chance.choice(_AUDITORS),
-            "risks": chance.sample(_RISKS, chance.randint(1, 6)),
-            "material_weakness": chance.random() < 0.2,
+            "revenue": round(rng.uniform(12, 9000), 1),
+            "net_income": None if rng.random() < 0.15 else round(rng.uniform(-150, 400), 1) or 1.0,
+            "employees": None if rng.random() < 0.2 else rng.randint(40, 60_000),
+            "auditor": rng.choice(_AUDITORS),
+            "risks": rng.sample(_RISKS, rng.randint(1, 6)),
+            "material_weakness": rng.random() < 0.2,
         }
     )
-    scale: Scale = chance.choices(("millions", "thousands", "billions"), (5, 3, 2))[0]
-    changed, wording = chance.random() < 0.25, chance.randrange(3)
-    text = _Text(truth, scale, changed, wording, chance, words // 2 + chance.randrange(max(1, words))).written()
-    return GeneratedFiling(f"filing-{number:05d}.txt", text, truth, scale, changed, wording)
+    scale: Scale = rng.choices(("millions", "thousands", "billions"), (5, 3, 2))[0]
+    has_former_auditor, wording = rng.random() < 0.25, rng.randrange(3)
+    text = _FilingWriter(
+        truth, scale, has_former_auditor, wording, rng, words // 2 + rng.randrange(max(1, words))
+    ).write()
+    return GeneratedFiling(f"filing-{number:05d}.txt", text, truth, scale, has_former_auditor, wording)
 
 
-class _Text:
-    """The text of one filing."""
+class _FilingWriter:
+    """Writes the text of one filing."""
 
     def __init__(
-        self, truth: Filing, scale: Scale, changed_auditor: bool, wording: int, chance: random.Random, words: int
+        self, truth: Filing, scale: Scale, has_former_auditor: bool, wording: int, rng: random.Random, words: int
     ) -> None:
-        self._truth, self._scale, self._changed, self._wording = truth, scale, changed_auditor, wording
-        self._chance, self._words = chance, words
-        self._ended = f"{truth.period_end:%B} {truth.period_end.day}, {truth.period_end.year}"
+        self._truth, self._scale, self._has_former_auditor, self._wording = truth, scale, has_former_auditor, wording
+        self._rng, self._words = rng, words
+        self._period_end = f"{truth.period_end:%B} {truth.period_end.day}, {truth.period_end.year}"
         self._period = "fiscal year" if truth.form == "annual" else "quarter"
 
-    def written(self) -> str:
-        """All of it."""
+    def write(self) -> str:
+        """Return the whole text."""
         sections = (
-            self._cover(),
-            ["Item 1. Business", *self._business()],
-            ["Item 1A. Risk Factors", *self._risks()],
-            ["Item 7. Discussion of Results", *self._results()],
-            ["Item 8. Report of the Auditor", *self._audit()],
-            ["Item 9A. Controls and Procedures", *self._controls()],
+            self._write_cover(),
+            ["Item 1. Business", *self._write_business()],
+            ["Item 1A. Risk Factors", *self._write_risks()],
+            ["Item 7. Discussion of Results", *self._write_results()],
+            ["Item 8. Report of the Auditor", *self._write_audit()],
+            ["Item 9A. Controls and Procedures", *self._write_controls()],
             ["Signatures", f"Signed on behalf of {self._truth.company} by its treasurer."],
         )
-        filler = self._words // (40 * (len(sections) - 2))
+        filler_count = self._words // (40 * (len(sections) - 2))
         paragraphs = list[str]()
-        for place, section in enumerate(sections):
+        for index, section in enumerate(sections):
             paragraphs += section
-            if 0 < place < len(sections) - 1:
-                paragraphs += (self._filler() for _ in range(filler))
+            if 0 < index < len(sections) - 1:
+                paragraphs += (self._write_filler() for _ in range(filler_count))
         return "\n\n".join(paragraphs) + "\n"
 
-    def _cover(self) -> list[str]:
+    def _write_cover(self) -> list[str]:
         kind = "Annual report" if self._truth.form == "annual" else "Quarterly report"
         return [
             self._truth.company,
-            f"{kind} for the {self._period} ended {self._ended}",
-            f"All amounts are in {_NAMES[self._truth.currency]} unless stated otherwise.",
+            f"{kind} for the {self._period} ended {self._period_end}",
+            f"All amounts are in {_CURRENCY_NAMES[self._truth.currency]} unless stated otherwise.",
         ]
 
-    def _business(self) -> Iterator[str]:
-        yield f"{self._truth.company} makes and sells products for industry and households in {self._place()}."
-        rival = f"{self._chance.choice(_FIRST)} Rivals Ltd"
-        yield f"Our largest competitor, {rival}, is said to have {self._chance.randint(40, 60_000):,} workers."
+    def _write_business(self) -> Iterator[str]:
+        yield f"{self._truth.company} makes and sells products for industry and households in {self._choose_place()}."
+        rival = f"{self._rng.choice(_FAMILY_NAMES)} Rivals Ltd"
+        yield f"Our largest competitor, {rival}, is said to have {self._rng.randint(40, 60_000):,} workers."
         if self._truth.employees is not None:
             staff = f"{self._truth.employees:,}"
             yield (
                 f"At the end of the {self._period} we had {staff} employees.",
-                f"We employed {staff} people as of {self._ended}.",
+                f"We employed {staff} people as of {self._period_end}.",
                 f"Our workforce numbered {staff} on the last day of the period.",
             )[self._wording]
 
-    def _risks(self) -> Iterator[str]:
-        for each in self._truth.risks:
-            yield f"Risk: {each}"
-            yield f"This could harm our results in {self._place()}, and we may be unable to prevent it."
+    def _write_risks(self) -> Iterator[str]:
+        for risk in self._truth.risks:
+            yield f"Risk: {risk}"
+            yield f"This could harm our results in {self._choose_place()}, and we may be unable to prevent it."
 
-    def _results(self) -> Iterator[str]:
-        truth, before = self._truth, self._truth.revenue * self._chance.uniform(0.6, 0.95)
-        yield f"Revenue of the segment {self._chance.choice(_SECOND)} was {self._amount(truth.revenue * 0.3)}."
-        yield f"In the same period of the year before, total revenue had been {self._amount(before)}."
-        now = self._amount(truth.revenue)
+    def _write_results(self) -> Iterator[str]:
+        truth, previous = self._truth, self._truth.revenue * self._rng.uniform(0.6, 0.95)
+        yield f"Revenue of the segment {self._rng.choice(_INDUSTRIES)} was {self._format_amount(truth.revenue * 0.3)}."
+        yield f"In the same period of the year before, total revenue had been {self._format_amount(previous)}."
+        current, period = self._format_amount(truth.revenue), self._period
         yield (
-            f"Total revenue for the {self._period} ended {self._ended} was {now}, owing to {self._reason()}.",
-            f"We achieved total revenue of {now} in the {self._period}, after {self._amount(before)} before.",
-            f"Owing to {self._reason()}, total revenue rose to {now}.",
+            f"Total revenue for the {period} ended {self._period_end} was {current}, owing to {self._choose_reason()}.",
+            f"We achieved total revenue of {current} in the {period}, after {self._format_amount(previous)} before.",
+            f"Owing to {self._choose_reason()}, total revenue rose to {current}.",
         )[self._wording]
         if truth.net_income is not None:
-            sign = _SIGNS[truth.currency]
+            sign = _CURRENCY_SIGNS[truth.currency]
             amount = f"{sign}{abs(truth.net_income):,.1f} million"
             loss = truth.net_income < 0
             yield (
@@ -197,25 +199,25 @@ class _Text:
                 f"Net income (loss): {f'({amount})' if loss else amount}.",
             )[self._wording]
 
-    def _audit(self) -> Iterator[str]:
-        if self._changed:
-            former = self._chance.choice([each for each in _AUDITORS if each != self._truth.auditor])
+    def _write_audit(self) -> Iterator[str]:
+        if self._has_former_auditor:
+            former = self._rng.choice([auditor for auditor in _AUDITORS if auditor != self._truth.auditor])
             yield f"{former} audited our statements of earlier years and was dismissed during the period."
         auditor = self._truth.auditor
         yield (
-            f"{auditor} audited the statements for the {self._period} ended {self._ended}.",
+            f"{auditor} audited the statements for the {self._period} ended {self._period_end}.",
             f"The accompanying statements of this {self._period} were audited by {auditor}, independent accountants.",
             f"In our opinion the statements present fairly the position of the company. {auditor}",
         )[self._wording]
 
-    def _controls(self) -> Iterator[str]:
+    def _write_controls(self) -> Iterator[str]:
         if self._truth.material_weakness:
             yield "Management identified a material weakness in internal control over financial reporting."
         else:
             yield "Management concluded that internal control was effective; it found no material weakness."
 
-    def _amount(self, millions: float) -> str:
-        sign = _SIGNS[self._truth.currency]
+    def _format_amount(self, millions: float) -> str:
+        sign = _CURRENCY_SIGNS[self._truth.currency]
         match self._scale:
             case "millions":
                 return f"{sign}{millions:,.1f} million"
@@ -224,18 +226,19 @@ class _Text:
             case _:
                 return f"{sign}{millions / 1000:,.4f} billion"
 
-    def _reason(self) -> str:
-        return self._chance.choice(_REASONS)
+    def _choose_reason(self) -> str:
+        return self._rng.choice(_REASONS)
 
-    def _place(self) -> str:
-        return self._chance.choice(_PLACES)
+    def _choose_place(self) -> str:
+        return self._rng.choice(_PLACES)
 
-    def _filler(self) -> str:
-        """About 40 words that state nothing that is asked for, with numbers in them."""
-        chance = self._chance
-        one, other = chance.sample(_TOPICS, 2)
+    def _write_filler(self) -> str:
+        """Return a paragraph of about 40 words that has numbers, but no fact that is asked for."""
+        rng = self._rng
+        topic, other_topic = rng.sample(_TOPICS, 2)
         return (
-            f"Our {one} in {self._place()} were reviewed in {chance.randint(1990, 2024)}, and {chance.randint(2, 99)} "
-            f"of them were renewed. The cost of {other} changed by {chance.uniform(0.1, 9):.1f} percent, which we "
-            f"ascribe to {self._reason()}. See note {chance.randint(1, 30)} on {one} and {other}."
+            f"Our {topic} in {self._choose_place()} were reviewed in {rng.randint(1990, 2024)}, and "
+            f"{rng.randint(2, 99)} of them were renewed. "
+            f"The cost of {other_topic} changed by {rng.uniform(0.1, 9):.1f} percent, "
+            f"which we ascribe to {self._choose_reason()}. See note {rng.randint(1, 30)} on {topic} and {other_topic}."
         )

@@ -1,10 +1,10 @@
-"""Filings turned into a typed table by a schema, and its accuracy against the truth, field by field.
+"""Read filings into a typed table by a schema, and measure the accuracy of each field.
 
     python -m benchmarks.filings 1000 --base-url http://localhost:8000/v1 --model NAME
 
-Filings are generated (`filing_texts.py`), read with `memagent corpus --schema`, which gets all options after the
-number, and compared with what they were generated from. The policy has to be named. With `--out FOLDER` the table is
-kept, and the same command continues it.
+Filings are generated (`filing_texts.py`), read with `memagent corpus --schema`, and compared with the facts that they
+were generated from. `memagent corpus` gets all options after the number; one of `--model` and `--base-url` is required.
+With `--out FOLDER` the table is stored, and the same command continues it.
 """
 
 from __future__ import annotations
@@ -29,90 +29,90 @@ from memagent_evaluation.statistics import wilson
 
 FIELDS: Final = tuple(Filing.model_fields)
 _TOLERANCE: Final = 0.0005
-"""Relative: amounts are stated with at least four digits."""
+"""The relative tolerance of numbers; amounts are stated with at least four digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldAccuracy:
-    """How often a column has the truth."""
+    """How often a column has the true value."""
 
     field: str
     right: int
     wrong: int
-    """Another value than the truth."""
+    """Rows with another value than the true one."""
     missing: int
-    """Null where the truth is a value; also where the row has an error."""
+    """Rows with null where the filing has a value, and rows with an error."""
     invented: int
-    """A value where the truth is null."""
+    """Rows with a value where the filing has none."""
 
     @property
     def rows(self) -> int:
-        """All rows."""
+        """The number of all rows."""
         return self.right + self.wrong + self.missing + self.invented
 
 
-def judged(value: Any, truth: Any, *, has_answer: bool) -> str:
-    """How a value compares with the truth: "right", "wrong", "missing" or "invented".
+def judge_value(value: Any, truth: Any, *, has_answer: bool) -> str:
+    """Compare a value with the truth, and return "right", "wrong", "missing" or "invented".
 
     Texts are compared without case and spaces around them, numbers with a small tolerance, and lists in any order.
 
     Args:
-        value: what the column has.
-        truth: what the filing was generated from.
+        value: the value in the table.
+        truth: the value that the filing was generated from.
         has_answer: whether the row has no error; a null is right only then.
     """
     if truth is None:
         return "invented" if value is not None else "right" if has_answer else "missing"
     if value is None:
         return "missing"
-    return "right" if _plain(value) == _plain(truth) or _are_close(value, truth) else "wrong"
+    return "right" if _normalise(value) == _normalise(truth) or _are_close(value, truth) else "wrong"
 
 
-def accuracies(rows: Iterable[Mapping[str, Any]], truths: Mapping[str, GeneratedFiling]) -> list[FieldAccuracy]:
-    """The accuracy of every column.
+def compute_accuracies(rows: Iterable[Mapping[str, Any]], truths: Mapping[str, GeneratedFiling]) -> list[FieldAccuracy]:
+    """Return the accuracy of every column.
 
     Args:
-        rows: those of the table, with `document`, `error` and the columns of `Filing`.
+        rows: the rows of the table, with `document`, `error` and the columns of `Filing`.
         truths: the filings by file name.
 
     Raises:
-        ValueError: a filing has no row, or several.
+        ValueError: a filing has no row or several rows.
     """
-    listed = list(rows)
-    found = {row["document"]: row for row in listed}
-    if len(found) != len(listed) or found.keys() != truths.keys():
-        raise ValueError(f"{len(listed)} rows of {len(found)} documents for {len(truths)} filings")
-    made = []
+    table_rows = list(rows)
+    rows_by_document = {row["document"]: row for row in table_rows}
+    if len(rows_by_document) != len(table_rows) or rows_by_document.keys() != truths.keys():
+        raise ValueError(f"{len(table_rows)} rows of {len(rows_by_document)} documents for {len(truths)} filings")
+    fields = []
     for field in FIELDS:
         counts = dict.fromkeys(("right", "wrong", "missing", "invented"), 0)
         for name, filing in truths.items():
-            row = found[name]
-            counts[judged(row[field], getattr(filing.truth, field), has_answer=row["error"] is None)] += 1
-        made.append(FieldAccuracy(field, **counts))
-    return made
+            row = rows_by_document[name]
+            counts[judge_value(row[field], getattr(filing.truth, field), has_answer=row["error"] is None)] += 1
+        fields.append(FieldAccuracy(field, **counts))
+    return fields
 
 
-def report(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
-    """The table that is printed."""
+def format_table(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
+    """Return the accuracies as a table to print."""
     table = Table("field", "accuracy", "95 % interval", "wrong", "missing", "invented", box=rich.box.SIMPLE)
-    for each in fields:
-        share = wilson(each.right, each.rows)
+    for field in fields:
+        share = wilson(field.right, field.rows)
         table.add_row(
-            each.field,
+            field.field,
             f"{share.mean:.1%}",
             f"{share.low:.1%} to {share.high:.1%}",
-            *(f"{count:,}" for count in (each.wrong, each.missing, each.invented)),
+            *(f"{count:,}" for count in (field.wrong, field.missing, field.invented)),
         )
     table.caption = f"{errors:,} rows with errors, whose fields are missing"
     return table
 
 
-def _plain(value: Any) -> Any:
+def _normalise(value: Any) -> Any:
     match value:
         case str():
             return " ".join(value.casefold().split())
         case list():
-            return sorted(map(str, map(_plain, value)))
+            return sorted(map(str, map(_normalise, value)))
         case _:
             return value
 
@@ -122,7 +122,7 @@ def _are_close(value: Any, truth: Any) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Read and compare; the exit status."""
+    """Read filings, print the accuracies, and return the exit status."""
     if len(arguments) < 2 or not arguments[0].isdigit() or not {"--model", "--base-url"} & set(arguments):
         sys.stderr.write("python -m benchmarks.filings NUMBER --model NAME [--base-url URL] [--out FOLDER] [...]\n")
         return 2
@@ -138,7 +138,9 @@ def main(arguments: list[str]) -> int:
         if code := subprocess.run(command, check=False).returncode:
             return code
         rows = list(TableFolder(out).rows(["document", "error", *FIELDS]))
-    Console().print(report(accuracies(rows, truths), errors=sum(row["error"] is not None for row in rows)))
+    Console().print(
+        format_table(compute_accuracies(rows, truths), errors=sum(row["error"] is not None for row in rows))
+    )
     return 0
 
 

@@ -1,12 +1,12 @@
-"""Does a gate decide correctly? For each policy: decisions at chunks with and without evidence, words written, answers.
+"""Measure how often the gate of a policy decides correctly at chunks with and without evidence.
 
     python -m benchmarks.gate_learning work/gate --policy before=weak-gate --policy after=gate-loop --n 200
 
-Reads with `--strategy gated` on a generated task, held-out entities and values among others, at temperature 1 and
-greedily. A decision is right where memory is rewritten at a chunk with a part of the fact asked for, or kept at another
-one: what the preset `gru-mem` rewards as `gate_right`. Shares are means over documents, one question on each, with
-bootstrap intervals; with two policies, the last is compared with the first on the same questions. Reads are kept in the
-folder, by the policy's name, and are not repeated.
+Policies read the documents of a generated task with the strategy `gated`, at temperature 1 and greedily. A decision is
+right if the memory is rewritten at a chunk that has a part of the fact asked for, or kept at any other chunk, which the
+preset `gru-mem` rewards as `gate_right`. Shares are means over documents, with one question each, and have bootstrap
+intervals. With two policies or more, the last is compared with the first on the same questions. Measurements are stored
+in the folder by the policy's name, and are not repeated.
 """
 
 from __future__ import annotations
@@ -33,29 +33,33 @@ from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policy import Messages, SamplingParams, TokenIds
 
 _SECTION = re.compile(r"<section> (.*) </section>", re.DOTALL)
+SHARES = ("right", "at_evidence", "elsewhere")
 _PROBLEM = re.compile(r"<problem> (.*) </problem>", re.DOTALL)
 
 
 @dataclass
 class Decisions:
-    """The gate's decisions in one read."""
+    """Whether each decision of the gate in one read is right."""
 
     right: list[bool] = field(default_factory=list)
+    """All decisions."""
     at_evidence: list[bool] = field(default_factory=list)
+    """The decisions at chunks with evidence."""
     elsewhere: list[bool] = field(default_factory=list)
-    spent: list[int] = field(default_factory=list)
-    """Tokens written at chunks without evidence."""
+    """The decisions at chunks without evidence."""
+    idle_tokens: list[int] = field(default_factory=list)
+    """Tokens written at each chunk without evidence."""
 
-    def said(self, *, rewrites: bool, has_evidence: bool, tokens: int) -> None:
+    def add(self, *, rewrites: bool, has_evidence: bool, tokens: int) -> None:
         """Add a decision."""
         self.right.append(rewrites == has_evidence)
         (self.at_evidence if has_evidence else self.elsewhere).append(rewrites == has_evidence)
         if not has_evidence:
-            self.spent.append(tokens)
+            self.idle_tokens.append(tokens)
 
 
-class Watched:
-    """A policy whose gate is observed; read and chunk are identified by the prompt."""
+class GateObserver:
+    """A policy that records the decisions of its gate; the prompt identifies the question and the chunk."""
 
     def __init__(self, policy: LocalPolicy, samples: Iterable[Sample]) -> None:
         self.name = policy.name
@@ -64,55 +68,59 @@ class Watched:
         self.decisions: dict[str, Decisions] = defaultdict(Decisions)
 
     async def describe(self) -> ModelInfo:
-        """Like the policy."""
+        """Describe the observed policy."""
         return await self._policy.describe()
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Like the policy."""
+        """Complete a prompt with the observed policy, and record the decision if the prompt asks its gate."""
         completion = await self._policy.complete(prompt, sampling)
         text = str(prompt[0]["content"])  # type: ignore[index]
         section, problem = _SECTION.search(text), _PROBLEM.search(text)
         if section is not None and problem is not None and completion.usage is not None:
-            held = any(_shares(fact, section[1]) for fact in self._facts[problem[1]])
-            self.decisions[problem[1]].said(
+            has_evidence = any(_has_part(fact, section[1]) for fact in self._facts[problem[1]])
+            self.decisions[problem[1]].add(
                 rewrites=completion.text.strip() != "KEEP",
-                has_evidence=held,
+                has_evidence=has_evidence,
                 tokens=completion.usage.completion_tokens,
             )
         return completion
 
     async def aclose(self) -> None:
-        """Like the policy."""
+        """Close the observed policy."""
         await self._policy.aclose()
 
 
-def _shares(fact: str, section: str) -> bool:
-    """Whether a section has a fact, or a part of one that is cut by the section's edge."""
+def _has_part(fact: str, section: str) -> bool:
+    """Return whether a section has a fact, or a half of it that the section's edge cuts off."""
     half = len(fact) // 2
     return fact in section or section.endswith(fact[:half]) or section.lstrip().startswith(fact[half:])
 
 
 @dataclass
-class Measured:
-    """One policy at one temperature: the result of each sample's read."""
+class Measurement:
+    """The scores and decisions of one policy at one temperature, by question."""
 
     answers: dict[str, float]
     decisions: dict[str, Decisions]
 
-    def by_sample(self, name: str) -> dict[str, float]:
-        """A share of right decisions, of the samples that have such chunks."""
-        lists = {key: getattr(each, name) for key, each in self.decisions.items()}
+    def compute_shares(self, name: str) -> dict[str, float]:
+        """Return the share of right decisions by question, for the questions that have such chunks.
+
+        Args:
+            name: a field of `Decisions`.
+        """
+        lists = {key: getattr(decisions, name) for key, decisions in self.decisions.items()}
         return {key: fmean(values) for key, values in lists.items() if values}
 
 
-async def measure(folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
-    """Read all samples with one policy."""
-    policy = Watched(LocalPolicy(folder), samples)
+async def measure_policy(folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measurement:
+    """Read all samples with one policy, and return its scores and decisions."""
+    policy = GateObserver(LocalPolicy(folder), samples)
     with tempfile.TemporaryDirectory() as store:
         agent = MemAgent(
             policy,
             sampling=SamplingParams(temperature=temperature, seed=1 if temperature else None),
-            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in the loop: the policy's own text counts
+            rules=UpdateRules(invented=UpdateRule.ACCEPT),  # as in training: the policy's own text counts
             strategy=strategy,
             store=Path(store),
             run_log=False,
@@ -126,31 +134,32 @@ async def measure(folder: Path, samples: Sequence[Sample], temperature: float, s
 
         scores = await asyncio.gather(*map(read, samples))
     await policy.aclose()
-    return Measured(dict(zip((each.question for each in samples), scores, strict=True)), dict(policy.decisions))
+    return Measurement(dict(zip((sample.question for sample in samples), scores, strict=True)), dict(policy.decisions))
 
 
-def kept(path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str) -> Measured:
-    """An earlier measurement, or a new one, which is stored."""
+def load_or_measure(
+    path: Path, folder: Path, samples: Sequence[Sample], temperature: float, strategy: str
+) -> Measurement:
+    """Load the measurement in `path`, or measure and store it there if the file does not exist."""
     if not path.exists():
-        found = asyncio.run(measure(folder, samples, temperature, strategy))
-        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    stored = json.loads(path.read_text("utf-8"))
-    decisions = {question: Decisions(**each) for question, each in stored["decisions"].items()}
-    return Measured(stored["answers"], decisions)
+        measurement = asyncio.run(measure_policy(folder, samples, temperature, strategy))
+        path.write_text(json.dumps(asdict(measurement)), encoding="utf-8")
+    record = json.loads(path.read_text("utf-8"))
+    decisions = {question: Decisions(**lists) for question, lists in record["decisions"].items()}
+    return Measurement(record["answers"], decisions)
 
 
-def line(name: str, temperature: float, found: Measured) -> str:
-    """A row of the table."""
-    shares = [estimate(list(values.values())) for values in (found.answers, *map(found.by_sample, SHARES))]
-    spent = fmean(tokens for each in found.decisions.values() for tokens in each.spent)
-    return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {spent:.1f} |"
-
-
-SHARES = ("right", "at_evidence", "elsewhere")
+def format_row(name: str, temperature: float, measurement: Measurement) -> str:
+    """Return a row of the Markdown table."""
+    shares = [
+        estimate(list(values.values())) for values in (measurement.answers, *map(measurement.compute_shares, SHARES))
+    ]
+    tokens_per_chunk = fmean(tokens for decisions in measurement.decisions.values() for tokens in decisions.idle_tokens)
+    return f"| {name} | {temperature:g} | {' | '.join(map(str, shares))} | {tokens_per_chunk:.1f} |"
 
 
 def main() -> None:
-    """Command line."""
+    """Measure the policies that the command line names, and print a table and comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--policy", action="append", required=True, metavar="NAME=FOLDER", help="repeatable")
@@ -160,31 +169,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", default="gated")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    policies = dict(pair.split("=", maxsplit=1) for pair in given.policy)
-    settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=given.seed, small=True)
-    task = load_task(given.task, settings)
-    drawn = (task.sample(given.length, index) for index in range(given.n))
-    samples = list({sample.question: sample for sample in drawn}.values())  # the question identifies the read
-    print(f"{given.task}, {given.length} tokens, {len(samples)} questions, {given.strategy}\n")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    policies = dict(pair.split("=", maxsplit=1) for pair in arguments.policy)
+    settings = TaskSettings(tokenizer=load_tokenizer("embedded"), seed=arguments.seed, small=True)
+    task = load_task(arguments.task, settings)
+    generated = (task.sample(arguments.length, index) for index in range(arguments.n))
+    samples = list({sample.question: sample for sample in generated}.values())  # the question identifies the read
+    print(f"{arguments.task}, {arguments.length} tokens, {len(samples)} questions, {arguments.strategy}\n")
     print("| policy | T | answers right | decisions right | at the fact | elsewhere | tokens a chunk without news |")
     print("|---|---:|---|---|---|---|---:|")
-    for temperature in given.temperatures:
-        found = {}
+    for temperature in arguments.temperatures:
+        measurements = {}
         for name, folder in policies.items():
-            path = given.folder / f"{name}-{given.task}-{given.length}-{given.n}-{given.seed}-{temperature:g}.json"
-            found[name] = kept(path, Path(folder), samples, temperature, given.strategy)
-            print(line(name, temperature, found[name]), flush=True)
-        first, last = next(iter(policies)), next(reversed(policies))
-        if first != last:
-            before, after = found[first], found[last]
-            answers = compare(after.answers, before.answers, names=(last, first))
-            decisions = compare(after.by_sample("right"), before.by_sample("right"), names=(last, first))
-            print(
-                f"\nAnswers: {answers.points}, p {answers.p}\nDecisions: {decisions.points}, p {decisions.p}\n",
-                flush=True,
+            path = (
+                arguments.folder
+                / f"{name}-{arguments.task}-{arguments.length}-{arguments.n}-{arguments.seed}-{temperature:g}.json"
             )
+            measurements[name] = load_or_measure(path, Path(folder), samples, temperature, arguments.strategy)
+            print(format_row(name, temperature, measurements[name]), flush=True)
+        first_name, last_name = next(iter(policies)), next(reversed(policies))
+        if first_name != last_name:
+            first_measurement, last_measurement = measurements[first_name], measurements[last_name]
+            answers = compare(last_measurement.answers, first_measurement.answers, names=(last_name, first_name))
+            decisions = compare(
+                last_measurement.compute_shares("right"),
+                first_measurement.compute_shares("right"),
+                names=(last_name, first_name),
+            )
+            print(f"\nAnswers: {answers.points}, p {answers.p}")
+            print(f"Decisions: {decisions.points}, p {decisions.p}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Estimates of a GPU's memory for models of 1.5B to 14B: what `memagent train --dry-run` prints, without their files.
+"""Estimate the GPU memory for training models of 1.5B to 14B, as `memagent train --dry-run` does, without their files.
 
     python -m benchmarks.gpu_memory
 
-Weights in 32 bit, matrix products in bfloat16, AdamW, gradient checkpointing, no KL, micro-batches of 16,384 tokens of
-two sequences. Estimates; no such model was trained.
+The estimates are for weights in 32 bits, matrix products in bfloat16, AdamW, gradient checkpointing, no KL, and
+micro-batches of two sequences with 16,384 tokens together. No such model was trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memagent_training.job.base_model import lora_config
 from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
 
 RANKS = (1, 2, 6, 8)
-SHAPES = {  # width, that of the MLP, layers, heads, key heads, tied embeddings
+SHAPES = {  # hidden size, MLP size, layers, heads, key-value heads, whether embeddings are tied
     "1.5B (as Qwen2.5)": (1536, 8960, 28, 12, 2, True),
     "4B (as Qwen3)": (2560, 9728, 36, 32, 8, True),
     "7B (as Qwen2.5)": (3584, 18944, 28, 28, 4, False),
@@ -29,15 +29,15 @@ SHAPES = {  # width, that of the MLP, layers, heads, key heads, tied embeddings
 }
 
 
-def sizes_of(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool) -> ModelSizes:
-    """The sizes of a model with these layers, on no device."""
+def build_sizes(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool) -> ModelSizes:
+    """Return the sizes of a model with this shape, which is built without memory for its weights."""
     from peft import get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    hidden, mlp, layers, heads, keys, tied = shape
+    hidden, mlp, layers, heads, keys, is_tied = shape
     config = Qwen3Config(
         hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads, head_dim=128,
-        num_key_value_heads=keys, vocab_size=151_936, tie_word_embeddings=tied,
+        num_key_value_heads=keys, vocab_size=151_936, tie_word_embeddings=is_tied,
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = Qwen3ForCausalLM(config)
@@ -45,18 +45,20 @@ def sizes_of(shape: tuple[int, int, int, int, int, bool], *, with_adapters: bool
 
 
 def main() -> None:
-    """Command line."""
+    """Print the estimates as a Markdown table."""
     micro_batch = lay_out([IdRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
     table = Table(
         "model", "weights", "activations", *(f"GPUs: {number}" for number in RANKS), "adapters, 1 GPU", box=MARKDOWN
     )
     for name, shape in SHAPES.items():
-        whole, adapted = (
-            estimate_memory(each, micro_batch, mixed_precision=True, checkpointing=True)
-            for each in (sizes_of(shape, with_adapters=adapters) for adapters in (False, True))
+        full, with_adapters = (
+            estimate_memory(
+                build_sizes(shape, with_adapters=adapters), micro_batch, mixed_precision=True, checkpointing=True
+            )
+            for adapters in (False, True)
         )
-        totals = [decimal(memory) for memory in (*map(whole.total_on, RANKS), adapted.total)]
-        table.add_row(name, f"{whole.sizes.parameters / 1e9:.2f}B", decimal(whole.activations), *totals)
+        totals = [decimal(memory) for memory in (*map(full.total_on, RANKS), with_adapters.total)]
+        table.add_row(name, f"{full.sizes.parameters / 1e9:.2f}B", decimal(full.activations), *totals)
     Console(width=140).print(table)
 
 

@@ -1,11 +1,11 @@
-"""The paper's recipe at small size: data in its published form, the filter, the loop, RULER-HQA before and after.
+"""Run the paper's recipe at a small size: data in its published form, the filter, training, and RULER-HQA.
 
     python -m benchmarks.hotpotqa_recipe work/hotpotqa
 
-The questions are `own_questions`', in HotpotQA's form: titled paragraphs, one of which answers. From them
-`hotpotqa_train.parquet` is made as MemAgent's is: each question among so many passages, with prompt, context,
-reward_model and extra_info. Questions that are answered without the document are left out, `memagent rl` trains on the
-others in this process, and `memagent eval ruler_hqa` reads other questions of the same kind before and after.
+The questions are those of `own_questions`, in HotpotQA's form: titled paragraphs, one of which has the answer. They
+become `hotpotqa_train.parquet`, a file like MemAgent's: each question among `PASSAGES` passages, with prompt, context,
+reward_model and extra_info. Questions that the policy answers without the document are dropped, and `memagent rl`
+trains on the others without a server. `memagent eval ruler_hqa` reads other such questions before and after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyarrow import parquet
 
-from benchmarks.own_questions import AskedFact, asked_facts, run_timed
+from benchmarks.own_questions import Question, generate_questions, run_commands
 from memagent_evaluation.samples import TaskSettings
 from memagent_evaluation.tasks import load_task
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -29,24 +29,27 @@ TRAINING, HELD_OUT = "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"
 SETTINGS = ("learning_rate=3e-4", "muon_learning_rate=1e-3", "warmup_steps=0", "gradient_checkpointing=false")
 
 
-def record(name: str, asked: AskedFact) -> dict[str, Any]:
-    """Return a question as HotpotQA's files have it."""
-    titles = {asked.near_miss.statement: f"{asked.near_miss.entity} (2)", asked.fact.statement: asked.fact.entity}
-    context = [[titles.get(text, " ".join(text.split()[:3])), [text]] for text in asked.paragraphs]
+def format_record(name: str, question: Question) -> dict[str, Any]:
+    """Return a question as a record of HotpotQA's files."""
+    titles = {
+        question.near_miss.statement: f"{question.near_miss.entity} (2)",
+        question.fact.statement: question.fact.entity,
+    }
+    context = [[titles.get(text, " ".join(text.split()[:3])), [text]] for text in question.paragraphs]
     return {
         "_id": name,
-        "question": asked.question,
-        "answer": asked.fact.value,
-        "supporting_facts": [[asked.fact.entity, 0]],
+        "question": question.text,
+        "answer": question.fact.value,
+        "supporting_facts": [[question.fact.entity, 0]],
         "context": context,
     }
 
 
 def write_data(folder: Path, training: int, held_out: int) -> None:
-    """Write the records of both sides, and those for training as MemAgent publishes them."""
+    """Write training and held-out questions as HotpotQA's files, and the training file in MemAgent's form."""
     for name, number in ((TRAINING, training), (HELD_OUT, held_out)):
-        asked = asked_facts(number, held_out=name == HELD_OUT)
-        records = [record(f"{name}/{place}", each) for place, each in enumerate(asked)]
+        questions = generate_questions(number, held_out=name == HELD_OUT)
+        records = [format_record(f"{name}/{index}", question) for index, question in enumerate(questions)]
         (folder / name).write_text(json.dumps(records), "utf-8")
     task = load_task("ruler_hqa", TaskSettings(load_tokenizer(EMBEDDED_FOLDER), data=folder / TRAINING))
     samples = [task.sample(PASSAGES, index) for index in range(training)]
@@ -64,33 +67,19 @@ def write_data(folder: Path, training: int, held_out: int) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), folder / "hotpotqa_train.parquet")
 
 
-def commands(
+def build_commands(
     folder: Path, *, iterations: int = 2, groups: int = 16, rollouts: int = 8, count: int = 100
 ) -> dict[str, list[str]]:
-    """Return the recipe's commands, in their order."""
+    """Return the commands of the recipe by name, in their order."""
     data = ["--data", str(folder / "hotpotqa_train.parquet")]
-    without = str(folder / "without")
+    without, no_document = str(folder / "without"), ("--systems", "no_document")
     train = ["rl", *data, "--drop-answered-without", without, "--engine", "local", "--model", "embedded"]
     train += ["--preset", "memagent-paper", "--out", str(folder / "policy"), "--iterations", str(iterations)]
     train += ["--groups", str(groups), "--max-questions", str(groups), "--rollouts", str(rollouts)]
-    train += [
-        "--measure-every",
-        "0",
-        *(word for setting in SETTINGS for word in ("--set", setting)),
-    ]
+    train += ["--measure-every", "0", *(word for setting in SETTINGS for word in ("--set", setting))]
     reads = ["eval", "ruler_hqa", "--data", str(folder / HELD_OUT), "--lengths", str(PASSAGES), "--n", str(count)]
     return {
-        "without": [
-            "eval",
-            "memagent_files",
-            *data,
-            "--systems",
-            "no_document",
-            "--model",
-            "embedded",
-            "--out",
-            without,
-        ],
+        "without": ["eval", "memagent_files", *data, *no_document, "--model", "embedded", "--out", without],
         "rl": train,
         "before": [*reads, "--systems", "memagent", "--model", "embedded", "--out", str(folder / "before")],
         "after": [*reads, "--systems", "memagent", "--model", str(folder / "policy"), "--out", str(folder / "after")],
@@ -99,13 +88,13 @@ def commands(
 
 
 def main() -> None:
-    """Command line."""
+    """Write the data, and run the commands of the recipe in a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     folder = parser.parse_args().out
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder, training=200, held_out=200)
-    run_timed(commands(folder), folder)
+    run_commands(build_commands(folder), folder)
 
 
 if __name__ == "__main__":

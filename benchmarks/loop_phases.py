@@ -1,10 +1,10 @@
-"""Where a closed loop's time goes: seconds and tokens per second of each phase, from the loop's own logs.
+"""Print the seconds and tokens per second of each phase of a training loop, from the loop's own logs.
 
     python -m benchmarks.loop_phases rl-policy
 
-"train" is forwards and backwards; log-probs that are recomputed before an iteration's first step, the optimizer's own
-arithmetic and checkpoints are added to it. Left out are iterations that began with a start of the server, and those
-whose reads existed before a resume or were collected during the previous training.
+The phase "train" includes forwards and backwards, log-probs recomputed before an iteration's first step, the optimizer
+and checkpoints. Two kinds of iterations are left out: those that began with a start of the server, and those whose
+reads existed before a resume or were collected during the previous training.
 """
 
 from __future__ import annotations
@@ -19,66 +19,74 @@ from typing import Any
 from benchmarks.figures import Figure, print_table
 
 PHASES = ("sync", "collect", "measure", "train")
-STARTED_SECONDS = 5.0
-"""A sync that takes longer than this, and at least twice as long as most, included a start of the server."""
+SERVER_START_SECONDS = 5.0
+"""A sync that takes longer than this, and at least twice the median, includes a start of the server."""
 
 
-def iterations_in(folder: Path) -> list[dict[str, float]]:
-    """One entry per iteration: seconds of each phase, and the tokens that were read and trained on."""
+def load_iterations(folder: Path) -> list[dict[str, float]]:
+    """Return one entry per iteration: the seconds of each phase, and the tokens that were read and trained on."""
     from memagent_training.job.training_output import RECORD, find_checkpoints
     from memagent_training.rl.loop_journal import LoopJournal
     from memagent_training.rl.rl_job import JOURNAL
 
     newest = find_checkpoints(folder).newest
     if newest is None:
-        raise SystemExit(f"{folder} has no checkpoint; name the folder that memagent rl --out wrote")
+        raise SystemExit(f"{folder} has no checkpoint; name the folder of memagent rl --out")
     history: Sequence[Mapping[str, Any]] = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     settings = json.loads((folder / RECORD).read_text())
     steps = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
-    records = {each.iteration: each for each in LoopJournal(folder / JOURNAL).records if each.is_enough}
-    found: dict[int, dict[str, float]] = {}
+    records = {record.iteration: record for record in LoopJournal(folder / JOURNAL).records if record.is_enough}
+    iterations: dict[int, dict[str, float]] = {}
     for entry in history:
         if "step_time" not in entry:
             continue
         iteration = (entry["step"] - 1) // steps
-        told = found.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
+        entry_sums = iterations.setdefault(iteration, dict.fromkeys((*PHASES, "forwarded"), 0.0))
         for name in PHASES:
-            told[name] += entry.get(f"{name}/seconds", 0.0)
-        told["train"] += entry["step_time"]
-        told["forwarded"] += entry["tokens/forwarded"]
+            entry_sums[name] += entry.get(f"{name}/seconds", 0.0)
+        entry_sums["train"] += entry["step_time"]
+        entry_sums["forwarded"] += entry["tokens/forwarded"]
         if "collect/reward" in entry:  # the first step of an iteration
             record = records[iteration]
-            told |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
-            told |= {"prompt": record.prompt_tokens, "sampled": record.completion_tokens, "reading": record.seconds}
-    usual = max(STARTED_SECONDS, 2 * median(each["sync"] for each in found.values())) if found else 0.0
-    return [each for each in found.values() if each["sync"] < usual and each["collect"] > each["reading"] / 2]
-
-
-def figures_of(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
-    """Means over iterations."""
-    mean = {name: fmean(each[name] for each in iterations) for name in iterations[0]}
-    whole = sum(mean[name] for name in PHASES)
-    told = [Figure(f"{name}: seconds an iteration", mean[name], "s", "", True) for name in PHASES if mean[name]]
-    told += [Figure(f"{name}: share", mean[name] / whole, "", "", True) for name in PHASES if mean[name]]
-    told += [
-        Figure("collect: conversations a second", mean["turns"] / mean["reading"], "", "", True),
-        Figure("collect: prompt tokens a second", mean["prompt"] / mean["reading"], "", "", True),
-        Figure("collect: of them computed", mean["computed"] / mean["prompt"], "", "", True),
-        Figure("collect: sampled tokens a second", mean["sampled"] / mean["reading"], "", "", True),
-        Figure("train: forwarded tokens a second", mean["forwarded"] / mean["train"], "", "", True),
+            entry_sums |= {"turns": record.turns, "computed": record.prompt_tokens - record.cached_tokens}
+            entry_sums |= {
+                "prompt": record.prompt_tokens,
+                "sampled": record.completion_tokens,
+                "reading": record.seconds,
+            }
+    longest_sync = (
+        max(SERVER_START_SECONDS, 2 * median(sums["sync"] for sums in iterations.values())) if iterations else 0.0
+    )
+    return [
+        sums for sums in iterations.values() if sums["sync"] < longest_sync and sums["collect"] > sums["reading"] / 2
     ]
-    return told
+
+
+def make_figures(iterations: Sequence[Mapping[str, float]]) -> list[Figure]:
+    """Return the means over the iterations as figures."""
+    mean = {name: fmean(iteration[name] for iteration in iterations) for name in iterations[0]}
+    total = sum(mean[name] for name in PHASES)
+    figures = [Figure(f"{name}: seconds an iteration", mean[name], "s") for name in PHASES if mean[name]]
+    figures += [Figure(f"{name}: share", mean[name] / total) for name in PHASES if mean[name]]
+    figures += [
+        Figure("collect: conversations a second", mean["turns"] / mean["reading"]),
+        Figure("collect: prompt tokens a second", mean["prompt"] / mean["reading"]),
+        Figure("collect: of them computed", mean["computed"] / mean["prompt"]),
+        Figure("collect: sampled tokens a second", mean["sampled"] / mean["reading"]),
+        Figure("train: forwarded tokens a second", mean["forwarded"] / mean["train"]),
+    ]
+    return figures
 
 
 def main() -> None:
-    """Command line."""
+    """Print the figures of the loop that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of a loop that has run for two iterations or more")
-    iterations = iterations_in(parser.parse_args().folder)
+    parser.add_argument("folder", type=Path, help="the folder of a loop with two iterations or more")
+    iterations = load_iterations(parser.parse_args().folder)
     if not iterations:
-        raise SystemExit("no iteration collected and trained in turn on a server that was there; let it run for longer")
+        raise SystemExit("No iteration can be measured yet: let the loop run for longer.")
     print(f"means of {len(iterations)} iterations")
-    print_table(figures_of(iterations))
+    print_table(make_figures(iterations))
 
 
 if __name__ == "__main__":

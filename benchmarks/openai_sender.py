@@ -1,7 +1,7 @@
-"""What sending through the openai package's own client costs, against our sender: `python -m benchmarks openai_sender`.
+"""Compare the cost of the openai package's client with that of our sender: `python -m benchmarks openai_sender`.
 
-The client has its aiohttp transport and returns raw replies, its cheapest way. Both read the same documents, in the
-turns of `benchmarks.throughput`; the decision is written in benchmarks/RESULTS.md.
+The client has its aiohttp transport and returns raw replies, which is its cheapest way. Both senders read the same
+documents and alternate as in `benchmarks.throughput`. benchmarks/RESULTS.md has the decision.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ import httpx2
 import openai
 
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
+from benchmarks.text import generate_prose
+from benchmarks.throughput import (
+    CHUNK_TOKENS,
+    CHUNKS,
+    DELAY_MS,
+    DOCUMENTS,
+    make_pass,
+    make_reader,
+    run_slow_server,
+    take_turns,
+)
 from memagent_graph import Document, DocumentStore, MemAgent, OpenAICompatiblePolicy
 
 T = TypeVar("T")
 
 
 class _OpenAISender:
-    """Stands for `sending.Sender`, as far as a read without faults needs it."""
+    """Replaces `sending.Sender`, as far as a read without faults needs it."""
 
     def __init__(self, base_url: str) -> None:
         self.slots = asyncio.Semaphore(DOCUMENTS)
@@ -43,12 +52,12 @@ class _OpenAISender:
         return decode(reply.content), 0
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         await self._client.close()
 
 
-def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
-    reader = reader_of(url, store, logprobs=logprobs)
+def _make_openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgent:
+    reader = make_reader(url, store, logprobs=logprobs)
     policy = reader.policy
     assert isinstance(policy, OpenAICompatiblePolicy)
     connections: Any = policy._connections
@@ -58,26 +67,28 @@ def _openai_reader(url: str, store: DocumentStore, *, logprobs: bool) -> MemAgen
 
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float, float]:
     store = DocumentStore(folder)
-    readers = reader_of(url, store, logprobs=logprobs), _openai_reader(url, store, logprobs=logprobs)
-    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
-    ours, theirs = (pass_of(reader, references) for reader in readers)
-    await ours()
-    await theirs()
-    outcome = await take_turns(ours, theirs)
+    readers = make_reader(url, store, logprobs=logprobs), _make_openai_reader(url, store, logprobs=logprobs)
+    references = [store.add(Document.from_text(text)) for text in generate_prose(CHUNK_TOKENS * CHUNKS // 2, DOCUMENTS)]
+    our_pass, openai_pass = (make_pass(reader, references) for reader in readers)
+    await our_pass()
+    await openai_pass()
+    outcome = await take_turns(our_pass, openai_pass)
     for reader in readers:
         await reader.aclose()
     return outcome
 
 
 def measure() -> list[Figure]:
-    """The rate of the openai client over ours, and what it adds to a chunk."""
+    """Return the ratio of the openai client's rate to ours, and the processor time that it adds to a chunk."""
     figures = []
     for tokens in (0, 800):
-        with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
-            ratio, own, other = asyncio.run(_compare(url, tokens > 0, Path(folder)))
+        with run_slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+            ratio, our_ms, openai_ms = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         setting = f"{DOCUMENTS} documents at {DELAY_MS} ms, {replies}"
         figures.append(Figure(f"chunks/s, openai client : our sender, {setting}", ratio, "x", ">= 0.85", ratio >= 0.85))
-        added = other - own
-        figures.append(Figure(f"processor time that it adds to a chunk, {replies}", added, "ms", "<= 1", added <= 1.0))
+        difference = openai_ms - our_ms
+        figures.append(
+            Figure(f"processor time that it adds to a chunk, {replies}", difference, "ms", "<= 1", difference <= 1.0)
+        )
     return figures

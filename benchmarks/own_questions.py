@@ -1,11 +1,11 @@
-"""A newcomer's path, timed: own questions in a file, reads, rewards, training without a server, a policy.
+"""Measure the time from a file of questions to a trained policy, without a server.
 
     python -m benchmarks.own_questions work/own
 
-The questions are in a wording that the embedded policy was not trained on: "Name the ATTRIBUTE of ENTITY.", each on a
-text of its own of four paragraphs, the fact, and a foreign fact. `questions.jsonl` is to train on; the entities and
-numbers of `held_out.jsonl` are in none of its questions. `memagent rl` then trains on the first, and `memagent eval`
-reads the second before and after, greedily. `seconds.json` has each command's time, and its processor time.
+The questions have a wording that the embedded policy was not trained on: "Name the ATTRIBUTE of ENTITY." Each has its
+own document of four paragraphs of prose, the fact, and a similar fact. `memagent rl` trains on `questions.jsonl`, and
+`memagent eval` reads `held_out.jsonl` greedily before and after; the two files share no entities and numbers.
+`seconds.json` has the wall time and the processor time of each command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memagent_evaluation.tasks.haystacks import python_prose
 
 PARAGRAPHS = 4
 SHORTEST, LONGEST = 80, 600
-"""Characters of a paragraph."""
+"""The limits of a paragraph's length, in characters."""
 SETTINGS = (
     "learning_rate=3e-4", "muon_learning_rate=1e-3", "lr_scheduler_type=linear", "warmup_steps=2", "groups_per_step=8",
     "old_logprobs=logged", "skip_certain=0.02", "loss_weights=conversation_mean", "gradient_checkpointing=false",
@@ -36,42 +36,42 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFact:
-    """A fact with its question in the new wording, and its document."""
+class Question:
+    """A question in the new wording, with its fact and its document."""
 
-    question: str
+    text: str
     fact: Fact
     near_miss: Fact
     paragraphs: list[str]
-    """The two statements among prose."""
+    """Paragraphs of prose, with the statements of the two facts among them."""
 
 
-def asked_facts(number: int, *, held_out: bool, seed: int = 0) -> Iterator[AskedFact]:
-    """Yield questions on facts of their own."""
-    chance = random.Random(f"{seed}/{held_out}")
-    facts = PlantedFacts(chance, held_out=held_out, number_share=1.0)
+def generate_questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[Question]:
+    """Yield questions, each about its own fact."""
+    rng = random.Random(f"{seed}/{held_out}")
+    facts = PlantedFacts(rng, held_out=held_out, number_share=1.0)
     prose = [part for part in islice(python_prose(), 3000) if SHORTEST < len(part) < LONGEST]
     while number:
         fact = facts.fact()
         if fact.attribute.startswith(MAGIC):
             continue
-        beside = chance.sample(prose, PARAGRAPHS)
+        filler = rng.sample(prose, PARAGRAPHS)
         near_miss = facts.near_miss(fact)
-        paragraphs = [*beside, fact.statement, near_miss.statement]
-        chance.shuffle(paragraphs)
-        yield AskedFact(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)
+        paragraphs = [*filler, fact.statement, near_miss.statement]
+        rng.shuffle(paragraphs)
+        yield Question(f"Name the {fact.attribute} of {fact.entity}.", fact, near_miss, paragraphs)
         number -= 1
 
 
-def questions(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield rows of question, document and answers."""
-    for asked in asked_facts(number, held_out=held_out, seed=seed):
-        document = "\n\n".join(asked.paragraphs)
-        yield {"question": asked.question, "document": document, "answers": [asked.fact.value]}
+def generate_rows(number: int, *, held_out: bool, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield rows with question, document and answers, as in a file of questions."""
+    for question in generate_questions(number, held_out=held_out, seed=seed):
+        document = "\n\n".join(question.paragraphs)
+        yield {"question": question.text, "document": document, "answers": [question.fact.value]}
 
 
-def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
-    """Return the path's commands, the training first."""
+def build_commands(folder: Path, iterations: int) -> dict[str, list[str]]:
+    """Return the arguments of the commands by name; training is the first."""
     train = ["rl", "--data", str(folder / "questions.jsonl"), "--model", "embedded", "--engine", "local"]
     train += ["--out", str(folder / "policy"), "--iterations", str(iterations), "--rollouts", "8", "--groups", "16"]
     train += ["--max-questions", "32", "--advance-at", "0", "--measure-every", "0"]
@@ -85,24 +85,27 @@ def commands(folder: Path, iterations: int) -> dict[str, list[str]]:
     }
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """Run a command of memagent; return its seconds and its processor seconds."""
-    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+def run_command(command: list[str]) -> tuple[float, float]:
+    """Run a command of memagent, and return its wall seconds and its processor seconds."""
+    start_time, usage_before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "memagent_graph", *command], check=True)
-    now = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic() - began, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (
+        time.monotonic() - start_time,
+        usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime,
+    )
 
 
-def run_timed(commands: dict[str, list[str]], folder: Path) -> None:
-    """Run commands of memagent one after the other, and keep what each took."""
+def run_commands(commands: dict[str, list[str]], folder: Path) -> None:
+    """Run commands of memagent one after the other, and write their seconds to seconds.json."""
     seconds = {}
     for name, command in commands.items():
-        seconds[name] = timed(command)
+        seconds[name] = run_command(command)
         (folder / "seconds.json").write_text(json.dumps(seconds, indent=1) + "\n")
 
 
 def main() -> None:
-    """Command line."""
+    """Write the questions, and run the commands in a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     parser.add_argument("--train", type=int, default=600)
@@ -111,9 +114,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, number in (("questions", arguments.train), ("held_out", arguments.held_out)):
-        rows = questions(number, held_out=name == "held_out")
+        rows = generate_rows(number, held_out=name == "held_out")
         (arguments.out / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    run_timed(commands(arguments.out, arguments.iterations), arguments.out)
+    run_commands(build_commands(arguments.out, arguments.iterations), arguments.out)
 
 
 if __name__ == "__main__":

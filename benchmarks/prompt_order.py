@@ -1,11 +1,11 @@
-"""How many of a collection's prompt tokens a server computes, by the order of the prompt's parts.
+"""Count the prompt tokens of a collection that a server computes, for each order of the prompt's parts.
 
     python -m benchmarks.prompt_order work/prompt-order
 
-G rollouts of a question read the same chunks. With the section before problem and memory, they share the section's
-keys and values; with the paper's order, problem and memory first, they differ before it. The same questions are
-collected in both orders, each on a new vLLM server; the server's own counters show what was computed. The embedded
-policy was not trained on the paper's order, but its answers do not matter here.
+The rollouts of a question read the same chunks. If the section is before problem and memory, they share the section's
+keys and values; in the paper's order, problem and memory come first, so the prompts differ before the section. The same
+questions are collected in both orders, each on a new vLLM server, whose counters show the tokens that it computed. The
+embedded policy was not trained on the paper's order, but its answers do not matter here.
 """
 
 from __future__ import annotations
@@ -24,60 +24,63 @@ from memagent_graph.tokenizers import load_tokenizer
 GOAL = 1 / 3
 
 
-def collect_in(order: PromptLayout, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
-    """Prompt tokens requested, those computed, and turns."""
+def collect_in_order(order: PromptLayout, folder: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
+    """Collect all questions in one order; return the prompt tokens, those computed, and the number of turns."""
     from memagent_training.job.collect import CollectSettings, collect
     from memagent_training.serving.vllm_server import VLLMServer
 
-    task = load_task(given.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
-    samples = [task.sample(given.length, number) for number in range(given.questions)]
+    task = load_task(arguments.task, TaskSettings(load_tokenizer(EMBEDDED_FOLDER), small=True))
+    samples = [task.sample(arguments.length, number) for number in range(arguments.questions)]
     profile = load_profile(EMBEDDED_FOLDER)
     assert profile is not None
-    own = profile.prompts
-    prompts = load_prompts(order, own.answer_format, empty_memory=own.empty_memory)
+    own_prompts = profile.prompts
+    prompts = load_prompts(order, own_prompts.answer_format, empty_memory=own_prompts.empty_memory)
     settings = CollectSettings(
-        rollouts=given.rollouts, groups=given.questions, max_questions=given.questions, concurrency=given.concurrency
+        rollouts=arguments.rollouts,
+        groups=arguments.questions,
+        max_questions=arguments.questions,
+        concurrency=arguments.concurrency,
     )
     with VLLMServer(EMBEDDED_FOLDER, log_file=folder / "server.log") as server:
         agent = MemAgent(
             OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
             tokenizer=EMBEDDED_FOLDER,
             budget=profile.budget,
-            prompts=own if order is PromptLayout.SECTION_FIRST else prompts,
+            prompts=own_prompts if order is PromptLayout.SECTION_FIRST else prompts,
             boundary=profile.boundary,
             sampling=SamplingParams(temperature=1.0),
             run_log=folder / f"{order.value}.sqlite",
             store=folder / "documents",
         )
-        before = server.metrics()
-        found = asyncio.run(collect(agent, samples, settings, name="collected"))
-        after = server.metrics()
-    asked, cached = (
-        after[name] - before.get(name, 0.0)
+        metrics_before = server.metrics()
+        collection = asyncio.run(collect(agent, samples, settings, name="collected"))
+        metrics_after = server.metrics()
+    prompt_tokens, cached_tokens = (
+        metrics_after[name] - metrics_before.get(name, 0.0)
         for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
     )
-    return asked, asked - cached, found.usage.turns
+    return prompt_tokens, prompt_tokens - cached_tokens, collection.usage.turns
 
 
 def main() -> None:
-    """Command line."""
+    """Collect in both orders, and print the prompt tokens per turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--task", default="niah_multikey_2")
     parser.add_argument("--length", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--concurrency", type=int, default=128)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
     figures: list[Figure] = []
-    computed: dict[PromptLayout, float] = {}
+    computed_per_turn: dict[PromptLayout, float] = {}
     for order in PromptLayout:
-        asked, paid, turns = collect_in(order, given.folder, given)
-        computed[order] = paid / turns
-        figures.append(Figure(f"{order.value}: prompt tokens a turn", asked / turns, "", "", True))
-        figures.append(Figure(f"{order.value}: of them computed", paid / turns, "", "", True))
-    ratio = computed[PromptLayout.SECTION_FIRST] / computed[PromptLayout.PAPER]
+        prompt_tokens, computed_tokens, turns = collect_in_order(order, arguments.folder, arguments)
+        computed_per_turn[order] = computed_tokens / turns
+        figures.append(Figure(f"{order.value}: prompt tokens a turn", prompt_tokens / turns))
+        figures.append(Figure(f"{order.value}: of them computed", computed_tokens / turns))
+    ratio = computed_per_turn[PromptLayout.SECTION_FIRST] / computed_per_turn[PromptLayout.PAPER]
     figures.append(Figure("computed a turn, section_first : paper", ratio, "x", "<= 1/3", ratio <= GOAL))
     print_table(figures)
 

@@ -1,12 +1,12 @@
-"""How often a report's check notices a falsified sentence, by kind, and how often it marks a faithful one.
+"""Measure how often a report's check detects a falsified sentence, by kind, and how often it marks a faithful one.
 
     python -m benchmarks.report_mutations
 
-Three kinds of sentences: sentences of real documents that are on any machine with Python (licences where there are
-any, the language reference), bound to themselves and their two neighbours; invented facts in plain English, bound to
-their paragraph; and sentences written by hand that say in other words what their quotes say (`report_mutations.toml`;
-the rules were adjusted on those in `known`, and not on those that are held out). Each that is not marked as it is, is
-falsified in every way that it allows, by code that shares no word list with the check.
+There are three kinds of sentences. Sentences of real documents (the language reference and, on Linux, licences) have
+themselves and their two neighbours as quotes. Invented facts in plain English have sentences of their paragraph as
+quotes. Paraphrases, written by hand, say in other words what their quotes say (`report_mutations.toml`; the rules were
+adjusted on those in `known`, not on those that are held out). Each sentence that the check does not mark is falsified
+in every way that it allows, by code that shares no word list with the check.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAIRS: Final = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, its quotes, and the document that they are from."""
+    """A sentence, its quotes, and the document that the quotes are from."""
 
     sentence: str
     quotes: tuple[SourceQuote, ...]
@@ -49,46 +49,47 @@ class Claim:
 
 
 Mutation = Callable[[Claim, random.Random, Sequence[Claim]], Claim | None]
-"""Falsifies a claim, with the help of others of its kind; None where it cannot."""
+"""Falsifies a claim with the help of other claims of its kind; returns None if it cannot."""
 
 
 # The sentences
 
 
-def real_sentences() -> list[Claim]:
-    """Sentences of licences and of the language reference, those with numbers and names first."""
+def collect_real_sentences() -> list[Claim]:
+    """Return sentences of licences and of the language reference, those with numbers and names first."""
     texts = [path.read_text("utf-8", "replace") for path in sorted(LICENCES.glob("*")) if path.is_file()][:8]
     texts += [topics[name] for name in sorted(topics)]
     claims: list[Claim] = []
     for text in texts:
         source = SourceText(text)
-        spans = list(_sentence_spans(source))
-        for before, here, after in zip(spans, spans[1:], spans[2:], strict=False):
-            sentence = " ".join(text[slice(*here)].split())
+        spans = list(_iterate_sentences(source))
+        for previous_span, span, next_span in zip(spans, spans[1:], spans[2:], strict=False):
+            sentence = " ".join(text[slice(*span)].split())
             if 8 <= len(sentence.split()) <= 60 and re.match(r"[A-Z]", sentence) and sentence.endswith("."):
-                quotes = tuple(_quote(source, *span) for span in (here, before, after))
+                quotes = tuple(_make_quote(source, *span) for span in (span, previous_span, next_span))
                 claims.append(Claim(sentence, quotes, source))
-    chosen = random.Random(SEED).sample(claims, len(claims))
-    return sorted(chosen, key=lambda claim: -min(3, len(re.findall(r"\d+|(?<=[a-z] )[A-Z]", claim.sentence))))[
+    shuffled = random.Random(SEED).sample(claims, len(claims))
+    return sorted(shuffled, key=lambda claim: -min(3, len(re.findall(r"\d+|(?<=[a-z] )[A-Z]", claim.sentence))))[
         :SENTENCES
     ]
 
 
-def _sentence_spans(source: SourceText) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at < len(source.text):
-        start, end, whole = source.sentence(at, at + 1)
-        if whole and end > start:
+def _iterate_sentences(source: SourceText) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the complete sentences of a text."""
+    position = 0
+    while position < len(source.text):
+        start, end, is_complete = source.sentence(position, position + 1)
+        if is_complete and end > start:
             yield start, end
-        at = max(at, end) + 1
+        position = max(position, end) + 1
 
 
-def _quote(source: SourceText, start: int, end: int) -> SourceQuote:
+def _make_quote(source: SourceText, start: int, end: int) -> SourceQuote:
     return SourceQuote(source.text[start:end], start, end, None)
 
 
-def invented_facts() -> list[Claim]:
-    """Paragraphs of five facts about invented people, places and machines; each claim is one of them."""
+def generate_facts() -> list[Claim]:
+    """Return invented facts about people, places and machines, from paragraphs of five facts each."""
     claims = []
     for number in range(SENTENCES // 5):
         facts = EnglishFacts(SEED + number)
@@ -99,20 +100,26 @@ def invented_facts() -> list[Claim]:
         text = " ".join(lines)
         source = SourceText(text)
         spans = [(text.index(line), text.index(line) + len(line)) for line in lines]
-        for place, line in enumerate(lines):
-            others = [span for other, span in enumerate(spans) if other != place][:2]
-            claims.append(Claim(line, tuple(_quote(source, *span) for span in (spans[place], *others)), source))
+        for index, line in enumerate(lines):
+            others = [span for other_index, span in enumerate(spans) if other_index != index][:2]
+            claims.append(Claim(line, tuple(_make_quote(source, *span) for span in (spans[index], *others)), source))
     return claims
 
 
-def paraphrases(part: str) -> list[Claim]:
-    """The pairs that were written by hand."""
+def load_paraphrases(part: str) -> list[Claim]:
+    """Return the sentences that were written by hand.
+
+    Args:
+        part: "known" or "held_out".
+    """
     claims = []
     for pair in tomllib.loads(PAIRS.read_text("utf-8"))[part]:
         text = " ".join(pair["quotes"])
         source = SourceText(text)
-        starts = [text.index(each) for each in pair["quotes"]]
-        quotes = [_quote(source, at, at + len(each)) for at, each in zip(starts, pair["quotes"], strict=True)]
+        starts = [text.index(quote) for quote in pair["quotes"]]
+        quotes = [
+            _make_quote(source, start, start + len(quote)) for start, quote in zip(starts, pair["quotes"], strict=True)
+        ]
         claims.append(Claim(pair["sentence"], tuple(quotes), source))
     return claims
 
@@ -120,50 +127,57 @@ def paraphrases(part: str) -> list[Claim]:
 # The mutations
 
 
-def _spans(pattern: str, text: str) -> list[tuple[int, int]]:
+def _find_spans(pattern: str, text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(pattern, text)]
 
 
-def _put(text: str, span: tuple[int, int], new: str) -> str:
-    return text[: span[0]] + new + text[span[1] :]
+def _replace_span(claim: Claim, span: tuple[int, int], text: str) -> Claim | None:
+    return _with_sentence(claim, claim.sentence[: span[0]] + text + claim.sentence[span[1] :])
 
 
-def _said(claim: Claim, sentence: str | None) -> Claim | None:
-    same = sentence is None or sentence == claim.sentence
-    return None if same else replace(claim, sentence=str(sentence))
+def _replace_random_match(claim: Claim, rng: random.Random, pattern: str, change: Callable[[str], str]) -> Claim | None:
+    """Change one random match of a pattern in the sentence; return None if there is no match or no change."""
+    spans = _find_spans(pattern, claim.sentence)
+    if not spans:
+        return None
+    span = rng.choice(spans)
+    return _replace_span(claim, span, change(claim.sentence[slice(*span)]))
+
+
+def _with_sentence(claim: Claim, sentence: str) -> Claim | None:
+    """Return the claim with another sentence, or None if that is the same."""
+    return None if sentence == claim.sentence else replace(claim, sentence=sentence)
 
 
 _NAME: Final = r"(?<=[a-z,] )[A-Z][a-z]{2,}\b"
-_MONTHS: Final = re.findall(
+_MONTHS: Final[list[str]] = re.findall(
     r"\w+",
     "January February March April May June July August September October November December",
 )
 
 
-def number_changed(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    spans = _spans(r"(?<![\w.])\d[\d,]*(?![\w.]*\w)", claim.sentence)
-    if not spans:
-        return None
-    span = source.choice(spans)
-    old = claim.sentence[slice(*span)].rstrip(",")
-    place = source.randrange(len(old))
-    while not old[place].isdigit():
-        place = source.randrange(len(old))
-    digit = source.choice([each for each in "123456789" if each != old[place]])
-    return _said(claim, _put(claim.sentence, (span[0], span[0] + len(old)), old[:place] + digit + old[place + 1 :]))
+def change_number(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace one digit of a number."""
+
+    def change(number: str) -> str:
+        index = rng.randrange(len(number.rstrip(",")))
+        while not number[index].isdigit():
+            index = rng.randrange(len(number.rstrip(",")))
+        digit = rng.choice([digit for digit in "123456789" if digit != number[index]])
+        return number[:index] + digit + number[index + 1 :]
+
+    return _replace_random_match(claim, rng, r"(?<![\w.])\d[\d,]*(?![\w.]*\w)", change)
 
 
-def number_word_changed(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def change_number_word(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace a number word, such as "three", with another."""
     words = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty"]
-    spans = _spans(rf"\b(?:{'|'.join(words)})\b", claim.sentence)
-    if not spans:
-        return None
-    span = source.choice(spans)
-    old = claim.sentence[slice(*span)]
-    return _said(claim, _put(claim.sentence, span, source.choice([word for word in words if word != old])))
+    pattern = rf"\b(?:{'|'.join(words)})\b"
+    return _replace_random_match(claim, rng, pattern, lambda old: rng.choice([word for word in words if word != old]))
 
 
-def unit_changed(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def change_unit(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace the unit of a number."""
     changes = {
         "metres": "feet", "m": "km", "kg": "g", "kilograms": "pounds", "percent": "points", "per cent": "points",
         "%": " degrees", "degrees": "percent", "euros": "dollars", "dollars": "euros", "francs": "euros",
@@ -172,44 +186,40 @@ def unit_changed(claim: Claim, source: random.Random, others: Sequence[Claim]) -
         "monthly": "weekly", "bytes": "bits", "mmHg": "bar", "°C": "°F", "g": "mg",
     }  # fmt: skip
     names = "|".join(map(re.escape, sorted(changes, key=len, reverse=True)))
-    spans = _spans(rf"(?<=\d)\s?(?:{names})(?!\w)|(?<=\d )(?:{names})(?!\w)", claim.sentence)
-    if not spans:
-        return None
-    span = source.choice(spans)
-    old = claim.sentence[slice(*span)]
-    return _said(claim, _put(claim.sentence, span, old.replace(old.strip(), changes[old.strip()])))
+    pattern = rf"(?<=\d)\s?(?:{names})(?!\w)|(?<=\d )(?:{names})(?!\w)"
+    return _replace_random_match(claim, rng, pattern, lambda old: old.replace(old.strip(), changes[old.strip()]))
 
 
-def date_shifted(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def shift_date(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace a month or a year."""
     names = "|".join(_MONTHS)
-    spans = _spans(rf"\b(?:{names})\b(?= \d)|(?<=\d )(?:{names})\b|\b(?:1[5-9]|20)\d\d\b", claim.sentence)
-    if not spans:
-        return None
-    span = source.choice(spans)
-    old = claim.sentence[slice(*span)]
-    if old.isdigit():
-        new = str(int(old) + source.choice([-3, -1, 1, 2]))
-    else:
-        new = source.choice([month for month in _MONTHS if month != old])
-    return _said(claim, _put(claim.sentence, span, new))
+
+    def change(old: str) -> str:
+        if old.isdigit():
+            return str(int(old) + rng.choice([-3, -1, 1, 2]))
+        return rng.choice([month for month in _MONTHS if month != old])
+
+    pattern = rf"\b(?:{names})\b(?= \d)|(?<=\d )(?:{names})\b|\b(?:1[5-9]|20)\d\d\b"
+    return _replace_random_match(claim, rng, pattern, change)
 
 
-def name_replaced(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    spans = _spans(_NAME, claim.sentence)
-    pool = sorted({name for other in others for name in re.findall(_NAME, other.sentence)} - set(_MONTHS))
+def replace_name(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace a name with one from another sentence that none of the quotes has."""
+    spans = _find_spans(_NAME, claim.sentence)
+    pool = sorted({name for other in claims for name in re.findall(_NAME, other.sentence)} - set(_MONTHS))
     quoted = " ".join(quote.text for quote in claim.quotes)
     pool = [name for name in pool if name not in quoted]
     if not spans or not pool:
         return None
-    return _said(claim, _put(claim.sentence, source.choice(spans), source.choice(pool)))
+    return _replace_span(claim, rng.choice(spans), rng.choice(pool))
 
 
-def names_swapped(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    """The first two full names of a sentence change places."""
+def swap_names(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Exchange the first two full names of a sentence."""
     full = r"(?<![\w.])(?:[A-Z][a-z]{2,})(?: [A-Z][a-z]{2,})*\b"
-    spans = [span for span in _spans(full, claim.sentence) if claim.sentence[slice(*span)] not in _COMMON_FIRST]
+    spans = [span for span in _find_spans(full, claim.sentence) if claim.sentence[slice(*span)] not in _COMMON_FIRST]
     spans = [span for span in spans if not set(claim.sentence[slice(*span)].split()) & set(_MONTHS)]
-    return _swapped(claim, spans)
+    return _swap_spans(claim, spans)
 
 
 _COMMON_FIRST: Final = frozenset(
@@ -225,39 +235,42 @@ _COMMON_FIRST: Final = frozenset(
 )
 
 
-def numbers_swapped(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    spans = _spans(r"(?<![\w.,])\d[\d,.]*\d\b|(?<![\w.,])\d\b", claim.sentence)
-    return _swapped(claim, spans)
+def swap_numbers(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Exchange the first two numbers of a sentence."""
+    spans = _find_spans(r"(?<![\w.,])\d[\d,.]*\d\b|(?<![\w.,])\d\b", claim.sentence)
+    return _swap_spans(claim, spans)
 
 
-def _swapped(claim: Claim, spans: Sequence[tuple[int, int]]) -> Claim | None:
+def _swap_spans(claim: Claim, spans: Sequence[tuple[int, int]]) -> Claim | None:
     if len(spans) < 2 or claim.sentence[slice(*spans[0])] == claim.sentence[slice(*spans[1])]:
         return None
     (a, b), (c, d) = spans[:2]
     text = claim.sentence
-    return _said(claim, text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:])
+    return _with_sentence(claim, text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:])
 
 
 _VERBS: Final = "is|are|was|were|may|must|can|will|shall|has|have|had|should|could|would|does|do|did"
 
 
-def negation_inserted(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def insert_negation(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Insert "not" after the first auxiliary verb of a sentence without a negation."""
     match = re.search(rf"\b(?:{_VERBS})\b(?! not)", claim.sentence)
     if match is None or re.search(r"\b(?:not|no|never|nobody|neither|without)\b|n't", claim.sentence):
         return None
-    return _said(claim, _put(claim.sentence, match.span(), f"{match[0]} not"))
+    return _replace_span(claim, match.span(), f"{match[0]} not")
 
 
-def negation_removed(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def remove_negation(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Remove the "not" after an auxiliary verb."""
     match = re.search(rf"\b(?:{_VERBS})( not)\b", claim.sentence)
-    return None if match is None else _said(claim, _put(claim.sentence, match.span(1), ""))
+    return None if match is None else _replace_span(claim, match.span(1), "")
 
 
-def cut_after_a_denial(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    """What follows a denial, as a sentence of its own."""
+def cut_after_denial(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Return what follows a negation as a sentence of its own."""
     match = re.search(r"\b(?:not|no|never|nobody|neither|unless|except)\b ", claim.sentence)
     rest = claim.sentence[match.end() :] if match else ""
-    return _said(claim, rest[0].upper() + rest[1:]) if len(rest.split()) >= 5 else None
+    return _with_sentence(claim, rest[0].upper() + rest[1:]) if len(rest.split()) >= 5 else None
 
 
 _ANTONYMS: Final = (
@@ -271,149 +284,172 @@ _ANTONYMS: Final = (
 )  # fmt: skip
 
 
-def opposite_word(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    found = []
-    for one, other in _ANTONYMS:
-        for old, new in ((one, other), (other, one)):
-            found += [(span, new) for span in _spans(rf"\b{old}\b", claim.sentence)]
-    if not found:
+def replace_by_opposite(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace a word with its opposite."""
+    matches = []
+    for word, opposite in _ANTONYMS:
+        for old, new in ((word, opposite), (opposite, word)):
+            matches += [(span, new) for span in _find_spans(rf"\b{old}\b", claim.sentence)]
+    if not matches:
         return None
-    span, new = source.choice(found)
-    return _said(claim, _put(claim.sentence, span, new))
+    span, new = rng.choice(matches)
+    return _replace_span(claim, span, new)
 
 
-def word_replaced(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    """An ordinary word becomes another: what the check does not look for."""
-    spans = _spans(r"(?<=[a-z] )[a-z]{5,}\b", claim.sentence)
-    if not spans:
-        return None
-    span = source.choice(spans)
-    pool = re.findall(r"(?<=[a-z] )[a-z]{5,}\b", source.choice(others).sentence)
-    return _said(claim, _put(claim.sentence, span, source.choice(pool))) if pool else None
+def replace_word(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace an ordinary word with one from another sentence, which the check does not look for."""
+    word = r"(?<=[a-z] )[a-z]{5,}\b"
+
+    def change(old: str) -> str:
+        words = re.findall(word, rng.choice(claims).sentence)
+        return rng.choice(words) if words else old
+
+    return _replace_random_match(claim, rng, word, change)
 
 
-def quotes_of_another(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
-    """The sentence names the quotes of another sentence of another document."""
-    foreign = [other for other in others if other.source is not claim.source]
-    other = source.choice(foreign)
+def take_foreign_quotes(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace the quotes with those of a sentence from another document."""
+    other = rng.choice([other for other in claims if other.source is not claim.source])
     return replace(claim, quotes=other.quotes, source=other.source)
 
 
-def quote_cut_at_end(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def cut_quote_at_end(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Cut the last words of the first quote."""
     words = claim.quotes[0].text.split(" ")
-    if len(words) < 6:
-        return None
-    return _with_quote(claim, " ".join(words[: source.randrange(3, len(words) - 1)]))
+    return None if len(words) < 6 else _with_quote(claim, " ".join(words[: rng.randrange(3, len(words) - 1)]))
 
 
-def quote_cut_at_beginning(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def cut_quote_at_beginning(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Cut the first words of the first quote."""
     words = claim.quotes[0].text.split(" ")
-    if len(words) < 6:
-        return None
-    return _with_quote(claim, " ".join(words[source.randrange(1, len(words) - 3) :]))
+    return None if len(words) < 6 else _with_quote(claim, " ".join(words[rng.randrange(1, len(words) - 3) :]))
 
 
-def quote_reworded(claim: Claim, source: random.Random, others: Sequence[Claim]) -> Claim | None:
+def reword_quote(claim: Claim, rng: random.Random, claims: Sequence[Claim]) -> Claim | None:
+    """Replace a word of the first quote with one from another sentence."""
     words = claim.quotes[0].text.split(" ")
-    place = source.randrange(len(words))
-    other = source.choice(source.choice(others).sentence.split())
-    return None if words[place] == other else _with_quote(claim, " ".join([*words[:place], other, *words[place + 1 :]]))
+    index = rng.randrange(len(words))
+    other = rng.choice(rng.choice(claims).sentence.split())
+    return None if words[index] == other else _with_quote(claim, " ".join([*words[:index], other, *words[index + 1 :]]))
 
 
 def _with_quote(claim: Claim, text: str) -> Claim:
+    """Return the claim with another text of its first quote."""
     first = claim.quotes[0]
     start = first.start_char + max(0, first.text.find(text))
     return replace(claim, quotes=(SourceQuote(text, start, start + len(text), None), *claim.quotes[1:]))
 
 
 MUTATIONS: Final[dict[str, Mutation]] = {
-    each.__name__.replace("_", " "): each
-    for each in (
-        number_changed, number_word_changed, unit_changed, date_shifted, name_replaced, names_swapped, numbers_swapped,
-        negation_inserted, negation_removed, cut_after_a_denial, opposite_word, word_replaced, quotes_of_another,
-        quote_cut_at_end, quote_cut_at_beginning, quote_reworded,
-    )
-}  # fmt: skip
+    "number changed": change_number,
+    "number word changed": change_number_word,
+    "unit changed": change_unit,
+    "date shifted": shift_date,
+    "name replaced": replace_name,
+    "names swapped": swap_names,
+    "numbers swapped": swap_numbers,
+    "negation inserted": insert_negation,
+    "negation removed": remove_negation,
+    "cut after a denial": cut_after_denial,
+    "opposite word": replace_by_opposite,
+    "word replaced": replace_word,
+    "quotes of another": take_foreign_quotes,
+    "quote cut at end": cut_quote_at_end,
+    "quote cut at beginning": cut_quote_at_beginning,
+    "quote reworded": reword_quote,
+}
 
 
 # Faithful changes
 
 
-def written_otherwise(claim: Claim) -> Claim | None:
-    """The same in other forms: dates the other way round, thousands without commas, % for percent."""
+def change_forms(claim: Claim) -> Claim | None:
+    """Write dates the other way round, thousands without commas, and % for percent."""
     names = "|".join(_MONTHS)
     text = re.sub(rf"\b(\d{{1,2}}) ({names}) (\d{{4}})\b", r"\2 \1, \3", claim.sentence)
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     text = re.sub(r"(?<=\d) per ?cent\b", "%", text)
     text = re.sub(r"(?<=\d)%", " percent", text) if text == claim.sentence else text
-    return _said(claim, text)
+    return _with_sentence(claim, text)
 
 
-def first_clause(claim: Claim) -> Claim | None:
-    """A sentence up to its first comma, where no exception follows."""
+def keep_first_clause(claim: Claim) -> Claim | None:
+    """Return the sentence up to its first comma, if no exception follows."""
     clause, comma, rest = claim.sentence.partition(",")
     if not comma or len(clause.split()) < 6 or re.match(r"\s*(?:unless|except|if|but|provided|only)\b", rest):
         return None
-    return _said(claim, f"{clause}.") if re.match(r"(?!If|When|While|After|Before|Because|In|For)", clause) else None
+    return (
+        _with_sentence(claim, f"{clause}.")
+        if re.match(r"(?!If|When|While|After|Before|Because|In|For)", clause)
+        else None
+    )
 
 
-def _is_common(claims: Sequence[Claim]) -> Callable[[str], bool]:
+def _make_is_common(claims: Sequence[Claim]) -> Callable[[str], bool]:
+    """Return a predicate for words that the sources also have in lower case."""
     sources = {id(claim.source): claim.source for claim in claims}
     return frozenset().union(*map(find_lower_case_words, sources.values())).__contains__
 
 
-def is_noticed(claim: Claim, is_common: Callable[[str], bool]) -> bool:
-    """Whether the check finds something: with a quote, or with the sentence."""
+def is_detected(claim: Claim, is_common: Callable[[str], bool]) -> bool:
+    """Return whether the check finds a problem with a quote or with the sentence."""
     if any(check_quote(quote, claim.source, "it") for quote in claim.quotes):
         return True
     return bool(check_sentence(claim.sentence, [quote.text for quote in claim.quotes], is_common=is_common))
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many of how many."""
+class DetectionCount:
+    """The sentences that the check detected, and all sentences."""
 
-    noticed: int
-    of: int
+    detected: int
+    total: int
 
     def __str__(self) -> str:
-        if not self.of:
+        if not self.total:
             return ""
-        found = wilson(self.noticed, self.of)
-        return f"{100 * found.mean:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}] of {self.of}"
+        interval = wilson(self.detected, self.total)
+        return f"{100 * interval.mean:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}] of {self.total}"
 
 
-def corpora() -> dict[str, list[Claim]]:
+def load_corpora() -> dict[str, list[Claim]]:
+    """Return all sentences by the name of their corpus."""
     return {
-        "real documents": real_sentences(),
-        "invented facts": invented_facts(),
-        "other words, known": paraphrases("known"),
-        "other words, held out": paraphrases("held_out"),
+        "real documents": collect_real_sentences(),
+        "invented facts": generate_facts(),
+        "other words, known": load_paraphrases("known"),
+        "other words, held out": load_paraphrases("held_out"),
     }
 
 
-def measured(step: int = 1) -> dict[str, dict[str, Count]]:
-    """By row and corpus. The rows of faithful sentences count false alarms. Of many, every `step`-th is falsified."""
-    rows: dict[str, dict[str, Count]] = defaultdict(dict)
-    for name, claims in corpora().items():
-        is_common = _is_common(claims)
-        passing = [claim for claim in claims if not is_noticed(claim, is_common)]
-        passed = len(passing)
-        passing = passing[:: step if len(passing) > 100 else 1]
+def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
+    """Return the counts by row and corpus; the rows of faithful sentences count false alarms.
+
+    Args:
+        step: of a corpus with more than 100 sentences, only every `step`-th is falsified.
+    """
+    rows: dict[str, dict[str, DetectionCount]] = defaultdict(dict)
+    for name, claims in load_corpora().items():
+        is_common = _make_is_common(claims)
+        passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
+        passing_count = len(passing_claims)
+        passing_claims = passing_claims[:: step if passing_count > 100 else 1]
         for kind, mutation in MUTATIONS.items():
-            source = random.Random(f"{SEED} {name} {kind}")
-            made = [each for claim in passing if (each := mutation(claim, source, claims)) is not None]
-            rows[kind][name] = Count(sum(is_noticed(each, is_common) for each in made), len(made))
-        rows["false alarms: as it is"][name] = Count(len(claims) - passed, len(claims))
-        for kind, change in (("other forms", written_otherwise), ("first clause", first_clause)):
-            other = [each for claim in claims if (each := change(claim)) is not None]
-            rows[f"false alarms: {kind}"][name] = Count(sum(is_noticed(each, is_common) for each in other), len(other))
+            rng = random.Random(f"{SEED} {name} {kind}")
+            mutants = [mutant for claim in passing_claims if (mutant := mutation(claim, rng, claims)) is not None]
+            rows[kind][name] = DetectionCount(sum(is_detected(mutant, is_common) for mutant in mutants), len(mutants))
+        rows["false alarms: as it is"][name] = DetectionCount(len(claims) - passing_count, len(claims))
+        for kind, rewrite in (("other forms", change_forms), ("first clause", keep_first_clause)):
+            variants = [mutant for claim in claims if (mutant := rewrite(claim)) is not None]
+            rows[f"false alarms: {kind}"][name] = DetectionCount(
+                sum(is_detected(variant, is_common) for variant in variants), len(variants)
+            )
     return dict(rows)
 
 
 def main() -> None:
-    """Print the table; with "-v", what was wrong: alarms at faithful sentences, and falsified ones that passed."""
-    rows = measured()
+    """Print the table; with "-v", also the false alarms and the falsified sentences that were not detected."""
+    rows = measure_detection()
     table = Table(box=rich.box.MARKDOWN)
     names = list(next(iter(rows.values())))
     for column in ("% detected [95 %]", *names):
@@ -426,18 +462,18 @@ def main() -> None:
 
 
 def _print_errors() -> None:
-    """What the rules may be adjusted by: not the sentences that are held out."""
-    for name, claims in list(corpora().items())[:3]:
-        is_common = _is_common(claims)
+    """Print the errors by which the rules may be adjusted; the held-out sentences are not among them."""
+    for name, claims in list(load_corpora().items())[:3]:
+        is_common = _make_is_common(claims)
         for claim in claims:
             for problem in check_sentence(claim.sentence, [q.text for q in claim.quotes], is_common=is_common):
                 print(f"{name}: alarm: {problem.kind}: {problem.detail}\n    {claim.sentence}")
         for kind, mutation in MUTATIONS.items():
-            source = random.Random(f"{SEED} {name} {kind}")
+            rng = random.Random(f"{SEED} {name} {kind}")
             for claim in claims:
-                made = mutation(claim, source, claims)
-                if made is not None and not is_noticed(made, is_common):
-                    print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {made.sentence}")
+                mutant = mutation(claim, rng, claims)
+                if mutant is not None and not is_detected(mutant, is_common):
+                    print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {mutant.sentence}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What SIGKILL costs a closed loop: loops whose server, trainer or collector is killed, compared with undisturbed ones.
+"""Measure what SIGKILL costs a training loop, by comparing loops with and without kills.
 
     python -m benchmarks.rl_kills work/rl-kills     # continues where it was stopped
 
-1. Some loops of the embedded policy run undisturbed, each with another seed. They show how much rewards differ by
+1. Some loops of the embedded policy run without kills, each with another seed. They show how much rewards differ by
    chance.
 2. For each victim one more loop runs, in which the victim is killed repeatedly, at random moments:
-   - server: the process of vLLM that answers requests, in any phase; the loop has to notice by itself;
+   - server: the vLLM process that answers requests, in any phase; the loop has to notice by itself;
    - trainer: the loop's process while it trains; it is started again with resume=True;
-   - collector: the loop's process while questions are read; in the same way.
+   - collector: the loop's process while it reads questions; it is started again in the same way.
 3. The journal, the run log and the newest checkpoint show which groups were trained on, and how often.
 
 Each loop is a separate process with its own vLLM server, one after the other.
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from memagent_training.rl import RLJob
 
 MAX_FAILURES = 3
-"""After this many unexpected ends of one loop, the benchmark gives up."""
+"""The number of unexpected ends of one loop after which the benchmark stops."""
 POLL_SECONDS = 0.02
 SETTINGS = {"warmup_steps": 0, "token_budget": 8192, "gradient_checkpointing": False, "report_to": "none"}
 
 
 class Victim(StrEnum):
-    """Who is killed."""
+    """The process that is killed."""
 
     SERVER = "server"
     TRAINER = "trainer"
@@ -56,22 +56,23 @@ class Victim(StrEnum):
 
 
 PHASES = {Victim.SERVER: ("sync", "collect", "train"), Victim.TRAINER: ("train",), Victim.COLLECTOR: ("collect",)}
-"""The phase in which each is killed."""
+"""The phases in which each victim is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something is killed: after this share of the phase's minimum duration."""
+    """The moment of a kill."""
 
     iteration: int
-    """If the phase ended too early, at the beginning of the next such phase."""
+    """If the phase of this iteration ends before the moment, the kill is at the beginning of the next such phase."""
     phase: str
     share: float
+    """The share of the phase's minimum duration that passes before the kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A phase begins."""
+    """The beginning of a phase."""
 
     pid: int
     time: float
@@ -81,50 +82,57 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a loop."""
+    """The result of a training loop."""
 
     rewards: tuple[float, ...]
     """The mean reward of each iteration's reads."""
     trained_twice: int
-    """Groups beyond those of an iteration, over all iterations."""
+    """The number of groups that were trained on more than once."""
     lost: int
-    """Groups with variance that no iteration had, and missing groups in training."""
+    """The number of groups with variance that no iteration used, and of groups that training missed."""
     iterations: int
-    """In the journal, with enough groups."""
+    """The number of iterations in the journal that had enough groups."""
     trained: int
-    """Iterations in the newest checkpoint's history."""
+    """The number of iterations in the newest checkpoint's history."""
     kills: int
     seconds: float
 
     @property
     def final_reward(self) -> float:
-        """The mean over the last third."""
+        """The mean reward of the last third of the iterations."""
         return fmean(self.rewards[-math.ceil(len(self.rewards) / 3) :])
 
 
 class Loop:
-    """One loop's folder: the loop itself, its reports, and what was killed."""
+    """A training loop, and the folder with its output, events and kills."""
 
-    def __init__(self, folder: Path, given: argparse.Namespace, seed: int) -> None:
+    def __init__(self, folder: Path, arguments: argparse.Namespace, seed: int) -> None:
         self.folder = folder
         self.out = folder / "rl"
         self.seed = seed
-        self._given = given
+        self._given = arguments
 
     @property
     def is_done(self) -> bool:
+        """Whether the loop has ended."""
         return (self.folder / "seconds.json").exists()
 
-    def events(self) -> list[Event]:
-        return [Event(**each) for each in _lines(self.folder / "events.jsonl")]
+    def load_events(self) -> list[Event]:
+        """Return the beginnings of all phases so far."""
+        return [Event(**record) for record in _read_records(self.folder / "events.jsonl")]
 
-    def kills(self) -> list[dict[str, Any]]:
-        return list(_lines(self.folder / "kills.jsonl"))
+    def load_kills(self) -> list[dict[str, Any]]:
+        """Return the records of all kills so far."""
+        return list(_read_records(self.folder / "kills.jsonl"))
 
     def run(
-        self, victim: Victim | None = None, moments: Sequence[Moment] = (), usual: Mapping[str, float] = {}
+        self, victim: Victim | None = None, moments: Sequence[Moment] = (), phase_seconds: Mapping[str, float] = {}
     ) -> None:
-        """Run it to its end, kill the victims, and start it again if it does not continue by itself."""
+        """Run the loop to its end, kill the victim at the moments, and start the loop again after a kill.
+
+        Raises:
+            SystemExit: the loop ended unexpectedly too often.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         failures = 0
         while not self.is_done:
@@ -132,12 +140,14 @@ class Loop:
             is_killed = False
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
-                done = len(self.kills())
-                if victim is None or done >= len(moments) or is_killed:
+                kill_count = len(self.load_kills())
+                if victim is None or kill_count >= len(moments) or is_killed:
                     continue
-                event = self._due(moments[done], usual)
+                event = self._find_due_event(moments[kill_count], phase_seconds)
                 if event is not None and _kill(victim, event.pid):
-                    _append(self.folder / "kills.jsonl", {**asdict(event), "victim": victim, "time": time.time()})
+                    _append_record(
+                        self.folder / "kills.jsonl", {**asdict(event), "victim": victim, "time": time.time()}
+                    )
                     print(f"{self.folder.name}: killed the {victim} in iteration {event.iteration}, {event.phase}")
                     is_killed = victim is not Victim.SERVER
             if process.returncode and not is_killed:
@@ -148,12 +158,14 @@ class Loop:
     def _start(self) -> subprocess.Popen[bytes]:
         from memagent_training.serving import session_watchdog
 
-        told = {key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}}
-        options = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
+        loop_arguments = {
+            key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}
+        }
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in loop_arguments.items()]
         command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._given.folder), *options]
         command += [f"--loop={self.folder.name}", f"--seed={self.seed}"]
         with (self.folder / "loop.log").open("ab") as log:
-            return subprocess.Popen(  # which ends with this process, however this one ends
+            return subprocess.Popen(  # it ends with this process, however this one ends
                 [sys.executable, session_watchdog.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -161,51 +173,55 @@ class Loop:
                 start_new_session=True,
             )
 
-    def _due(self, moment: Moment, usual: Mapping[str, float]) -> Event | None:
-        """The phase in which to kill now, if any."""
-        events = self.events()
+    def _find_due_event(self, moment: Moment, phase_seconds: Mapping[str, float]) -> Event | None:
+        """Return the newest event if its phase is the one to kill in and the moment has come, otherwise None."""
+        events = self.load_events()
         if not events or not Path(f"/proc/{events[-1].pid}").exists():
             return None
         newest = events[-1]
         is_due = newest.iteration >= moment.iteration and newest.phase == moment.phase
-        wait = moment.share * usual[moment.phase] if newest.iteration == moment.iteration else 0
+        wait = moment.share * phase_seconds[moment.phase] if newest.iteration == moment.iteration else 0
         return newest if is_due and time.time() - newest.time >= wait else None
 
-    def outcome(self, rollouts: int) -> Outcome:
-        """The data from journal, run log and checkpoint."""
+    def compute_outcome(self, rollouts: int) -> Outcome:
+        """Compute the outcome from journal, run log and checkpoint.
+
+        Args:
+            rollouts: the number of rollouts of a group.
+        """
         from memagent_training.job.training_output import RECORD, find_checkpoints
         from memagent_training.rl.loop_journal import LoopJournal
         from memagent_training.rl.rl_job import JOURNAL, RUN_LOG
 
         records = LoopJournal(self.out / JOURNAL).records
-        used = [each for each in records if each.is_enough]
-        collected = {group for each in used for group in each.group_of.values()}
-        passed_over = {f"collection-{each.number}" for each in records if not each.is_enough}
+        iterations = [record for record in records if record.is_enough]
+        collected_groups = {group for record in iterations for group in record.group_of.values()}
+        skipped_collections = {f"collection-{record.number}" for record in records if not record.is_enough}
         with_variance = {
             group
-            for group in _groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
-            if group.rpartition("-")[0] not in passed_over
+            for group in _find_groups_with_variance(RunLog(self.out / RUN_LOG), rollouts)
+            if group.rpartition("-")[0] not in skipped_collections
         }
         newest = find_checkpoints(self.out).newest
         history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
         settings = json.loads((self.out / RECORD).read_text())
         per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
         trained: Counter[int] = Counter()
-        for step in (each for each in history if "loss" in each):
+        for step in (entry for entry in history if "loss" in entry):
             trained[(step["step"] - 1) // per_iteration] += step["rollouts"]
-        surplus = {each.iteration: trained[each.iteration] / rollouts - each.groups for each in used}
+        surplus = {record.iteration: trained[record.iteration] / rollouts - record.groups for record in iterations}
         return Outcome(
-            rewards=tuple(each.reward for each in used),
-            trained_twice=math.ceil(sum(max(each, 0) for each in surplus.values())),
-            lost=len(with_variance - collected) + math.ceil(sum(max(-each, 0) for each in surplus.values())),
-            iterations=len({each.iteration for each in used}),
+            rewards=tuple(record.reward for record in iterations),
+            trained_twice=math.ceil(sum(max(count, 0) for count in surplus.values())),
+            lost=len(with_variance - collected_groups) + math.ceil(sum(max(-count, 0) for count in surplus.values())),
+            iterations=len({record.iteration for record in iterations}),
             trained=len(trained),
-            kills=len(self.kills()),
+            kills=len(self.load_kills()),
             seconds=json.loads((self.folder / "seconds.json").read_text()),
         )
 
 
-def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
+def _find_groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
     rewards: dict[str, list[float]] = {}
     for run in log.runs():
         latest = log.latest_rewards(run.run_id)
@@ -217,13 +233,20 @@ def _groups_with_variance(log: RunLog, rollouts: int) -> Iterator[str]:
 
 
 def _kill(victim: Victim, loop: int) -> bool:
-    """SIGKILL the victim; False if it is not running at the moment."""
+    """Send SIGKILL to the victim; return False if it is not running at the moment.
+
+    Args:
+        victim: the process to kill.
+        loop: the id of the loop's process.
+    """
     try:
         if victim is not Victim.SERVER:
             os.kill(loop, signal.SIGKILL)
             return True
-        watchdogs = [pid for pid in _children(loop) if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()]
-        servers = [server for pid in watchdogs for server in _children(pid)]
+        watchdogs = [
+            pid for pid in _list_children(loop) if "session_watchdog" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        servers = [server for pid in watchdogs for server in _list_children(pid)]
         for server in servers:
             os.kill(server, signal.SIGKILL)
         return bool(servers)
@@ -231,157 +254,168 @@ def _kill(victim: Victim, loop: int) -> bool:
         return False
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Complete lines; a killed process may have left half of one, which is joined with the next one's first."""
+def _read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines.
+
+    A line that a killed process left incomplete is joined with the next one; both are skipped.
+    """
     if path.exists():
         for line in path.read_text().splitlines():
             with suppress(ValueError):
                 yield json.loads(line)
 
 
-def _append(path: Path, entry: Mapping[str, Any]) -> None:
+def _append_record(path: Path, entry: Mapping[str, Any]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(entry) + "\n")
 
 
-def job_of(out: Path, given: argparse.Namespace) -> RLJob:
+def make_job(out: Path, arguments: argparse.Namespace) -> RLJob:
+    """Return the job of a loop with the options of the command line."""
     from memagent_training.job.collect import CollectSettings
     from memagent_training.rl import RLJob
 
     return RLJob(
-        tasks=(given.task,),
-        lengths=(given.length,),
+        tasks=(arguments.task,),
+        lengths=(arguments.length,),
         out=out,
-        settings={**SETTINGS, "learning_rate": given.learning_rate},
-        iterations=given.iterations,
-        collect=CollectSettings(given.rollouts, given.groups, max_questions=16 * given.groups, concurrency=64),
+        settings={**SETTINGS, "learning_rate": arguments.learning_rate},
+        iterations=arguments.iterations,
+        collect=CollectSettings(
+            arguments.rollouts, arguments.groups, max_questions=16 * arguments.groups, concurrency=64
+        ),
         measure_every=0,
         small=True,
-        seed=given.seed,
+        seed=arguments.seed,
         resume=True,
     )
 
 
-def run_loop(folder: Path, given: argparse.Namespace) -> None:
-    """The main function of a loop's process."""
+def run_loop(folder: Path, arguments: argparse.Namespace) -> None:
+    """Run a loop, and record its phases and its duration; it is the main function of a loop's process."""
     from memagent_training.rl import run
     from memagent_training.rl.loop_status import LoopStatus, Phase
 
-    class Teller(LoopStatus):
+    class EventRecorder(LoopStatus):
         def on_phase(self, iteration: int, phase: Phase) -> None:
             super().on_phase(iteration, phase)
-            tell(iteration, phase.value)
+            record_event(iteration, phase.value)
 
         def on_end(self, reason: str) -> None:
-            tell(given.iterations, "end")
+            record_event(arguments.iterations, "end")
 
-    def tell(iteration: int, phase: str) -> None:
-        _append(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
+    def record_event(iteration: int, phase: str) -> None:
+        _append_record(folder / "events.jsonl", asdict(Event(os.getpid(), time.time(), iteration, phase)))
 
-    run(job_of(folder / "rl", given), Teller(given.iterations, quiet=True))
-    times = [Event(**each).time for each in _lines(folder / "events.jsonl")]
+    run(make_job(folder / "rl", arguments), EventRecorder(arguments.iterations, quiet=True))
+    times = [Event(**record).time for record in _read_records(folder / "events.jsonl")]
     (folder / "seconds.json").write_text(json.dumps(time.time() - times[0]))
 
 
-def usual_seconds(loops: Sequence[Loop]) -> dict[str, float]:
-    """The minimum duration of each undisturbed phase.
+def find_minimum_seconds(loops: Sequence[Loop]) -> dict[str, float]:
+    """Return the minimum duration of each phase in loops without kills.
 
-    The first iteration does not count: it begins with a start of the server.
+    The first iteration does not count, because it begins with a start of the server.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for loop in loops:
-        for one, following in pairwise(loop.events()):
-            if one.pid == following.pid and one.iteration > 0:
-                found[one.phase] = min(following.time - one.time, found.get(one.phase, math.inf))
-    return found
+        for event, following in pairwise(loop.load_events()):
+            if event.pid == following.pid and event.iteration > 0:
+                seconds[event.phase] = min(following.time - event.time, seconds.get(event.phase, math.inf))
+    return seconds
 
 
-def moments_of(victim: Victim, given: argparse.Namespace) -> list[Moment]:
-    """The requested number of kills, over all iterations but the first and the last; the same at each call."""
-    between = range(1, max(given.iterations - 1, 2))
-    chance = random.Random(f"{victim} {given.kills} {given.iterations}")
+def choose_moments(victim: Victim, arguments: argparse.Namespace) -> list[Moment]:
+    """Return the moments of the kills, the same at each call.
+
+    They are spread over all iterations but the first and the last.
+    """
+    between = range(1, max(arguments.iterations - 1, 2))
+    rng = random.Random(f"{victim} {arguments.kills} {arguments.iterations}")
     iterations: list[int] = []
-    while len(iterations) < given.kills:
-        missing = given.kills - len(iterations)
-        iterations += chance.sample(between, min(missing, len(between)))
-    return [Moment(each, chance.choice(PHASES[victim]), chance.uniform(0, 0.9)) for each in sorted(iterations)]
+    while len(iterations) < arguments.kills:
+        missing = arguments.kills - len(iterations)
+        iterations += rng.sample(between, min(missing, len(between)))
+    return [Moment(iteration, rng.choice(PHASES[victim]), rng.uniform(0, 0.9)) for iteration in sorted(iterations)]
 
 
-def run_all(given: argparse.Namespace) -> list[Figure]:
-    undisturbed = [Loop(given.folder / f"undisturbed-{seed}", given, seed) for seed in range(given.seeds)]
-    for loop in undisturbed:
+def run_all(arguments: argparse.Namespace) -> list[Figure]:
+    """Run or continue all loops, and return their figures."""
+    baselines = [Loop(arguments.folder / f"undisturbed-{seed}", arguments, seed) for seed in range(arguments.seeds)]
+    for loop in baselines:
         loop.run()
-    usual = usual_seconds(undisturbed)
-    print("seconds of a phase at least: " + ", ".join(f"{name} {value:.1f}" for name, value in usual.items()))
-    disturbed = {victim: Loop(given.folder / victim.value, given, 0) for victim in Victim}
-    for victim, loop in disturbed.items():
-        loop.run(victim, moments_of(victim, given), usual)
-    outcomes = {loop.folder.name: loop.outcome(given.rollouts) for loop in (*undisturbed, *disturbed.values())}
+    phase_seconds = find_minimum_seconds(baselines)
+    print("seconds of a phase at least: " + ", ".join(f"{name} {value:.1f}" for name, value in phase_seconds.items()))
+    killed_loops = {victim: Loop(arguments.folder / victim.value, arguments, 0) for victim in Victim}
+    for victim, loop in killed_loops.items():
+        loop.run(victim, choose_moments(victim, arguments), phase_seconds)
+    outcomes = {
+        loop.folder.name: loop.compute_outcome(arguments.rollouts) for loop in (*baselines, *killed_loops.values())
+    }
     for name, outcome in outcomes.items():
         curve = " ".join(f"{reward:.3f}" for reward in outcome.rewards)
         print(f"{name}: rewards {curve}; {outcome.kills} kills, {outcome.seconds:.0f} s")
-    finals = [outcomes[loop.folder.name].final_reward for loop in undisturbed]
-    return [
-        figure
-        for victim in Victim
-        for figure in figures_of(victim, outcomes[victim.value], finals, given)
-    ]  # fmt: skip
+    finals = [outcomes[loop.folder.name].final_reward for loop in baselines]
+    return [figure for victim in Victim for figure in make_figures(victim, outcomes[victim], finals, arguments)]
 
 
-def figures_of(victim: Victim, found: Outcome, finals: Sequence[float], given: argparse.Namespace) -> Iterator[Figure]:
+def make_figures(
+    victim: Victim, outcome: Outcome, finals: Sequence[float], arguments: argparse.Namespace
+) -> Iterator[Figure]:
     counts = {
-        "kills": (found.kills, given.kills),
-        "groups trained twice": (found.trained_twice, 0),
-        "groups lost": (found.lost, 0),
-        "iterations in the journal": (found.iterations, given.iterations),
-        "iterations trained": (found.trained, given.iterations),
+        "kills": (outcome.kills, arguments.kills),
+        "groups trained twice": (outcome.trained_twice, 0),
+        "groups lost": (outcome.lost, 0),
+        "iterations in the journal": (outcome.iterations, arguments.iterations),
+        "iterations trained": (outcome.trained, arguments.iterations),
     }
     for name, (value, goal) in counts.items():
         yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)
-    low, high = spread(finals)
+    low, high = predict_range(finals)
     goal_of_reward = f"{low:.3f} to {high:.3f}" if len(finals) > 1 else ""
-    met = low <= found.final_reward <= high
-    yield Figure(f"{victim}: final reward", found.final_reward, "", goal_of_reward, met)
+    met = low <= outcome.final_reward <= high
+    yield Figure(f"{victim}: final reward", outcome.final_reward, "", goal_of_reward, met)
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """The range of 95 of 100 more values from the same distribution: a t prediction interval, within 0 and 1.
+def predict_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % prediction interval (Student's t) for another value, within 0 and 1.
 
-    The range from lowest to highest would be too strict: with few values, another one is often outside.
+    The range from the lowest to the highest value would be too strict: with few values, another is often outside.
     """
     if len(values) < 2:
         return 0.0, 1.0
     from scipy.stats import t
 
-    reach = float(t.ppf(0.975, len(values) - 1)) * stdev(values) * math.sqrt(1 + 1 / len(values))
-    return max(fmean(values) - reach, 0.0), min(fmean(values) + reach, 1.0)
+    half_width = float(t.ppf(0.975, len(values) - 1)) * stdev(values) * math.sqrt(1 + 1 / len(values))
+    return max(fmean(values) - half_width, 0.0), min(fmean(values) + half_width, 1.0)
 
 
 def main() -> None:
+    """Run all loops and print their figures, or run the loop that `--loop` names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the loops are kept")
-    parser.add_argument("--kills", type=int, default=5, help="of each victim")
-    parser.add_argument("--seeds", type=int, default=3, help="undisturbed loops")
+    parser.add_argument("folder", type=Path, help="the folder for the loops")
+    parser.add_argument("--kills", type=int, default=5, help="kills of each victim")
+    parser.add_argument("--seeds", type=int, default=3, help="loops without kills")
     parser.add_argument("--iterations", type=int, default=6)
-    parser.add_argument("--groups", type=int, default=8, help="of an iteration")
-    parser.add_argument("--rollouts", type=int, default=8, help="of a group")
+    parser.add_argument("--groups", type=int, default=8, help="groups of an iteration")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts of a group")
     parser.add_argument("--task", default="niah_multikey_2")
     parser.add_argument("--length", type=int, default=500, help="tokens of document, question and answer")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.iterations < 2 or given.seeds < 1:
+    arguments = parser.parse_args()
+    if arguments.iterations < 2 or arguments.seeds < 1:
         parser.error("give 2 iterations or more, and 1 seed or more")
-    if given.loop:
-        run_loop(given.folder / given.loop, given)
+    if arguments.loop:
+        run_loop(arguments.folder / arguments.loop, arguments)
     else:
-        print_table(run_all(given))
+        print_table(run_all(arguments))
 
 
 if __name__ == "__main__":

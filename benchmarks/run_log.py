@@ -1,8 +1,8 @@
-"""The cost of the run log: chunks per second with and without it, and bytes per token on disk.
+"""Measure the cost of the run log: chunks per second with and without it, and bytes per token on disk.
 
 With 128 documents in flight, a local server answers every request after 250 ms with 800 token ids and log-probs.
-Readers with and without a log take turns, and get the same replies, so that their ratio is only the log's cost. Bytes
-per token are those of a file with real token ids of English, log-probs with all their digits, and texts.
+Readers with and without a log alternate and get the same replies, so that their ratio is the cost of the log alone.
+Bytes per token are measured on a file with real token ids of English, log-probs with all their digits, and texts.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import random
 import tempfile
 from pathlib import Path
 
-from benchmarks.chunking import large_tokenizer
+from benchmarks.chunking import load_large_tokenizer
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, pass_of, reader_of, slow_server, take_turns
+from benchmarks.text import generate_prose
+from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DOCUMENTS, make_pass, make_reader, run_slow_server, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
 from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
@@ -25,33 +25,41 @@ _PROMPT_TOKENS = 1500
 
 
 async def _compare(url: str, folder: Path) -> tuple[float, float, float]:
-    """The logging reader's rate over the other's, and both's processor milliseconds per chunk, the other's first."""
+    """Compare readers with and without a log.
+
+    Returns:
+        the ratio of their rates, with to without, and the processor milliseconds per chunk without and with a log.
+    """
     store = DocumentStore(folder / "documents")
-    references = [store.add(Document.from_text(text)) for text in prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
+    references = [store.add(Document.from_text(text)) for text in generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS)]
     log = RunLog(folder / "runs.sqlite")
-    silent = reader_of(url, store, logprobs=True)
-    logging = reader_of(url, store, logprobs=True, run_log=log)
-    await pass_of(silent, references)()
-    figures = await take_turns(pass_of(silent, references), pass_of(logging, references))
-    for reader in (logging, silent):
+    plain = make_reader(url, store, logprobs=True)
+    logging = make_reader(url, store, logprobs=True, run_log=log)
+    await make_pass(plain, references)()
+    figures = await take_turns(make_pass(plain, references), make_pass(logging, references))
+    for reader in (logging, plain):
         await reader.aclose()
     log.close()
     return figures
 
 
-def _bytes_per_token(completion_tokens: int) -> float:
-    """For a log of conversations with 1500 tokens of prompt and a given number of completion tokens."""
-    tokenizer = large_tokenizer()
-    text = next(iter(prose_of(2_000_000)))
+def _measure_bytes_per_token(completion_tokens: int) -> float:
+    """Return the bytes per token of a log of conversations with 1500 prompt tokens.
+
+    Args:
+        completion_tokens: the number of completion tokens of each conversation.
+    """
+    tokenizer = load_large_tokenizer()
+    text = next(iter(generate_prose(2_000_000)))
     ids = tokenizer.encode(text[:4_000_000])
-    numbers = random.Random(1)
+    rng = random.Random(1)
     reference = DocumentRef(key="sha256:" + "0" * 64, name="prose.txt", media_type="text/plain", size=len(text))
     with tempfile.TemporaryDirectory() as folder:
         log = RunLog(Path(folder) / "runs.sqlite")
         log.begin("run", "What is said of it?", reference, {})
         pending = []
         for position in range(_CONVERSATIONS):
-            start = numbers.randrange(len(ids) - _PROMPT_TOKENS - completion_tokens)
+            start = rng.randrange(len(ids) - _PROMPT_TOKENS - completion_tokens)
             prompt = ids[start : start + _PROMPT_TOKENS]
             completion = ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + completion_tokens]
             pending.append(
@@ -81,7 +89,7 @@ def _bytes_per_token(completion_tokens: int) -> float:
                         text=tokenizer.decode(completion),
                         prompt_token_ids=prompt,
                         token_ids=completion,
-                        logprobs=[-numbers.expovariate(2.0) for _ in completion],
+                        logprobs=[-rng.expovariate(2.0) for _ in completion],
                         parents=(str(position - 1),) if position else (),
                         reads=(Span(position, 0, 4000, 0, 4000, 1000),),
                     )
@@ -94,16 +102,16 @@ def _bytes_per_token(completion_tokens: int) -> float:
 
 
 def measure() -> list[Figure]:
-    """The log's cost in time and disk space."""
-    with slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
-        ratio, silent, logged = asyncio.run(_compare(url, Path(folder)))
-    short, long = _bytes_per_token(100), _bytes_per_token(800)
+    """Return the figures on the log's time and disk space."""
+    with run_slow_server(800) as url, tempfile.TemporaryDirectory() as folder:
+        ratio, plain, logged_ms = asyncio.run(_compare(url, Path(folder)))
+    short, long = _measure_bytes_per_token(100), _measure_bytes_per_token(800)
     return [
         Figure(
             f"chunks/s, logged : not logged, {DOCUMENTS} documents, 800 log-probs", ratio, "x", ">= 0.9", ratio >= 0.9
         ),
-        Figure("processor time per chunk, logged", logged, "ms", "", True),
-        Figure("processor time per chunk, not logged", silent, "ms", "", True),
+        Figure("processor time per chunk, logged", logged_ms, "ms"),
+        Figure("processor time per chunk, not logged", plain, "ms"),
         Figure("run log, 1500 tokens in and 100 out, per token", short, "bytes", "<= 4", short <= 4),
         Figure("run log, 1500 tokens in and 800 out, per token", long, "bytes", "<= 4", long <= 4),
     ]

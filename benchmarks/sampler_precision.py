@@ -1,11 +1,11 @@
-"""What a sampler of another number format does to the gradient, without and with the correction of the loss.
+"""Measure the error of the gradient if the sampler has another number format, with and without correction.
 
     python -m benchmarks.sampler_precision work/precision [--model english --formats bfloat16]
 
 For each format the policy reads questions in this process, at temperature 1, until some groups have reads with
 different rewards. Then one step of `dapo` is taken on the same weights in float32: without importance weights, with
-the preset's cap of 2, and without a cap. The last gradient is the one that the sampled tokens stand for; the others'
-relative errors are the distance to it.
+the preset's cap of 2, and without a cap. The gradient without a cap is the exact one for the sampled tokens; the
+relative errors of the others are their distances to it.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class GradientOfStep(TrainerCallback):
-    """Keeps the gradient that the optimizer gets."""
+class GradientRecorder(TrainerCallback):
+    """Stores the gradient that the optimizer gets."""
 
     def __init__(self) -> None:
         self.gradient = torch.zeros(0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Copy it; the Trainer calls this."""
-        gradients = [each.grad for each in parts["model"].parameters() if each.grad is not None]
-        self.gradient = torch.cat([each.flatten().double() for each in gradients])
+        """Copy the gradient; the Trainer calls this."""
+        gradients = [parameter.grad for parameter in parts["model"].parameters() if parameter.grad is not None]
+        self.gradient = torch.cat([gradient.flatten().double() for gradient in gradients])
 
 
 async def read_groups(
     model: str, base: Path, dtype: str, folder: Path, settings: CollectSettings, *, task: str, length: int, small: bool
 ) -> list[RolloutGroup]:
-    """Return groups that a policy in this number format read."""
+    """Return groups of reads by a policy in a number format."""
     log = RunLog(folder / f"{dtype}.sqlite")
     policy = LocalPolicy(model, dtype=dtype)
     questions = load_task(task, TaskSettings(load_tokenizer(base), seed=1, small=small))
@@ -61,45 +61,45 @@ async def read_groups(
         policy, run_log=log, logprobs=True, temperature=1.0, on_invented="accept", store=folder / "documents"
     ) as agent:
         samples = (questions.sample(length, index) for index in range(settings.max_questions))
-        collected = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
-    return list(load_groups(log, reward="lenient_match", groups=collected.group_of).groups)
+        collection = await collect(agent, samples, settings, name=dtype, reward="lenient_match")
+    return list(load_groups(log, reward="lenient_match", groups=collection.group_of).groups)
 
 
-def gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return the gradient of one step for each way of correcting, and the gap of the log-probs."""
-    found, gap = {}, None
+def compute_gradients(groups: Sequence[RolloutGroup], model: Path, folder: Path) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the gradient of one step for each correction, and the gap of the log-probs."""
+    gradients_by_correction, gap = {}, None
     for name, cap in CAPS.items():
-        keeper = GradientOfStep()
-        wanted = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
-        config = make_config("dapo", wanted, folder / "training")
-        trainer = MultiConvDAPOTrainer(str(model), groups, config, callbacks=[keeper])
+        recorder = GradientRecorder()
+        options = {**SETTINGS, "importance_cap": cap, "groups_per_step": len(groups)}
+        config = make_config("dapo", options, folder / "training")
+        trainer = MultiConvDAPOTrainer(str(model), groups, config, callbacks=[recorder])
         with contextlib.redirect_stdout(sys.stderr):  # where the Trainer prints its log
             trainer.train()
-        found[name], gap = keeper.gradient, trainer.logprob_gap
-    return found, gap
+        gradients_by_correction[name], gap = recorder.gradient, trainer.logprob_gap
+    return gradients_by_correction, gap
 
 
-def rows(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield a line for each format."""
+def measure_formats(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield a row of the Markdown table for each format."""
     settings = CollectSettings(rollouts=arguments.rollouts, groups=arguments.groups, max_questions=64, concurrency=8)
     base = find_base_model(arguments.model).folder
     for dtype in arguments.formats:
-        reading = read_groups(
+        read = read_groups(
             arguments.model, base, dtype, arguments.out, settings,
             task=arguments.task, length=arguments.length, small=arguments.small,
         )  # fmt: skip
-        by_way, gap = gradients(asyncio.run(reading), base, arguments.out)
-        exact = by_way["no cap"]
-        errors = {name: float((each - exact).norm() / exact.norm()) for name, each in by_way.items()}
-        cosine = float(torch.dot(by_way["not corrected"], exact) / by_way["not corrected"].norm() / exact.norm())
+        gradients, gap = compute_gradients(asyncio.run(read), base, arguments.out)
+        exact = gradients["no cap"]
+        errors = {name: float((gradient - exact).norm() / exact.norm()) for name, gradient in gradients.items()}
+        cosine = float(torch.dot(gradients["not corrected"], exact) / gradients["not corrected"].norm() / exact.norm())
         numbers = [gap.mean, gap.largest, gap.k1, gap.k3, gap.ratio_min, gap.ratio_max, gap.effective_sample_size]
-        cells = [dtype, f"{gap.tokens:,}", *(f"{each:.2g}" for each in numbers)]
+        cells = [dtype, f"{gap.tokens:,}", *(f"{number:.2g}" for number in numbers)]
         cells += [f"{errors['not corrected']:.2%}", f"{cosine:.4f}", f"{errors['cap 2']:.2%}"]
         yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Command line."""
+    """Measure the formats that the command line names, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="english")
@@ -114,7 +114,7 @@ def main() -> None:
     heads = ["sampler", "tokens", "mean gap", "largest", "k1", "k3", "ratio min", "max", "ESS"]
     heads += ["gradient's error, not corrected", "cosine", "cap 2"]
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
-    for row in rows(arguments):
+    for row in measure_formats(arguments):
         print(row, flush=True)
 
 

@@ -1,9 +1,9 @@
-"""The cost of `memagent serve` in front of a policy server, and its behaviour with many and large requests.
+"""Measure the cost of `memagent serve` in front of a policy server, and its behaviour with many and large requests.
 
-    python -m benchmarks.serving            # all of it, about ten minutes
-    python -m benchmarks.serving --small    # a tenth, to see that it works
+    python -m benchmarks.serving            # about ten minutes
+    python -m benchmarks.serving --small    # a tenth of the requests, as a test
 
-The policy server is `benchmarks.slow_server`, so that only this server is measured. Direct and relayed requests
+The policy server is `benchmarks.slow_server`, so that only `memagent serve` is measured. Direct and relayed requests
 alternate, so that other load on the machine affects both.
 """
 
@@ -31,26 +31,26 @@ import aiohttp
 
 from benchmarks.figures import Figure, print_table
 
-SHORT = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
+SHORT_REQUEST = {"model": "slow", "messages": [{"role": "user", "content": "What is the key of harbor? " * 10}]}
 
 
-def slow_server(milliseconds: float) -> AbstractContextManager[str]:
-    """A policy server that answers after a fixed time."""
-    return _process("slow_server", str(milliseconds), "0")
+def start_slow_server(milliseconds: float) -> AbstractContextManager[str]:
+    """Start a policy server that answers after a fixed time; the result yields its base URL."""
+    return _start_process("slow_server", str(milliseconds), "0")
 
 
-def bare_relay(upstream: str) -> AbstractContextManager[str]:
-    """What only copies bytes to and from a server."""
-    return _process("bare_relay", str(urlsplit(upstream).port))
+def start_bare_relay(upstream: str) -> AbstractContextManager[str]:
+    """Start a relay that only copies bytes to and from a server; the result yields its base URL."""
+    return _start_process("bare_relay", str(urlsplit(upstream).port))
 
 
 @contextlib.contextmanager
-def _process(module: str, *arguments: str) -> Iterator[str]:
-    """A server of this folder, which prints its port; gives its API."""
+def _start_process(module: str, *arguments: str) -> Iterator[str]:
+    """Start a server of this folder, which prints its port, and yield its base URL."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # it ends when its input closes
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"  # the server ends when its input closes
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,20 @@ class Server:
     api: str
     pid: int
 
-    def memory(self, name: str = "VmRSS") -> float:
-        """MiB of private memory: now, or the maximum so far (VmHWM). Mapped files do not count."""
+    def read_memory(self) -> float:
+        """Return the private memory in MiB; mapped files do not count."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        values = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith(" kB")}
-        return int(values["RssAnon" if name == "VmRSS" else name]) / 1024
+        return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
-    def cpu_seconds(self) -> float:
-        """Processor time that it has taken so far."""
+    def read_cpu_seconds(self) -> float:
+        """Return the processor time of the process so far, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def serving(upstream: str, *options: str) -> Iterator[Server]:
-    """A server in front of another."""
+def start_serve(upstream: str, *options: str) -> Iterator[Server]:
+    """Start `memagent serve` in front of another server."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", "0", "--base-url", upstream]
         command += ["--model", "slow", "--profile", "embedded", "--read-above", "1000", *options]
@@ -85,73 +84,75 @@ def serving(upstream: str, *options: str) -> Iterator[Server]:
             while "serving at " not in line:
                 assert line, "memagent serve did not start"
                 line = process.stderr.readline()
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or it would wait for who reads that
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block the server
             try:
                 yield Server(line.partition("serving at ")[2].split()[0], process.pid)
             finally:
                 process.terminate()
 
 
-def long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
-    """A request with its own document."""
+def make_long_request(number: int, size: int, **options: Any) -> dict[str, Any]:
+    """Return a request with its own document of about `size` characters."""
     text = f"Document {number}. " + "The river rose a little in the night. " * (size // 38)
     question = {"role": "user", "content": "What is the key of harbor?"}
     return {"model": "slow", "messages": [{"role": "user", "content": text}, question], **options}
 
 
-async def seconds_for(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
-    """Seconds for a number of short requests, and the median of one."""
-    slots, each = asyncio.Semaphore(at_once), []
+async def time_requests(session: aiohttp.ClientSession, api: str, requests: int, at_once: int) -> tuple[float, float]:
+    """Return the seconds for a number of short requests, and the median seconds of one."""
+    slots, durations = asyncio.Semaphore(at_once), []
 
-    async def one() -> None:
+    async def send_request() -> None:
         async with slots:
-            began = time.perf_counter()
-            async with session.post(f"{api}/chat/completions", json=SHORT) as reply:
+            request_start = time.perf_counter()
+            async with session.post(f"{api}/chat/completions", json=SHORT_REQUEST) as reply:
                 await reply.read()
                 assert reply.status == 200, reply.status
-            each.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - request_start)
 
-    began = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(requests)))
-    return time.perf_counter() - began, median(each)
+    start_time = time.perf_counter()
+    await asyncio.gather(*(send_request() for _ in range(requests)))
+    return time.perf_counter() - start_time, median(durations)
 
 
-async def overhead(rounds: int, requests: int) -> list[Figure]:
-    """The cost of relaying a short request, alone and with 64 in flight.
+async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
+    """Return the cost of relaying a short request, alone and with 64 in flight.
 
     A model server that writes 64 replies at once takes a quarter of a second for a short one, or longer.
     """
-    alone, crowded, copied, spent = [], [], [], []
-    with slow_server(250) as upstream, serving(upstream) as server, bare_relay(upstream) as relay:
+    delays, server_ratios, relay_ratios, cpu_ms = [], [], [], []
+    with start_slow_server(250) as upstream, start_serve(upstream) as server, start_bare_relay(upstream) as relay:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
-            await seconds_for(session, server.api, 64, 64)
+            await time_requests(session, server.api, 64, 64)
             for _ in range(rounds):
-                direct = await seconds_for(session, upstream, requests, 64)
-                copied.append(direct[0] / (await seconds_for(session, relay, requests, 64))[0])
-                before = server.cpu_seconds()
-                relayed = await seconds_for(session, server.api, requests, 64)
-                spent.append((server.cpu_seconds() - before) * 1000 / requests)
-                crowded.append(direct[0] / relayed[0])
-    with slow_server(20) as upstream, serving(upstream) as server:
+                direct_times = await time_requests(session, upstream, requests, 64)
+                relay_ratios.append(direct_times[0] / (await time_requests(session, relay, requests, 64))[0])
+                cpu_before = server.read_cpu_seconds()
+                server_times = await time_requests(session, server.api, requests, 64)
+                cpu_ms.append((server.read_cpu_seconds() - cpu_before) * 1000 / requests)
+                server_ratios.append(direct_times[0] / server_times[0])
+    with start_slow_server(20) as upstream, start_serve(upstream) as server:
         async with aiohttp.ClientSession() as session:
-            await seconds_for(session, server.api, 20, 1)
+            await time_requests(session, server.api, 20, 1)
             for _ in range(rounds):
-                direct = await seconds_for(session, upstream, requests // 8, 1)
-                relayed = await seconds_for(session, server.api, requests // 8, 1)
-                alone.append((relayed[1] - direct[1]) * 1000)
-    added, kept = median(alone), median(crowded)
+                direct_times = await time_requests(session, upstream, requests // 8, 1)
+                server_times = await time_requests(session, server.api, requests // 8, 1)
+                delays.append((server_times[1] - direct_times[1]) * 1000)
+    added_ms, throughput_ratio = median(delays), median(server_ratios)
     return [
-        Figure("added to a short request, one in flight", added, "ms", "at most 3", added <= 3),
-        Figure("throughput with 64 in flight, of direct", kept, "", "at least 0.95", kept >= 0.95),
-        Figure("the same where bytes are only copied", median(copied), "", "", True),
-        Figure("processor time of a request that is passed on", median(spent), "ms", "", True),
+        Figure("added to a short request, one in flight", added_ms, "ms", "at most 3", added_ms <= 3),
+        Figure(
+            "throughput with 64 in flight, of direct", throughput_ratio, "", "at least 0.95", throughput_ratio >= 0.95
+        ),
+        Figure("the same where bytes are only copied", median(relay_ratios)),
+        Figure("processor time of a request that is passed on", median(cpu_ms), "ms"),
     ]
 
 
-async def events(
+async def stream_lines(
     session: aiohttp.ClientSession, api: str, body: bytes | AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of a streamed reply."""
+    """Yield the lines of a streamed reply."""
     headers = {"Content-Type": "application/json"}
     async with session.post(f"{api}/chat/completions", data=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -159,86 +160,100 @@ async def events(
             yield line
 
 
-async def first_event(session: aiohttp.ClientSession, api: str, number: int, size: int) -> float:
-    """Seconds from the last byte of a long request to the first event of its streamed reply."""
-    body = json.dumps(long_request(number, size, stream=True)).encode()
-    sent = time.perf_counter()
+async def time_first_event(session: aiohttp.ClientSession, api: str, number: int, size: int) -> float:
+    """Return the seconds from the last byte of a long request to the first event of its streamed reply."""
+    body = json.dumps(make_long_request(number, size, stream=True)).encode()
+    send_time = time.perf_counter()
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        nonlocal sent
+    async def send_parts() -> AsyncGenerator[bytes, None]:
+        nonlocal send_time
         for start in range(0, len(body), 2**18):
             yield body[start : start + 2**18]
-        sent = time.perf_counter()
+        send_time = time.perf_counter()
 
-    async with contextlib.aclosing(events(session, api, pieces())) as lines:
+    async with contextlib.aclosing(stream_lines(session, api, send_parts())) as lines:
         async for line in lines:
             if line.startswith(b"data:"):
                 break
-    return time.perf_counter() - sent
+    return time.perf_counter() - send_time
 
 
-async def large_requests(count: int, size: int) -> list[Figure]:
-    """Memory while large requests arrive at once, and the time to the first progress of a single one."""
+async def measure_large_requests(count: int, size: int) -> list[Figure]:
+    """Return the memory while large requests arrive at once, and the time to the first event of a single one."""
     options = ("--cancel-on-close", "--max-waiting", "1000", "--max-reads-per-key", "1000")
     timeout = aiohttp.ClientTimeout(total=None)
-    with slow_server(50) as upstream, serving(upstream, *options) as server:
+    with start_slow_server(50) as upstream, start_serve(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            await first_event(session, server.api, -1, size)
-            alone = median([await first_event(session, server.api, -2 - each, size) for each in range(5)])
-            before = server.memory()
-            peak = before
-            arriving = asyncio.gather(*(first_event(session, server.api, number, size) for number in range(count)))
-            while not arriving.done():
-                peak = max(peak, server.memory())
-                await asyncio.wait([arriving], timeout=0.05)
-            await arriving
+            await time_first_event(session, server.api, -1, size)
+            single_seconds = median(
+                [await time_first_event(session, server.api, -2 - index, size) for index in range(5)]
+            )
+            memory_before = server.read_memory()
+            peak = memory_before
+            arrivals = asyncio.gather(*(time_first_event(session, server.api, number, size) for number in range(count)))
+            while not arrivals.done():
+                peak = max(peak, server.read_memory())
+                await asyncio.wait([arrivals], timeout=0.05)
+            await arrivals
     megabytes = size / 2**20
     return [
-        Figure(f"first progress after the last byte of {megabytes:.0f} MB", alone, "s", "at most 1", alone <= 1),
-        Figure(f"memory before {count} such requests", before, "MiB", "", True),
-        Figure(f"added while {count} arrive at once", peak - before, "MiB", "at most 512", peak - before <= 512),
+        Figure(
+            f"first progress after the last byte of {megabytes:.0f} MB",
+            single_seconds,
+            "s",
+            "at most 1",
+            single_seconds <= 1,
+        ),
+        Figure(f"memory before {count} such requests", memory_before, "MiB"),
+        Figure(
+            f"added while {count} arrive at once",
+            peak - memory_before,
+            "MiB",
+            "at most 512",
+            peak - memory_before <= 512,
+        ),
     ]
 
 
-async def idle_streams(count: int, seconds: float) -> list[Figure]:
-    """Streams of reads that wait: whether all stay open, and the memory of one."""
+async def measure_idle_streams(count: int, seconds: float) -> list[Figure]:
+    """Return how many streams of waiting reads stay open, and the memory of one stream."""
     options = ("--max-waiting", "5000", "--max-reads-per-key", "5000", "--cancel-on-close")
     timeout = aiohttp.ClientTimeout(total=None)
-    with slow_server(600_000) as upstream, serving(upstream, *options) as server:
+    with start_slow_server(600_000) as upstream, start_serve(upstream, *options) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            await first_event(session, server.api, -1, 8000)  # by then the server knows its policy
-            before = server.memory()
+            await time_first_event(session, server.api, -1, 8000)  # after this request the server knows its policy
+            memory_before = server.read_memory()
 
-            async def held(number: int) -> int:
+            async def count_heartbeats(number: int) -> int:
                 beats = 0
-                body = json.dumps(long_request(number, 8000, stream=True)).encode()
+                body = json.dumps(make_long_request(number, 8000, stream=True)).encode()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        async for line in events(session, server.api, body):
+                        async for line in stream_lines(session, server.api, body):
                             beats += line.startswith(b":")
                 return beats
 
-            streams = asyncio.gather(*(held(number) for number in range(count)))
+            streams = asyncio.gather(*(count_heartbeats(number) for number in range(count)))
             await asyncio.sleep(seconds * 0.8)
-            each = (server.memory() - before) * 1024 / count
+            kib_per_stream = (server.read_memory() - memory_before) * 1024 / count
             alive = sum(beats > 0 for beats in await streams)
     return [
         Figure(f"idle streams alive, of {count}", alive, "", f"{count}", alive == count),
-        Figure("memory of one", each, "KiB", "", True),
+        Figure("memory of one", kib_per_stream, "KiB"),
     ]
 
 
-async def many_requests(count: int, seconds: float) -> list[Figure]:
-    """Requests for reads faster than the limits allow: clients wait as requested, and none is lost or done twice."""
+async def measure_many_requests(count: int, seconds: float) -> list[Figure]:
+    """Send reads faster than the limits allow; return how many are answered and done, and how often clients wait."""
     waits = 0
-    with slow_server(5) as upstream, serving(upstream, "--max-reads", "16") as server:
+    with start_slow_server(5) as upstream, start_serve(upstream, "--max-reads", "16") as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-            async def one(number: int) -> str:
+            async def send_until_answered(number: int) -> str:
                 nonlocal waits
                 await asyncio.sleep(number * seconds / count)
                 while True:
-                    request = long_request(number, 6000)
+                    request = make_long_request(number, 6000)
                     async with session.post(f"{server.api}/chat/completions", json=request) as reply:
                         if reply.status == 200:
                             return str((await reply.json())["memagent"]["run_id"])
@@ -246,41 +261,42 @@ async def many_requests(count: int, seconds: float) -> list[Figure]:
                         waits += 1
                         await asyncio.sleep(float(reply.headers["Retry-After"]))
 
-            began = time.perf_counter()
-            runs = await asyncio.gather(*(one(number) for number in range(count)))
-            took = time.perf_counter() - began
+            start_time = time.perf_counter()
+            runs = await asyncio.gather(*(send_until_answered(number) for number in range(count)))
+            took = time.perf_counter() - start_time
             async with session.get(server.api.replace("/v1", "/metrics")) as reply:
                 page = await reply.text()
-    started = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
+    read_count = next(float(line.split()[-1]) for line in page.splitlines() if 'asked_total{kind="started"}' in line)
     return [
         Figure(f"answered, of {count} reads", len(set(runs)), "", f"{count}", len(set(runs)) == count),
-        Figure("reads done for them", started, "", f"{count}", started == count),
-        Figure("seconds for all", took, "s", "", True),
-        Figure("times a client was told to wait", waits, "", "", True),
+        Figure("reads done for them", read_count, "", f"{count}", read_count == count),
+        Figure("seconds for all", took, "s"),
+        Figure("times a client was told to wait", waits),
     ]
 
 
-async def measured(small: bool) -> list[Figure]:
-    """All figures."""
+async def measure_all(small: bool) -> list[Figure]:
+    """Return all figures; with `small`, of a tenth of the requests."""
     if small:
         return [
-            *await overhead(2, 320),
-            *await large_requests(5, 2 * 2**20),
-            *await idle_streams(50, 8),
-            *await many_requests(100, 6),
+            *await measure_overhead(2, 320),
+            *await measure_large_requests(5, 2 * 2**20),
+            *await measure_idle_streams(50, 8),
+            *await measure_many_requests(100, 6),
         ]
     return [
-        *await overhead(5, 1280),
-        *await large_requests(15, 15 * 2**20),
-        *await idle_streams(500, 30),
-        *await many_requests(1000, 60),
+        *await measure_overhead(5, 1280),
+        *await measure_large_requests(15, 15 * 2**20),
+        *await measure_idle_streams(500, 30),
+        *await measure_many_requests(1000, 60),
     ]
 
 
 def main() -> None:
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a tenth, to see that it works")
-    print_table(asyncio.run(measured(parser.parse_args().small)))
+    parser.add_argument("--small", action="store_true", help="send a tenth of the requests, as a test")
+    print_table(asyncio.run(measure_all(parser.parse_args().small)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The cost of several questions in one pass, and of several passes, on a real vLLM server: prefix cache and wall time.
+"""Measure the prefix cache and wall time of several questions in one pass, and of several passes, on a vLLM server.
 
     python -m benchmarks.shared_pass work/shared-pass
 
-The embedded policy's weights are served with a longer window, with which their text is meaningless: only the server's
-work is measured. Sections are first in the prompts, replies have at most 32 tokens, and the document fits in the cache.
-Each figure has its own document.
+The embedded policy's weights are served with a longer window. Their text is then meaningless, but only the work of the
+server is measured. Sections are first in the prompts, replies have at most 32 tokens, and the document fits in the
+cache. Each figure has its own document.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REPLY_TOKENS = 32
 SHARE_GOAL, TIME_GOAL = 0.9, 2.0
 
 
-def served_folder(folder: Path, window: int) -> Path:
-    """The embedded policy's files with another window."""
+def copy_with_window(folder: Path, window: int) -> Path:
+    """Copy the embedded policy with another window, and return the copy's folder."""
     copy = folder / "policy"
     shutil.copytree(EMBEDDED_FOLDER, copy)
     for name in ("config.json", "tokenizer_config.json"):
@@ -38,16 +38,16 @@ def served_folder(folder: Path, window: int) -> Path:
     return copy
 
 
-def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Namespace) -> MemAgent:
-    """A budget with memories and answers as long as replies may be."""
+def make_reader(server: VLLMServer, folder: Path, strategy: str, arguments: argparse.Namespace) -> MemAgent:
+    """Return a reader whose memories and answers may be as long as replies."""
     return MemAgent(
         OpenAICompatiblePolicy(base_url=server.base_url, model=server.model_name),
         tokenizer=EMBEDDED_FOLDER,
         budget=Budget(
-            context_window=given.chunk_tokens + 1000,
+            context_window=arguments.chunk_tokens + 1000,
             question_tokens=64,
             memory_tokens=REPLY_TOKENS,
-            chunk_tokens=given.chunk_tokens,
+            chunk_tokens=arguments.chunk_tokens,
             answer_tokens=REPLY_TOKENS,
         ),
         prompts=load_prompts(PromptLayout.SECTION_FIRST),
@@ -57,53 +57,57 @@ def reader(server: VLLMServer, folder: Path, strategy: str, given: argparse.Name
     )
 
 
-def document(given: argparse.Namespace, seed: int) -> str:
-    """Words in a unique order, about `chunks` chunks long."""
-    order = random.Random(seed)
+def generate_document(arguments: argparse.Namespace, seed: int) -> str:
+    """Return a document of about `chunks` chunks with sentences in random order."""
+    rng = random.Random(seed)
     colours = ("red", "green", "blue", "old", "new")
-    sentences = range(given.chunks * given.chunk_tokens // 9)
-    return " ".join(f"the {order.choice(colours)} {order.randrange(10**4)} is here." for _ in sentences)
+    sentences = range(arguments.chunks * arguments.chunk_tokens // 9)
+    return " ".join(f"the {rng.choice(colours)} {rng.randrange(10**4)} is here." for _ in sentences)
 
 
-def questions(number: int) -> list[str]:
-    """Different ones."""
-    return [f"Which colour does number {each} have?" for each in range(number)]
+def generate_questions(number: int) -> list[str]:
+    """Return different questions."""
+    return [f"Which colour does number {index} have?" for index in range(number)]
 
 
-def cached_share(results: Sequence[ReadResult]) -> float:
-    """The share of the document's tokens that these reads found in the cache, at most 1."""
-    shares = [min(1.0, each.usage.cached_tokens / each.usage.document_tokens) for each in results]
+def compute_cached_share(results: Sequence[ReadResult]) -> float:
+    """Return the mean share of the document's tokens that these reads found in the cache, at most 1."""
+    shares = [min(1.0, result.usage.cached_tokens / result.usage.document_tokens) for result in results]
     return sum(shares) / len(shares)
 
 
-def measure(given: argparse.Namespace) -> list[Figure]:
-    """The figures of one server."""
+def measure_server(arguments: argparse.Namespace) -> list[Figure]:
+    """Start a server, and return the figures of all rounds."""
     figures = []
-    served = served_folder(given.folder, given.chunk_tokens + 1000)
-    options = ["--max-num-batched-tokens", str(given.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
-    with VLLMServer(served, log_file=given.folder / "server.log", options=options) as server:
-        agent = reader(server, given.folder, "overwrite", given)
-        agent.read(document(given, 0), questions(1)[0])  # the server's first requests are slow
-        for number in range(given.rounds):
-            begin = time.monotonic()
-            agent.read(document(given, 3 * number + 1), questions(1)[0])
-            alone = time.monotonic() - begin
-            begin = time.monotonic()
-            results = agent.read(document(given, 3 * number + 2), questions=questions(given.questions))
-            together = time.monotonic() - begin
-            first, *others = sorted(results, key=lambda each: each.usage.cached_tokens)
-            share = cached_share(others)
+    policy_folder = copy_with_window(arguments.folder, arguments.chunk_tokens + 1000)
+    options = ["--max-num-batched-tokens", str(arguments.chunk_tokens + 1000), "--enable-prompt-tokens-details"]
+    with VLLMServer(policy_folder, log_file=arguments.folder / "server.log", options=options) as server:
+        agent = make_reader(server, arguments.folder, "overwrite", arguments)
+        # The first requests of a server are slow, so this read is not measured.
+        agent.read(generate_document(arguments, 0), generate_questions(1)[0])
+        for number in range(arguments.rounds):
+            start_time = time.monotonic()
+            agent.read(generate_document(arguments, 3 * number + 1), generate_questions(1)[0])
+            one_seconds = time.monotonic() - start_time
+            start_time = time.monotonic()
+            results = agent.read(
+                generate_document(arguments, 3 * number + 2), questions=generate_questions(arguments.questions)
+            )
+            all_seconds = time.monotonic() - start_time
+            first_result, *other_results = sorted(results, key=lambda result: result.usage.cached_tokens)
+            share = compute_cached_share(other_results)
+            ratio = all_seconds / one_seconds
+            metric = f"{arguments.questions} questions : one, wall time"
             figures += [
-                Figure(f"{given.questions} questions : one, wall time", together / alone, "x", f"<= {TIME_GOAL:g}",
-                       together / alone <= TIME_GOAL),
+                Figure(metric, ratio, "x", f"<= {TIME_GOAL:g}", ratio <= TIME_GOAL),
                 Figure("question two on: section tokens from the cache", share, "", f">= {SHARE_GOAL}",
                        share >= SHARE_GOAL),
-                Figure("question one: section tokens from the cache", cached_share([first]), "", "", True),
+                Figure("question one: section tokens from the cache", compute_cached_share([first_result])),
             ]  # fmt: skip
-            # Started explicitly: the weights write nothing new here, so no second pass would follow.
-            passes = reader(server, given.folder, "parallel:passes=1", given)
-            text = document(given, 3 * number + 3)
-            share = cached_share([passes.read(text, each) for each in questions(2)][1:])
+            # Passes are started here: the weights write nothing new, so the reader would not start a second pass.
+            passes = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
+            text = generate_document(arguments, 3 * number + 3)
+            share = compute_cached_share([passes.read(text, question) for question in generate_questions(2)][1:])
             figures.append(
                 Figure("pass two: section tokens from the cache", share, "", f">= {SHARE_GOAL}", share >= SHARE_GOAL)
             )
@@ -113,16 +117,16 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def main() -> None:
-    """Command line."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--chunks", type=int, default=12)
     parser.add_argument("--chunk-tokens", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
-    print_table(measure(given))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
+    print_table(measure_server(arguments))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A completion server that costs almost nothing and answers after a fixed time: `benchmarks.slow_server MS N`.
+"""Serve completions after a fixed time, at almost no cost: `python -m benchmarks.slow_server MILLISECONDS TOKENS`.
 
-It prints its port, then serves until its standard input closes. N is the number of token ids and log-probs per reply;
-0 leaves them out. The reply is the same bytes every time, so that only the client is measured.
+The process prints its port, then serves until its standard input closes. TOKENS is the number of token ids and
+log-probs of a reply; with 0, it has none. All replies have the same bytes, so that only the client is measured.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Any
 import msgspec
 
 
-def reply(tokens: int) -> bytes:
-    """A chat completion in vLLM's format, including the HTTP header."""
+def make_reply(tokens: int) -> bytes:
+    """Return a chat completion in vLLM's format, with the HTTP header.
+
+    The body also has the fields of a list of models, so that the same bytes answer both requests.
+    """
     choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": "what was kept of the document " * 16},
@@ -26,25 +29,25 @@ def reply(tokens: int) -> bytes:
         "model": "slow",
         "choices": [choice],
         "usage": {"prompt_tokens": 1500, "completion_tokens": 100, "total_tokens": 1600},
-        "data": [{"id": "slow", "object": "model", "max_model_len": 8192}],  # the list of models, in the same bytes
+        "data": [{"id": "slow", "object": "model", "max_model_len": 8192}],
     }
     if tokens:
-        # Random numbers, so that a log that keeps them cannot compress them better than real ones.
-        numbers = random.Random(1)
-        one = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "top_logprobs": []}
-        content = [{**one, "logprob": -numbers.expovariate(2.0)} for _ in range(tokens)]
-        choice |= {"logprobs": {"content": content}, "token_ids": numbers.choices(range(150_000), k=tokens)}
-        body["prompt_token_ids"] = numbers.choices(range(150_000), k=1500)
-    encoded = msgspec.json.encode(body)
+        # The numbers are random, so that a log cannot compress them better than real ones.
+        rng = random.Random(1)
+        token_entry = {"token": " kept", "bytes": [32, 107, 101, 112, 116], "top_logprobs": []}
+        content = [{**token_entry, "logprob": -rng.expovariate(2.0)} for _ in range(tokens)]
+        choice |= {"logprobs": {"content": content}, "token_ids": rng.choices(range(150_000), k=tokens)}
+        body["prompt_token_ids"] = rng.choices(range(150_000), k=1500)
+    body_bytes = msgspec.json.encode(body)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(encoded),
-        encoded,
+        len(body_bytes),
+        body_bytes,
     )
 
 
 async def serve(delay: float, tokens: int) -> None:
     """Answer every request after `delay` seconds, until standard input closes."""
-    answer = reply(tokens)
+    answer = make_reply(tokens)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -52,7 +55,7 @@ async def serve(delay: float, tokens: int) -> None:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
                 await reader.readexactly(length)
-                if not head.startswith(b"get "):  # the model list is returned at once
+                if not head.startswith(b"get "):  # a request for the list of models is answered at once
                     await asyncio.sleep(delay)
                 writer.write(answer)
                 await writer.drain()

@@ -1,4 +1,4 @@
-"""Time to the first request for a document of 15 MB, and the cost of imports and of starting the command line."""
+"""Measure the time to the first request for a document of 15 MB, and the start of imports and the command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
-from benchmarks.throughput import slow_server
+from benchmarks.text import generate_prose
+from benchmarks.throughput import run_slow_server
 
-_READ = """
+_READ_PROGRAM = """
 import sys, time, pathlib
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Budget, Limits, load_prompts, policy
 reader = MemAgent(OpenAICompatiblePolicy("slow", base_url=sys.argv[1]), tokenizer="embedded", budget=Budget(),
@@ -28,7 +28,7 @@ begin = time.perf_counter()
 reader.read(pathlib.Path(sys.argv[2]), "What is said?", limits=Limits(max_chunks=1))
 print(sent[0] - begin)
 """
-_IMPORT = """
+_IMPORT_PROGRAM = """
 import sys, time
 begin = time.perf_counter()
 import memagent_graph
@@ -37,7 +37,8 @@ assert "torch" not in sys.modules
 """
 
 
-def _seconds(*arguments: str) -> float:
+def _run_for_seconds(*arguments: str) -> float:
+    """Run a program that prints seconds three times, and return their median."""
     runs = [
         float(subprocess.run([sys.executable, "-c", *arguments], check=True, capture_output=True, text=True).stdout)
         for _ in range(3)
@@ -45,44 +46,50 @@ def _seconds(*arguments: str) -> float:
     return sorted(runs)[1]
 
 
-_UNTIL_THE_POLICY = """
+_POLICY_PROGRAM = """
 import sys
 from memagent_graph.cli import main
 from memagent_graph.cli.console import Console
-def told(self, words):
+def stop(self, words):
     raise SystemExit(0)
-Console.print_policy = told
+Console.print_policy = stop
 sys.argv = ["memagent", "read", sys.argv[1], "-q", "What is said?", "--model", "embedded"]
 main()
 """
 
 
-def _processor_seconds(*arguments: str) -> float:
-    """User and system time of a Python process, which other processes hardly affect; the minimum of three."""
-    found = []
+def _measure_processor_seconds(*arguments: str) -> float:
+    """Return the user and system time of a Python process: the minimum of three runs."""
+    processor_seconds = []
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    return min(found)
+        usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor_seconds.append(
+            usage_after.ru_utime - usage_before.ru_utime + usage_after.ru_stime - usage_before.ru_stime
+        )
+    return min(processor_seconds)
 
 
-def _command_line() -> list[Figure]:
-    """Processor time of the help, of a read up to the line that names the policy, and of a whole read."""
+def _measure_command_line() -> list[Figure]:
+    """Return the processor time of the help, of a read up to the line that names the policy, and of a whole read."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MEMAGENT_HOME"] = folder
         path = Path(folder) / "note.txt"
         path.write_text("The access code of the quiet falcon is 48213.")
-        told = _processor_seconds("-m", "memagent_graph", "--help")
-        named = _processor_seconds("-c", _UNTIL_THE_POLICY, str(path))
+        help_seconds = _measure_processor_seconds("-m", "memagent_graph", "--help")
+        policy_seconds = _measure_processor_seconds("-c", _POLICY_PROGRAM, str(path))
         question = "What is the access code of the quiet falcon?"
-        read = _processor_seconds("-m", "memagent_graph", "read", str(path), "-q", question, "--model", "embedded")
+        read = _measure_processor_seconds(
+            "-m", "memagent_graph", "read", str(path), "-q", question, "--model", "embedded"
+        )
         del os.environ["MEMAGENT_HOME"]
-    libraries = _processor_seconds("-c", "import torch, transformers.models.llama.modeling_llama")
+    libraries = _measure_processor_seconds("-c", "import torch, transformers.models.llama.modeling_llama")
     return [
-        Figure("memagent --help, processor time", told, "s", "<= 0.5", told <= 0.5),
-        Figure("memagent read until it names the policy, processor time", named, "s", "<= 2", named <= 2),
+        Figure("memagent --help, processor time", help_seconds, "s", "<= 0.5", help_seconds <= 0.5),
+        Figure(
+            "memagent read until it names the policy, processor time", policy_seconds, "s", "<= 2", policy_seconds <= 2
+        ),
         Figure(
             "read of one chunk, embedded : import of torch and transformers' Llama", read / libraries, "x", "", True
         ),
@@ -90,15 +97,15 @@ def _command_line() -> list[Figure]:
 
 
 def measure() -> list[Figure]:
-    """Seconds to the first request and of `import memagent_graph` (medians of three), and the command line's start."""
-    with slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
+    """Return the medians for the first request and for `import memagent_graph`, and the figures of the command line."""
+    with run_slow_server(0) as url, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "15MB.txt"
-        text = next(iter(prose_of(100_000)))
+        text = next(iter(generate_prose(100_000)))
         path.write_text(text * (15_000_000 // len(text) + 1))
-        first = _seconds(_READ, url, str(path), str(Path(folder) / "store"))
-    imported = _seconds(_IMPORT)
+        first_request = _run_for_seconds(_READ_PROGRAM, url, str(path), str(Path(folder) / "store"))
+    import_seconds = _run_for_seconds(_IMPORT_PROGRAM)
     return [
-        Figure("first request of a 15 MB file, after", first, "s", "<= 0.5", first <= 0.5),
-        Figure("import memagent_graph", imported, "s", "<= 0.5", imported <= 0.5),
-        *_command_line(),
+        Figure("first request of a 15 MB file, after", first_request, "s", "<= 0.5", first_request <= 0.5),
+        Figure("import memagent_graph", import_seconds, "s", "<= 0.5", import_seconds <= 0.5),
+        *_measure_command_line(),
     ]

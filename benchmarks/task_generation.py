@@ -1,11 +1,11 @@
-"""Generating tasks: seconds and peak memory for a sample of a million tokens, for each kind of document.
+"""Measure the time and memory for generating a sample of a million tokens, for each kind of document.
 
-A sample is planned, which counts every token of it, and its text is then read once, one piece at a time. Seconds are
-processor seconds; memory is the maximum that Python allocated (tracemalloc), at two shorter lengths, because tracing
-makes everything several times slower. Tokens are the embedded policy's.
+Generating means to plan a sample, which counts all of its tokens, and to read its text once, in pieces. Seconds are
+processor seconds. Memory is the maximum that Python allocated (tracemalloc), at two shorter lengths, because tracing
+makes everything several times slower. Tokens are those of the embedded policy.
 
-Prose found with Python is parsed from the standard library once per process, for the first such sample; its cache is
-not included in the memory, because it is the same for all lengths. Passages are generated paragraphs.
+Prose of Python is parsed from the standard library once per process, for the first such sample. Its cache does not
+count as memory, because it is the same for all lengths. Passages are generated paragraphs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PARAGRAPHS_OF_TEXT = 3000
 RECORDS = 2000
 
 
-def records() -> list[QARecord]:
-    """Questions with two gold paragraphs and eight distractors each, of 20 to 160 words."""
+def generate_records() -> list[QARecord]:
+    """Return questions with two gold paragraphs and eight distractors each, of 20 to 160 words."""
     rng = random.Random(0)
 
     def paragraph(title: str) -> Paragraph:
@@ -48,24 +48,27 @@ def records() -> list[QARecord]:
             f"What is said of {number}?",
             (str(number),),
             (paragraph(f"{number} a"), paragraph(f"{number} b")),
-            tuple(paragraph(f"{number} {other}") for other in "cdefghij"),
+            tuple(paragraph(f"{number} {letter}") for letter in "cdefghij"),
         )
         for number in range(RECORDS)
     ]
 
 
 def generate(task: Task, length: int, index: int) -> None:
+    """Plan a sample and read its text."""
     for _ in task.sample(length, index).text():
         pass
 
 
-def seconds(task: Task) -> float:
+def measure_seconds(task: Task) -> float:
+    """Return the processor seconds for a sample of `LENGTH` tokens."""
     start_time = time.process_time()
     generate(task, LENGTH, 0)
     return time.process_time() - start_time
 
 
-def peak_megabytes(task: Task, length: int) -> float:
+def measure_peak_megabytes(task: Task, length: int) -> float:
+    """Return the peak memory in MB for a sample of this many tokens."""
     tracemalloc.start()
     try:
         generate(task, length, 1)
@@ -75,6 +78,7 @@ def peak_megabytes(task: Task, length: int) -> float:
 
 
 def measure() -> list[Figure]:
+    """Return time and memory for each kind of document."""
     settings = TaskSettings(load_tokenizer("embedded"))
     with tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "book.txt"
@@ -90,18 +94,20 @@ def measure() -> list[Figure]:
             "variable tracking (vt)": lambda: load_task("vt", settings),
             "common words (cwe)": lambda: load_task("cwe", settings),
             "coded words (fwe)": lambda: load_task("fwe", settings),
-            "passages (qa_2)": lambda: passages_from(records(), "qa_2", settings),
+            "passages (qa_2)": lambda: passages_from(generate_records(), "qa_2", settings),
         }
         figures = []
-        for kind, make in kinds.items():
-            task = make()
-            elapsed = seconds(task)
-            short, long = (peak_megabytes(task, length) for length in MEMORY_LENGTHS)
-            constant = long <= short + MAX_EXTRA_MEGABYTES
+        for kind, load in kinds.items():
+            task = load()
+            elapsed = measure_seconds(task)
+            short, long = (measure_peak_megabytes(task, length) for length in MEMORY_LENGTHS)
+            is_constant = long <= short + MAX_EXTRA_MEGABYTES
             figures += [
                 Figure(f"{kind}: 1M tokens", elapsed, "s", f"under {MAX_SECONDS}", elapsed < MAX_SECONDS),
-                Figure(f"{kind}: memory at 20K tokens", short, "MB", "", True),
-                Figure(f"{kind}: memory at 200K tokens", long, "MB", f"at most {MAX_EXTRA_MEGABYTES} more", constant),
+                Figure(f"{kind}: memory at 20K tokens", short, "MB"),
+                Figure(
+                    f"{kind}: memory at 200K tokens", long, "MB", f"at most {MAX_EXTRA_MEGABYTES} more", is_constant
+                ),
             ]
     return figures
 

@@ -1,4 +1,4 @@
-"""The text that benchmarks read: prose found on any machine with Python, in texts with different beginnings."""
+"""Generate the texts that benchmarks read, from prose that comes with Python."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from memagent_evaluation.tasks.haystacks import python_prose
 from memagent_graph.tokenizers import load_tokenizer
 
 
-def prose_of(tokens: int, documents: int = 1) -> Iterator[str]:
-    """`documents` different texts of about `tokens` tokens of the embedded tokenizer."""
-    paragraphs, lengths = _paragraphs()
+def generate_prose(tokens: int, documents: int = 1) -> Iterator[str]:
+    """Yield `documents` texts of about `tokens` tokens of the embedded tokenizer, with different beginnings."""
+    paragraphs, lengths = _load_paragraphs()
     position = 0
     for _ in range(documents):
-        chosen, length = [], 0
+        parts, length = [], 0
         while length < tokens:
-            chosen.append(paragraphs[position % len(paragraphs)])
+            parts.append(paragraphs[position % len(paragraphs)])
             length += lengths[position % len(paragraphs)]
             position += 1
-        yield "\n\n".join(chosen)
+        yield "\n\n".join(parts)
 
 
 @cache
-def _paragraphs() -> tuple[list[str], list[int]]:
+def _load_paragraphs() -> tuple[list[str], list[int]]:
+    """Return paragraphs, and the tokens of each with the blank line after it."""
     tokenizer = load_tokenizer("embedded")
     paragraphs = list(islice(python_prose(), 6000))
     return paragraphs, [tokenizer.count(paragraph) + 2 for paragraph in paragraphs]

@@ -1,9 +1,9 @@
-"""Chunks per second and processor time per chunk with 128 documents in flight, against a bare loop.
+"""Compare the reader with a bare request loop, with 128 documents in flight: chunks per second and processor time.
 
 A local server answers every request after 250 ms. The bare loop sends the same bodies through the same HTTP client,
-aiohttp, decodes the replies as JSON, and does nothing else; the reader also reads the documents from its store, cuts
-chunks, fills prompts, and runs the graph. It decodes only the fields it uses. They take turns in the order A B B A,
-so that a machine that becomes slower or faster favours neither; the median of several such rounds counts.
+aiohttp, and decodes the replies as JSON. The reader also reads the documents from its store, cuts chunks, fills prompts
+and runs the graph, but decodes only the fields that it uses. The two take turns in the order A B B A, so that a machine
+that becomes slower or faster favours neither. The median of several such rounds counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 
 from benchmarks.figures import Figure
-from benchmarks.text import prose_of
+from benchmarks.text import generate_prose
 from memagent_graph import (
     Budget,
     Document,
@@ -47,8 +47,8 @@ Pass: TypeAlias = Callable[[], Awaitable[int]]
 
 
 @contextmanager
-def slow_server(tokens: int) -> Any:
-    """The base URL of a server whose replies have `tokens` ids and log-probs."""
+def run_slow_server(tokens: int) -> Any:
+    """Start a server whose replies have `tokens` ids and log-probs, and yield its base URL."""
     command = [sys.executable, "-m", "benchmarks.slow_server", str(DELAY_MS), str(tokens)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -60,25 +60,27 @@ def slow_server(tokens: int) -> Any:
 
 
 async def take_turns(first: Pass, second: Pass) -> tuple[float, float, float]:
-    """Median of the second's chunks per second over the first's, and both's processor milliseconds per chunk.
+    """Run two passes alternately; a pass reads all documents, and returns the number of chunks.
 
-    A pass reads all documents and returns the number of chunks.
+    Returns:
+        the ratio of chunks per second, second to first, and the processor milliseconds per chunk of the first and of
+        the second; all are medians.
     """
     ratios: list[float] = []
     costs: dict[Pass, list[float]] = {first: [], second: []}
     for _ in range(ROUNDS):
         wall = {first: 0.0, second: 0.0}
-        for each in (first, second, second, first):
-            began, processor = time.perf_counter(), time.process_time()
-            chunks = await each()
-            wall[each] += (time.perf_counter() - began) / chunks
-            costs[each].append(1000 * (time.process_time() - processor) / chunks)
+        for read_pass in (first, second, second, first):
+            start_time, processor = time.perf_counter(), time.process_time()
+            chunks = await read_pass()
+            wall[read_pass] += (time.perf_counter() - start_time) / chunks
+            costs[read_pass].append(1000 * (time.process_time() - processor) / chunks)
         ratios.append(wall[first] / wall[second])
     return statistics.median(ratios), statistics.median(costs[first]), statistics.median(costs[second])
 
 
-def reader_of(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog | bool = False) -> MemAgent:
-    """A reader with the slow server's policy; with `logprobs` the server is treated as vLLM."""
+def make_reader(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog | bool = False) -> MemAgent:
+    """Return a reader of the slow server; with `logprobs` it treats the server as vLLM."""
     policy = OpenAICompatiblePolicy("slow", base_url=url)
     if logprobs:
         policy._served = {"id": "slow", "owned_by": "vllm"}
@@ -93,56 +95,59 @@ def reader_of(url: str, store: DocumentStore, *, logprobs: bool, run_log: RunLog
     )
 
 
-def pass_of(reader: MemAgent, references: Sequence[DocumentRef]) -> Pass:
-    """Reads all documents at once."""
+def make_pass(reader: MemAgent, references: Sequence[DocumentRef]) -> Pass:
+    """Return a pass that reads all documents at once."""
 
     async def read_all() -> int:
-        results = await asyncio.gather(*(reader.aread(each, "What is said of it?") for each in references))
+        results = await asyncio.gather(*(reader.aread(reference, "What is said of it?") for reference in references))
         return sum(result.usage.turns for result in results)
 
     return read_all
 
 
 async def _compare(url: str, logprobs: bool, folder: Path) -> tuple[float, float]:
-    """The reader's rate over the bare loop's, and the reader's processor milliseconds per chunk."""
+    """Return the ratio of the reader's rate to the bare loop's, and the reader's processor milliseconds per chunk."""
     store = DocumentStore(folder)
-    reader = reader_of(url, store, logprobs=logprobs)
-    texts = list(prose_of(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
+    reader = make_reader(url, store, logprobs=logprobs)
+    texts = list(generate_prose(CHUNK_TOKENS * CHUNKS, DOCUMENTS))
     references = [store.add(Document.from_text(text)) for text in texts]
     client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=DOCUMENTS))
     context = await reader.aprepare()
-    bodies = [_body(context, text[: len(text) // CHUNKS], logprobs) for text in texts]
+    bodies = [_make_body(context, text[: len(text) // CHUNKS], logprobs) for text in texts]
 
-    async def one_document(body: dict[str, Any], turns: int) -> None:
+    async def send_chunks(body: dict[str, Any], turns: int) -> None:
         for _ in range(turns):
             async with client.post(f"{url}/chat/completions", data=msgspec.json.encode(body)) as reply:
                 msgspec.json.decode(await reply.read())
 
-    turns = [result.usage.turns for result in await asyncio.gather(*(reader.aread(each, "?") for each in references))]
+    turns = [
+        result.usage.turns
+        for result in await asyncio.gather(*(reader.aread(reference, "?") for reference in references))
+    ]
 
-    async def bare() -> int:
-        await asyncio.gather(*(one_document(body, n) for body, n in zip(bodies, turns, strict=True)))
+    async def run_bare_loop() -> int:
+        await asyncio.gather(*(send_chunks(body, n) for body, n in zip(bodies, turns, strict=True)))
         return sum(turns)
 
-    await bare()
-    ratio, _, cost = await take_turns(bare, pass_of(reader, references))
+    await run_bare_loop()
+    ratio, _, cost = await take_turns(run_bare_loop, make_pass(reader, references))
     await client.close()
     await reader.aclose()
     return ratio, cost
 
 
-def _body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, Any]:
-    """A request like the reader's own."""
+def _make_body(context: ReaderContext, chunk: str, logprobs: bool) -> dict[str, Any]:
+    """Return the body of a request like the reader's own."""
     messages = context.prompts.messages("update", "What is said of it?", memory="what was kept " * 30, chunk=chunk)
     body: dict[str, Any] = {"model": "slow", "messages": messages, "max_tokens": 1024, "temperature": 0.0}
     return {**body, "logprobs": True, "return_token_ids": True} if logprobs else body
 
 
 def measure() -> list[Figure]:
-    """Both comparisons, without and with 800 ids and log-probs per reply."""
+    """Return the figures of replies without log-probs, and with 800 ids and log-probs."""
     figures = []
     for tokens, bound in ((0, 2.5), (800, 6.0)):
-        with slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
+        with run_slow_server(tokens) as url, tempfile.TemporaryDirectory() as folder:
             ratio, cost = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         figures.append(

@@ -1,7 +1,7 @@
-"""Inspecting a run: seconds to trace a memory's lines to their chunks, and to compare two memories, by length.
+"""Measure the time to trace a memory's lines to their chunks, and to compare two memories, by length.
 
-A reader's memory has thirty lines, of which every chunk of 2,500 words replaces one. Seconds are processor seconds. A
-comparison is of memories of characters, as in a script without spaces: every one is a word, and none occurs only once.
+The memory has thirty lines, and every chunk of 2,500 words replaces one of them. Seconds are processor seconds. The
+compared memories are in a script without spaces, so that every character is a word, and no word occurs only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_MILLISECONDS = 50
 
 
 def make_trace(length: int) -> tuple[Trace, list[str]]:
-    """A read of `length` chunks, and their texts."""
+    """Return the trace of a read of `length` chunks, and the texts of the chunks."""
     lines = [f"fact {index} of keeper{index} and place{index} in year {1700 + index}" for index in range(LINES)]
     steps: list[Call] = []
     chunks: list[str] = []
@@ -33,26 +33,28 @@ def make_trace(length: int) -> tuple[Trace, list[str]]:
         words = " ".join(f"word{(number * 31 + index) % 4000}" for index in range(2500))
         chunks.append(f"{words} {lines[number % LINES]}")
         start, end = end, end + len(chunks[-1])
-        span, before = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
-        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), before))
+        span, parents = Span(number, start, end, start, end, 1), (str(number - 1),) if number else ()
+        steps.append(Call(str(number), "", "", "update", number, Writes.MEMORY, "\n".join(lines), (span,), parents))
     return Trace(tuple(steps)), chunks
 
 
 def make_memories(length: int) -> tuple[str, str]:
-    """Two memories of `length` words."""
+    """Return two memories of `length` words."""
     rng = random.Random(0)
     old, new = ("".join(rng.choice("灯塔是安娜建造的在年点亮") for _ in range(length)) for _ in range(2))
     return old, new
 
 
-def seconds_to_trace(length: int) -> float:
+def measure_tracing(length: int) -> float:
+    """Return the processor seconds to trace a memory after `length` updates."""
     trace, chunks = make_trace(length)
     start_time = time.process_time()
     find_provenance(trace, lambda update: chunks[update.chunk_index or 0])
     return time.process_time() - start_time
 
 
-def seconds_to_compare(length: int) -> float:
+def measure_comparison(length: int) -> float:
+    """Return the processor seconds to compare two memories of `length` words."""
     old, new = make_memories(length)
     start_time = time.process_time()
     word_diff(old, new)
@@ -60,12 +62,13 @@ def seconds_to_compare(length: int) -> float:
 
 
 def measure() -> list[Figure]:
+    """Return the figures of all lengths."""
     figures = []
     for length in UPDATES:
-        elapsed, goal = seconds_to_trace(length), f"under {MAX_SECONDS}"
+        elapsed, goal = measure_tracing(length), f"under {MAX_SECONDS}"
         figures.append(Figure(f"tracing {length} updates", elapsed, "s", goal, elapsed < MAX_SECONDS))
     for length in WORDS:
-        elapsed, goal = 1000 * seconds_to_compare(length), f"under {MAX_MILLISECONDS}"
+        elapsed, goal = 1000 * measure_comparison(length), f"under {MAX_MILLISECONDS}"
         figures.append(Figure(f"comparing memories of {length} words", elapsed, "ms", goal, elapsed < MAX_MILLISECONDS))
     return figures
 

@@ -1,4 +1,4 @@
-"""The rows of an optimizer step and the trainers that `training_step.py` measures."""
+"""Build the rows of an optimizer step, and run it with the trainers that `training_step.py` compares."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ TOKEN_BUDGET = 16_384
 SIZES = ("embedded", "0.5B", "tiny")
 DTYPES = ("fp32", "bf16")
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
-"""Relative, of loss and gradient norm; bfloat16 has 8 bits of mantissa, and layouts differ in what is rounded first."""
+"""Relative tolerances of loss and gradient norm; bfloat16 has 8 bits of mantissa, and layouts round differently."""
 _SETTINGS = {
     "learning_rate": 1e-6, "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.01,
     "max_grad_norm": 1.0, "epsilon": 0.2, "epsilon_high": 0.2, "delta": 3.0, "beta": 0.0, "temperature": 1.0,
     "disable_dropout": True, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
-"""The same for all contenders."""
+"""The settings that are the same for all contenders."""
 
 
 class PromptOrder(StrEnum):
-    """The place of the memory in a prompt."""
+    """The position of the memory in a prompt."""
 
     SECTION_FIRST = "section first"
-    """After the section: the rollouts of a group share all before it."""
+    """The memory is after the section; the rollouts of a group share all that is before it."""
 
     PAPER = "paper's order"
-    """Before the section, as in MemAgent's prompt: the rollouts share the header."""
+    """The memory is before the section, as in MemAgent's prompt; the rollouts share the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a conversation's parts; the memory is as long as a completion."""
+    """The lengths of a conversation's parts in tokens; the memory is as long as a completion."""
 
     header: int
     section: int
@@ -75,23 +75,23 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The settings for all contenders of a run."""
+    """The setting in which all contenders are measured."""
 
     device: str = "cpu"
     model_size: str = "embedded"
     dtype: str = "fp32"
-    """The dtype of the arithmetic: weights and AdamW's state are float32, as in TRL, with bf16 by autocast."""
+    """The dtype of the arithmetic; bf16 is by autocast. Weights and AdamW's state are float32, as in TRL."""
     lengths: Lengths = Lengths(40, 500, 60)
     repeats: int = 1
-    """Timed steps in each run of a contender."""
+    """The number of timed steps in each run of a contender."""
     rollouts: int = ROLLOUTS
     conversations: int = 8
-    """Of each rollout."""
+    """The number of conversations of each rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to do the step: one of our layouts, or a number of rows at once with TRL's own trainer."""
+    """A way to take the step: one of our layouts, or TRL's own trainer if `layout` is None."""
 
     order: PromptOrder
     layout: Layout | None
@@ -100,14 +100,14 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         if self.layout is None:
             return f"GRPOTrainer, {self.rows_at_once} row{'s' * (self.rows_at_once > 1)} at once"
         return f"{self.layout}{', gradient checkpointing' * self.checkpointing}"
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class StepCost:
     """The cost of one optimizer step."""
 
     wall_seconds: float
@@ -119,65 +119,67 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step: its cost and its result."""
+    """The cost and the result of one optimizer step."""
 
-    spent: Spent
+    cost: StepCost
     loss: float
     gradient_norm: float
 
 
 def make_group(name: str, order: PromptOrder, setting: Setting, vocabulary: int) -> RolloutGroup:
-    """The rollouts of one question; both orders of a name have the same tokens."""
-    source, lengths = random.Random(name), setting.lengths
+    """Return the rollouts of one question; the groups of one name have the same tokens in both orders."""
+    rng, lengths = random.Random(name), setting.lengths
 
-    def some(length: int) -> array[int]:
-        return array("I", (source.randrange(vocabulary) for _ in range(length)))
+    def random_ids(length: int) -> array[int]:
+        return array("I", (rng.randrange(vocabulary) for _ in range(length)))
 
-    header = some(lengths.header)
-    sections = [some(lengths.section) for _ in range(setting.conversations)]
+    header = random_ids(lengths.header)
+    sections = [random_ids(lengths.section) for _ in range(setting.conversations)]
     rollouts = []
     for number in range(setting.rollouts):
         memory, conversations = array("I"), []
-        for place, section in enumerate(sections):
+        for index, section in enumerate(sections):
             body = section + memory if order is PromptOrder.SECTION_FIRST else memory + section
-            completion = some(lengths.completion)
+            completion = random_ids(lengths.completion)
             # A model with random weights gives each token about 1 / vocabulary.
-            logged = array("f", (min(source.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
-            at = ("answer", "", 0) if place == setting.conversations - 1 else ("update", "", place)
-            conversations.append(TrainingConversation(header + body, completion, logged, *at, False, "v0"))
+            logprobs = array("f", (min(rng.gauss(-math.log(vocabulary), 0.2), 0.0) for _ in completion))
+            location = ("answer", "", 0) if index == setting.conversations - 1 else ("update", "", index)
+            conversations.append(TrainingConversation(header + body, completion, logprobs, *location, False, "v0"))
             memory = completion
         rollouts.append(Rollout(f"{name}-{number}", tuple(conversations), float(number % 2)))
     return RolloutGroup(name, tuple(rollouts))
 
 
 def make_groups(order: PromptOrder, setting: Setting, vocabulary: int) -> list[RolloutGroup]:
-    """The short group of the untimed step, and one for each timed step."""
-    timed = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
-    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed]
+    """Return the short group of the untimed step, and one group for each timed step."""
+    timed_groups = [make_group(f"timed-{number}", order, setting, vocabulary) for number in range(setting.repeats)]
+    return [make_group("warm-up", order, replace(setting, lengths=Lengths(4, 8, 4)), vocabulary), *timed_groups]
 
 
 def compare(contenders: Sequence[Contender], setting: Setting) -> dict[Contender, list[Step]]:
-    """Measure contenders in their order; one named twice is measured twice.
+    """Measure contenders in their order, and return their steps; one that is named twice is measured twice.
 
     Raises:
-        ValueError: contenders of one prompt order did not compute the same.
+        ValueError: two contenders of the same prompt order differ in loss or gradient norm.
     """
-    found: dict[Contender, list[Step]] = {}
+    steps_by_contender: dict[Contender, list[Step]] = {}
     for contender in contenders:
         print(f"  {contender.order}, {contender.name} ...", file=sys.stderr, flush=True)
-        steps = run(contender, setting)
-        for spent in (step.spent for step in steps):
-            took = f"{spent.wall_seconds:.3g} s, {spent.processor_seconds:.3g} of processor time"
-            print(f"    {spent.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
-        same_order = next((found[other] for other in found if other.order is contender.order), steps)
+        steps = run_contender(contender, setting)
+        for cost in (step.cost for step in steps):
+            took = f"{cost.wall_seconds:.3g} s, {cost.processor_seconds:.3g} of processor time"
+            print(f"    {cost.forwarded_tokens:,} tokens, {took}", file=sys.stderr, flush=True)
+        same_order = next(
+            (steps_by_contender[earlier] for earlier in steps_by_contender if earlier.order is contender.order), steps
+        )
         _check_same_work(contender, steps, same_order[: setting.repeats], TOLERANCES[setting.dtype])
-        found[contender] = found.get(contender, []) + steps
-    return found
+        steps_by_contender[contender] = steps_by_contender.get(contender, []) + steps
+    return steps_by_contender
 
 
-def run(contender: Contender, setting: Setting) -> list[Step]:
-    """The timed steps of one contender's training run."""
-    config = model_config(setting.model_size)
+def run_contender(contender: Contender, setting: Setting) -> list[Step]:
+    """Run a contender's training, and return its timed steps."""
+    config = make_model_config(setting.model_size)
     groups = make_groups(contender.order, setting, config.vocab_size)
     seed = next(
         seed for seed in count() if optimizer_steps(groups, groups_per_step=1, seed=seed)[0][0].group_id == "warm-up"
@@ -202,18 +204,18 @@ def run(contender: Contender, setting: Setting) -> list[Step]:
                 old_logprobs=OldLogProbs.LOGGED, importance_cap=None, max_logprob_gap=9, **settings,
             )  # fmt: skip
             trainer = MultiConvDAPOTrainer(
-                model, groups, arguments, processing_class=_tokenizer(), callbacks=[recorder]
+                model, groups, arguments, processing_class=_make_tokenizer(), callbacks=[recorder]
             )
         else:
-            ordered = optimizer_steps(groups, groups_per_step=1, seed=seed)
-            batches = [batch for step in ordered for batch in _stock_batches(step, contender.rows_at_once)]
-            trainer = _stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
+            step_groups = optimizer_steps(groups, groups_per_step=1, seed=seed)
+            batches = [batch for step in step_groups for batch in _make_stock_batches(step, contender.rows_at_once)]
+            trainer = _make_stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     steps = [
-        Step(spent, loss=log["loss"], gradient_norm=log["grad_norm"])
-        for spent, log in zip(recorder.steps, logs, strict=True)
+        Step(cost, loss=log["loss"], gradient_norm=log["grad_norm"])
+        for cost, log in zip(recorder.steps, logs, strict=True)
     ]
     del trainer, model
     gc.collect()
@@ -222,8 +224,8 @@ def run(contender: Contender, setting: Setting) -> list[Step]:
     return steps[1:]
 
 
-def model_config(size: str) -> PreTrainedConfig:
-    """The embedded policy's, that of Qwen2.5-0.5B, or a Qwen2 to try this program with."""
+def make_model_config(size: str) -> PreTrainedConfig:
+    """Return the configuration of the embedded policy, of Qwen2.5-0.5B, or of a tiny Qwen2 for tests."""
     if size == "embedded":
         config: PreTrainedConfig = AutoConfig.from_pretrained(EMBEDDED_FOLDER)
         return config
@@ -238,22 +240,22 @@ def model_config(size: str) -> PreTrainedConfig:
     )  # fmt: skip
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """Nothing is tokenised; trainers ask it for the id of padding."""
+def _make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that tokenises nothing; trainers ask it for the padding id."""
     words = Tokenizer(models.WordLevel({"pad": 0, "end": 1}, unk_token="pad"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", eos_token="end")
 
 
 class _StockTrainer(GRPOTrainer):
-    """TRL's own trainer, with given rows instead of generated ones."""
+    """TRL's own trainer, with prepared batches instead of generated rows."""
 
     batches: Sequence[dict[str, Tensor]] = ()
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Tensor]:
-        return {name: each.to(self.accelerator.device) for name, each in self.batches[self._step].items()}
+        return {name: tensor.to(self.accelerator.device) for name, tensor in self.batches[self._step].items()}
 
 
-def _stock_trainer(
+def _make_stock_trainer(
     model: Any,
     batches: Sequence[dict[str, Tensor]],
     rows_at_once: int,
@@ -273,44 +275,44 @@ def _stock_trainer(
         reward_funcs=lambda *_, **__: [],
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [""] * len(batches) * rows_at_once}),
-        processing_class=_tokenizer(),
+        processing_class=_make_tokenizer(),
         callbacks=[recorder],
     )
     trainer.batches = batches
     return trainer
 
 
-def _stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterator[dict[str, Tensor]]:
-    """The input of TRL's loss for one optimizer step; rows of similar length are together."""
+def _make_stock_batches(groups: Sequence[RolloutGroup], rows_at_once: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the input of TRL's loss for one optimizer step; rows of similar length are together."""
     rows: list[TrainingRow] = sorted(
         prepare_batch(groups, AdvantageSettings()).rows, key=lambda row: row.conversation_index
     )
     tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
     for start in range(0, len(rows), rows_at_once):
-        some = rows[start : start + rows_at_once]
-        padded = pad_rows([row.conversation for row in some], pad_id=0)
-        old = torch.zeros(padded.completion_ids.shape)
-        for place, row in enumerate(some):
-            old[place, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
+        batch_rows = rows[start : start + rows_at_once]
+        padded_rows = pad_rows([row.conversation for row in batch_rows], pad_id=0)
+        old = torch.zeros(padded_rows.completion_ids.shape)
+        for index, row in enumerate(batch_rows):
+            old[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)
         yield {
-            "prompt_ids": padded.prompt_ids,
-            "prompt_mask": padded.prompt_mask,
-            "completion_ids": padded.completion_ids,
-            "completion_mask": padded.completion_mask,
-            "advantages": torch.tensor([row.advantage for row in some]),
+            "prompt_ids": padded_rows.prompt_ids,
+            "prompt_mask": padded_rows.prompt_mask,
+            "completion_ids": padded_rows.completion_ids,
+            "completion_mask": padded_rows.completion_mask,
+            "advantages": torch.tensor([row.advantage for row in batch_rows]),
             "old_per_token_logps": old,
             "num_items_in_batch": tokens,
         }
 
 
 class _Recorder(TrainerCallback):
-    """Times each optimizer step from its first micro-batch to the end of AdamW, and counts the model's input tokens."""
+    """Measures the time of each optimizer step, from the first micro-batch to the end of AdamW, and its tokens."""
 
     def __init__(self, model: Any, device: str) -> None:
         self.device = device
-        self.steps: list[Spent] = []
+        self.steps: list[StepCost] = []
         self._tokens = 0
-        self._began = (0.0, 0.0)
+        self._start = (0.0, 0.0)
         model.get_input_embeddings().register_forward_hook(self._count)
 
     def _count(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -325,22 +327,22 @@ class _Recorder(TrainerCallback):
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._tokens = 0
-        self._began = self._now()
+        self._start = self._now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        wall, processor = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        wall, processor = (end - start for end, start in zip(self._now(), self._start, strict=True))
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
-        self.steps.append(Spent(wall, processor, self._tokens, peak))
+        self.steps.append(StepCost(wall, processor, self._tokens, peak))
 
 
 def _check_same_work(contender: Contender, steps: Sequence[Step], expected: Sequence[Step], tolerance: float) -> None:
-    for number, (step, other) in enumerate(zip(steps, expected, strict=True)):
-        for what, value, wanted in (
-            ("loss", step.loss, other.loss),
-            ("gradient norm", step.gradient_norm, other.gradient_norm),
+    for number, (step, expected_step) in enumerate(zip(steps, expected, strict=True)):
+        for metric, value, expected_value in (
+            ("loss", step.loss, expected_step.loss),
+            ("gradient norm", step.gradient_norm, expected_step.gradient_norm),
         ):
-            if not math.isclose(value, wanted, rel_tol=tolerance):
+            if not math.isclose(value, expected_value, rel_tol=tolerance):
                 raise ValueError(
-                    f"{contender.name}, {contender.order}: step {number} has {what} {value}, and {wanted} for the "
-                    "order's first contender. They do not compute the same, so their times say nothing."
+                    f"{contender.name}, {contender.order}: step {number} has {metric} {value}, not {expected_value} as "
+                    "the order's first contender. They do not compute the same, so their times cannot be compared."
                 )

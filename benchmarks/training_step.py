@@ -1,27 +1,27 @@
-"""One optimizer step on logged rollouts: forwarded tokens and time, by layout and compared with TRL's trainer.
+"""Measure one optimizer step on logged rollouts: forwarded tokens and time, by layout and against TRL's trainer.
 
     python -m benchmarks.training_step
     python -m benchmarks.training_step --device cuda --model-size 0.5B --dtype bf16 --repeats 5
 
-prints a table and writes it to benchmarks/RESULTS.md, which has one for a CPU and one for a GPU.
+prints a table and writes it to benchmarks/RESULTS.md, which has a table for a CPU and one for a GPU.
 
-**The rows.** One group of 16 rollouts with 8 conversations each; token ids and weights are random, from a seed. A
-prompt is a header, a section of the document, which the 16 rollouts share, and the memory, which is the previous
-completion of the same rollout and so differs between rollouts; the first has none. Two orders: the section before the
-memory, and the paper's, the memory before the section. Completions have equal lengths, and so have prompts except the
-first, so that there is almost no padding: with real rows the padded layout would cost more.
+**The rows** are those of one group of 16 rollouts with 8 conversations each. Token ids and weights are random, from a
+seed. A prompt has a header, a section of the document and the memory. The 16 rollouts share the section. The memory is
+the previous completion of the same rollout, so it differs between rollouts; the first conversation has none. There are
+two orders: the section before the memory, and the paper's, the memory before the section. All completions have the same
+length, and so have all prompts except the first. Therefore there is almost no padding; with real rows the padded layout
+would cost more.
 
-**The contenders.** `MultiConvDAPOTrainer` in its three layouts, and TRL's own `GRPOTrainer`, which gets rows instead of
-generating them and is otherwise unchanged: one row at a time, and the 16 rows of a conversation at once. Each trains
-its own model, made from the same seed, by `train()`: the time of a step includes everything: planning, laying out,
-forward, backward, clipping of gradients, AdamW and metrics. A step with the same number of short rows comes first,
-untimed.
+**The contenders** are `MultiConvDAPOTrainer` in its three layouts, and TRL's own `GRPOTrainer`, which gets rows instead
+of generating them and is otherwise unchanged: one row at a time, and the 16 rows of a conversation at once. Each trains
+its own model, made from the same seed, with `train()`. The time of a step includes planning, laying out, forward,
+backward, clipping of gradients, AdamW and metrics. An untimed step with the same number of short rows comes first.
 
 **The same work.** A step's loss and gradient norm must agree between all contenders of an order, otherwise there is no
-table. The ratio's old log-probs are the logged ones, so that some tokens are clipped and the loss is not zero.
+table. The old log-probs of the ratio are the logged ones, so that some tokens are clipped and the loss is not zero.
 
-**Times** are compared by processor seconds on a CPU, which other work on the machine affects less than wall time, and
-by wall time on a GPU. The two contenders with a goal run first and, in the opposite order, again last.
+**Times** are compared by processor seconds on a CPU, because other work on the machine affects them less than wall
+time, and by wall time on a GPU. The two contenders with a goal run first and, in the opposite order, again last.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from benchmarks.training_contenders import (
     Step,
     compare,
     make_group,
-    model_config,
+    make_model_config,
 )
 from memagent_training.algorithm.planner import Layout
 
@@ -75,130 +75,130 @@ _HEADINGS = {"cpu": "CPU", "cuda": "GPU"}
 _TITLE = (
     "# An optimizer step, by layout and against TRL's trainer\n\n`benchmarks/training_step.py` says what is measured."
 )
-_MISSING = {"cpu": "Not measured.", "cuda": "Not measured: no GPU was available."}
+_PLACEHOLDERS = {"cpu": "Not measured.", "cuda": "Not measured: no GPU was available."}
 
 
 def measure() -> list[Figure]:
-    """The figures with a goal, for the full step."""
+    """Return the figures with a goal, for the full step."""
     setting = Setting()
     steps = compare((PADDED, PREFIX_TREE, PREFIX_TREE, PADDED), setting)
-    return goals(steps, setting)
+    return make_goal_figures(steps, setting)
 
 
-def goals(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[Figure]:
-    """prefix_tree against padded, sections first."""
-    padded, tree = steps[PADDED], steps[PREFIX_TREE]
-    share = tree[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens
-    speed = _seconds(padded, setting) / _seconds(tree, setting)
-    what = "training step, section first, prefix_tree"
+def make_goal_figures(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> list[Figure]:
+    """Return the figures that compare prefix_tree with padded, with sections first."""
+    padded_steps, tree = steps[PADDED], steps[PREFIX_TREE]
+    share = tree[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens
+    speed = _find_best_seconds(padded_steps, setting) / _find_best_seconds(tree, setting)
+    prefix = "training step, section first, prefix_tree"
     # The goal for speed is for a CPU.
     goal = f"at least {GOAL_SPEED}" if setting.device == "cpu" else ""
     return [
-        Figure(f"{what}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
-        Figure(f"{what}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
+        Figure(f"{prefix}: tokens forwarded, of padded's", share, "", "at most 1/3", share <= GOAL_TOKENS),
+        Figure(f"{prefix}: padded's time over its", speed, "x", goal, not goal or speed >= GOAL_SPEED),
     ]
 
 
-def table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
-    """The measured steps in Markdown."""
-    lines = [COLUMNS, tuple("---" if place < 2 else "---:" for place in range(len(COLUMNS)))]
-    for contender, measured in steps.items():
-        padded = steps[Contender(contender.order, Layout.PADDED)]
-        best = min(step.spent.wall_seconds for step in measured)
-        peaks = [step.spent.peak_bytes for step in measured if step.spent.peak_bytes is not None]
+def format_table(steps: Mapping[Contender, Sequence[Step]], setting: Setting) -> str:
+    """Return the measured steps as a Markdown table."""
+    lines = [COLUMNS, tuple("---" if index < 2 else "---:" for index in range(len(COLUMNS)))]
+    for contender, contender_steps in steps.items():
+        padded_steps = steps[Contender(contender.order, Layout.PADDED)]
+        best = min(step.cost.wall_seconds for step in contender_steps)
+        peaks = [step.cost.peak_bytes for step in contender_steps if step.cost.peak_bytes is not None]
         lines.append((
             contender.order,
             contender.name,
-            f"{measured[0].spent.forwarded_tokens:,}",
-            f"{measured[0].spent.forwarded_tokens / padded[0].spent.forwarded_tokens:.2f}",
+            f"{contender_steps[0].cost.forwarded_tokens:,}",
+            f"{contender_steps[0].cost.forwarded_tokens / padded_steps[0].cost.forwarded_tokens:.2f}",
             f"{best:.3g}",
-            f"{median(step.spent.wall_seconds for step in measured):.3g}",
-            f"{min(step.spent.processor_seconds for step in measured):.3g}",
-            f"{_seconds(padded, setting) / _seconds(measured, setting):.2f}",
-            f"{_row_tokens(setting) / best:,.0f}",
+            f"{median(step.cost.wall_seconds for step in contender_steps):.3g}",
+            f"{min(step.cost.processor_seconds for step in contender_steps):.3g}",
+            f"{_find_best_seconds(padded_steps, setting) / _find_best_seconds(contender_steps, setting):.2f}",
+            f"{_count_row_tokens(setting) / best:,.0f}",
             f"{max(peaks) / 2**30:.2f}" if peaks else "not measured",
         ))  # fmt: skip
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command: str) -> str:
-    """The table with everything needed to measure it again."""
+def format_section(steps: Mapping[Contender, Sequence[Step]], setting: Setting, command: str) -> str:
+    """Return the table with everything that is needed to measure it again."""
     lengths = setting.lengths
     threads = torch.get_num_threads()
-    device = f"{device_name(setting.device)}, {threads} thread{'s' * (threads > 1)}"
+    device = f"{read_device_name(setting.device)}, {threads} thread{'s' * (threads > 1)}"
     parts = (
         f"{lengths.header} tokens of header, {lengths.section} of section, {lengths.completion} of memory and answer"
     )
     figures = [
         f"- {figure.metric}: {figure.value:.3g}"
         + (f" (goal: {figure.goal}; {'met' if figure.met else 'MISSED'})" if figure.goal else "")
-        for figure in goals(steps, setting)
+        for figure in make_goal_figures(steps, setting)
     ]
     text = (
         f"`{command}` on {device}, torch {torch.__version__}: model {setting.model_size}, {setting.dtype}, {parts}, "
         f"{TOKEN_BUDGET:,} tokens forwarded at once. Rows' tokens count what is shared for each row, so that they are "
         "the same for all."
     )
-    return "\n\n".join([text, table(steps, setting), "\n".join(figures)])
+    return "\n\n".join([text, format_table(steps, setting), "\n".join(figures)])
 
 
 def write_section(path: Path, device: str, text: str) -> None:
-    """Replace the part of a device's kind in the results, and keep the other."""
-    kept = dict(_MISSING)
+    """Replace the section of a kind of device in the results, and keep the other section."""
+    section_texts = dict(_PLACEHOLDERS)
     if path.is_file():
-        found = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
-        kept = {kind: found.get(heading, kept[kind]) for kind, heading in _HEADINGS.items()}
-    kept[device] = text
-    parts = [f"## {heading}\n\n{kept[kind]}" for kind, heading in _HEADINGS.items()]
+        sections = dict(re.findall(r"^## (\w+)\n\n(.*?)\n*(?=^## |\Z)", path.read_text("utf-8"), re.M | re.S))
+        section_texts = {kind: sections.get(heading, section_texts[kind]) for kind, heading in _HEADINGS.items()}
+    section_texts[device] = text
+    parts = [f"## {heading}\n\n{section_texts[kind]}" for kind, heading in _HEADINGS.items()]
     path.write_text("\n\n".join([_TITLE, *parts]) + "\n", "utf-8")
 
 
-def device_name(device: str) -> str:
-    """The GPU's name, or the processor's."""
+def read_device_name(device: str) -> str:
+    """Return the name of the GPU or of the processor."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     information = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
-    return f"{found[1] if found else platform.machine()} ({os.cpu_count()} cores)"
+    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.M) if information.is_file() else None
+    return f"{match[1] if match else platform.machine()} ({os.cpu_count()} cores)"
 
 
-def _seconds(steps: Sequence[Step], setting: Setting) -> float:
-    """The time to compare."""
-    return min(step.spent.processor_seconds if setting.device == "cpu" else step.spent.wall_seconds for step in steps)
+def _find_best_seconds(steps: Sequence[Step], setting: Setting) -> float:
+    """Return the seconds by which steps are compared: the best processor time on a CPU, the best wall time on a GPU."""
+    return min(step.cost.processor_seconds if setting.device == "cpu" else step.cost.wall_seconds for step in steps)
 
 
-def _row_tokens(setting: Setting) -> int:
+def _count_row_tokens(setting: Setting) -> int:
     group = make_group("timed-0", PromptOrder.PAPER, setting, 2)
-    conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
-    return sum(len(each.prompt_ids_P) + len(each.completion_ids_T) for each in conversations)
+    conversations = [conversation for rollout in group.rollouts_G for conversation in rollout.conversations_K]
+    return sum(len(conversation.prompt_ids_P) + len(conversation.completion_ids_T) for conversation in conversations)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure all contenders; a goal that is missed makes the exit status 1."""
+    """Measure all contenders, write the table, and exit with status 1 if a goal is missed."""
     description = "Measure an optimizer step, by layout and against TRL's trainer."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training_step", description=description)
     parser.add_argument("--device", choices=sorted(_HEADINGS), default="cpu")
     parser.add_argument("--model-size", choices=SIZES, default="embedded", help="random weights of that size")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the arithmetic; weights are float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="dtype of the arithmetic; weights are float32")
     lengths = "tokens of HEADER, SECTION and COMPLETION; the paper's are 200 5000 1024"
     parser.add_argument("--lengths", nargs=3, type=int, metavar="TOKENS", default=[40, 500, 60], help=lengths)
     parser.add_argument("--repeats", type=int, default=1, help="timed steps each time a contender runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write to")
-    given = parser.parse_args(arguments)
-    setting = Setting(given.device, given.model_size, given.dtype, Lengths(*given.lengths), given.repeats)
-    if setting.repeats < 1 or min(given.lengths) < 1:
+    options = parser.parse_args(arguments)
+    setting = Setting(options.device, options.model_size, options.dtype, Lengths(*options.lengths), options.repeats)
+    if setting.repeats < 1 or min(options.lengths) < 1:
         parser.error("--repeats and --lengths must be 1 or more")
     longest = setting.lengths.header + setting.lengths.section + 2 * setting.lengths.completion
-    window = model_config(setting.model_size).max_position_embeddings
+    window = make_model_config(setting.model_size).max_position_embeddings
     if longest > min(window, TOKEN_BUDGET):
         parser.error(f"--lengths: rows of {longest} tokens, and {min(window, TOKEN_BUDGET)} is the most; give less")
     if setting.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here; leave it out to measure on the CPU")
     steps = compare((PADDED, PREFIX_TREE, *OTHERS, PREFIX_TREE, PADDED), setting)
-    text = section(steps, setting, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
-    write_section(given.results, setting.device, text)
+    text = format_section(steps, setting, shlex.join(["python", "-m", "benchmarks.training_step", *arguments]))
+    write_section(options.results, setting.device, text)
     print(text)
-    sys.exit(not all(figure.met for figure in goals(steps, setting)))
+    sys.exit(not all(figure.met for figure in make_goal_figures(steps, setting)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The cost of each way of reading on one document: wall time, turns in a row, tokens written, tokens shown.
+"""Measure the cost of each strategy on one document: wall time, turns in a row, tokens written, tokens shown.
 
     python -m benchmarks.ways_of_reading --chunks 700
 
-The policy is scripted, so this says nothing about accuracy: it finds one planted fact, keeps memories of about 100
-tokens, and takes a fixed time for each token that it writes, like a server with capacity for all requests.
+The policy is scripted, so accuracy is not measured. It finds one planted fact, writes memories of about 100 tokens, and
+takes a fixed time for each token that it writes, like a server with capacity for all requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure, print_table
-from benchmarks.text import prose_of
+from benchmarks.text import generate_prose
 from memagent_graph import Budget, Completion, FinishReason, MemAgent, ReadResult, Trace, load_tokenizer
 from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.prompts import load_prompts
@@ -31,16 +31,16 @@ WAYS = (
 IN_FLIGHT = 128
 FACT, QUESTION = "The code of the lighthouse is 48213.", "What is the code of the lighthouse?"
 NOTES = " ".join(f"detail {number}" for number in range(40))
-"""The rest of a memory."""
+"""The part of every memory that is not the fact."""
 _MEMORY = re.compile(r"<memory>(.*?)</memory>", re.DOTALL)
 WALL_GOAL, TOKENS_GOAL = 1 / 8, 1 / 10
 
 
-def reply(prompt: str) -> str:
-    """The text of a policy that follows the instructions of each role."""
+def write_reply(prompt: str) -> str:
+    """Return the reply of a policy that follows the instructions of each role."""
     section = "".join(re.findall(r"<section>(.*?)</section>", prompt, re.DOTALL))
-    held = "48213" in prompt
-    memory = f"{NOTES}{' code 48213' if held else ''}"
+    has_fact = "48213" in prompt
+    memory = f"{NOTES}{' code 48213' if has_fact else ''}"
     if prompt.rstrip().endswith(("KEEP or REWRITE:", "KEEP, REWRITE or STOP:")):
         return f"REWRITE\n{memory}" if "48213" in section or "(empty)" in prompt else "KEEP"
     if prompt.rstrip().endswith("ANSWER or ASK:"):
@@ -48,13 +48,13 @@ def reply(prompt: str) -> str:
     if "one of many parts" in prompt:
         return memory if "48213" in section and "48213" not in "".join(re.findall(_MEMORY, prompt)) else "none"
     if not section and not prompt.rstrip().endswith(("The whole new memory:", "Together:")):
-        return f"\\boxed{{{'48213' if held else 'unknown'}}}"
+        return f"\\boxed{{{'48213' if has_fact else 'unknown'}}}"
     return memory
 
 
 @dataclass
-class Timed:
-    """A policy that takes `ms` milliseconds for each token that it writes."""
+class TimedPolicy:
+    """A scripted policy that takes `ms` milliseconds for each token that it writes."""
 
     ms: float
     name: str = "timed"
@@ -63,55 +63,61 @@ class Timed:
         self._count = load_tokenizer("embedded").count
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
-        """Reply after the given time."""
+        """Return the scripted reply after the time for its tokens."""
         text = str(prompt[0]["content"])  # type: ignore[index]
-        said = reply(text)
-        tokens = self._count(said)
+        reply_text = write_reply(text)
+        tokens = self._count(reply_text)
         await asyncio.sleep(tokens * self.ms / 1000)
         usage = TokenUsage(len(text) // 4, tokens)
         return Completion(
-            said, FinishReason.STOP, self.name, usage, token_ids=list(range(tokens)), logprobs=[0.0] * tokens
+            reply_text, FinishReason.STOP, self.name, usage, token_ids=list(range(tokens)), logprobs=[0.0] * tokens
         )
 
 
-def turns_in_a_row(trace: Trace) -> int:
-    """The longest chain of steps, each of which needs the one before it."""
+def count_turns_in_a_row(trace: Trace) -> int:
+    """Return the length of the longest chain of steps, each of which needs the one before it."""
     depth: dict[str, int] = {}
     for step in trace.steps:
         depth[step.id] = 1 + max((depth[parent] for parent in step.parents), default=0)
     return max(depth.values())
 
 
-def without_news(result: ReadResult) -> float:
-    """The mean number of tokens written at a chunk that did not change the memory; NaN if there was none."""
-    spent = [each.completion_tokens for each in result.updates if each.chunk_index is not None and not each.changed]
-    return sum(spent) / len(spent) if spent else float("nan")
+def compute_idle_tokens(result: ReadResult) -> float:
+    """Return the mean number of tokens written at chunks that did not change the memory; NaN if there were none."""
+    token_counts = [
+        update.completion_tokens for update in result.updates if update.chunk_index is not None and not update.changed
+    ]
+    return sum(token_counts) / len(token_counts) if token_counts else float("nan")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The result of one read."""
+    """The cost of one read."""
 
-    way: str
+    strategy: str
     seconds: float
-    in_a_row: int
+    turns_in_a_row: int
     turns: int
-    written: int
-    shown: int
-    without_news: float
-    """Tokens written at a chunk that did not change memory."""
+    completion_tokens: int
+    prompt_tokens: int
+    idle_tokens: float
+    """Mean tokens written at a chunk that did not change the memory."""
 
 
-def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
-    """Read the same document in each way."""
+def measure_costs(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
+    """Read the same document with each strategy, and return the costs.
+
+    Raises:
+        SystemExit: a strategy does not answer with the fact.
+    """
     budget = Budget(context_window=3000, question_tokens=64, memory_tokens=200, chunk_tokens=500, answer_tokens=64)
-    (prose,) = prose_of(chunks * budget.chunk_tokens)
-    at = prose.index(" ", int(len(prose) * 0.6))
-    text = f"{prose[:at]} {FACT}{prose[at:]}"
+    (prose,) = generate_prose(chunks * budget.chunk_tokens)
+    position = prose.index(" ", int(len(prose) * 0.6))
+    text = f"{prose[:position]} {FACT}{prose[position:]}"
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         base = MemAgent(
-            Timed(ms),
+            TimedPolicy(ms),
             tokenizer="embedded",
             budget=budget,
             prompts=load_prompts(),
@@ -120,19 +126,23 @@ def measure(ways: Sequence[str], chunks: int, ms: float) -> list[Cost]:
             branches=IN_FLIGHT,
         )
         for way in ways:
-            begin = time.monotonic()
+            start_time = time.monotonic()
             result = base.copy(strategy=way).read(text, QUESTION)
-            seconds, usage = time.monotonic() - begin, result.usage
+            seconds, usage = time.monotonic() - start_time, result.usage
             if result.answer != "48213":
-                raise SystemExit(f"{way} answered {result.answer!r}: the script does not support it")
-            in_a_row, spent = turns_in_a_row(result.trace), without_news(result)
-            costs.append(Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, spent))
+                raise SystemExit(
+                    f"{way} answered {result.answer!r}: the scripted policy does not support this strategy"
+                )
+            in_a_row, idle_tokens = count_turns_in_a_row(result.trace), compute_idle_tokens(result)
+            costs.append(
+                Cost(way, seconds, in_a_row, usage.turns, usage.completion_tokens, usage.prompt_tokens, idle_tokens)
+            )
     return costs
 
 
-def goals(costs: Sequence[Cost]) -> list[Figure]:
-    """The figures with a goal, if both ways were measured."""
-    by_way = {each.way: each for each in costs}
+def make_goal_figures(costs: Sequence[Cost]) -> list[Figure]:
+    """Return the figures with a goal, of the strategies that were measured."""
+    by_way = {cost.strategy: cost for cost in costs}
     if "overwrite" not in by_way:
         return []
     base, figures = by_way["overwrite"], list[Figure]()
@@ -140,35 +150,33 @@ def goals(costs: Sequence[Cost]) -> list[Figure]:
         ratio = by_way[way].seconds / base.seconds
         figures.append(Figure(f"{way} : overwrite, wall time", ratio, "x", "<= 1/8", ratio <= WALL_GOAL))
     if "gated" in by_way:
-        ratio = by_way["gated"].without_news / base.without_news
+        ratio = by_way["gated"].idle_tokens / base.idle_tokens
         metric = "gated : overwrite, tokens written at a chunk without news"
         figures.append(Figure(metric, ratio, "x", "<= 1/10", ratio <= TOKENS_GOAL))
     return figures
 
 
 def print_costs(costs: Sequence[Cost]) -> None:
-    """A row for each way, in Markdown."""
+    """Print a Markdown table with a row for each strategy."""
     print("| way | seconds | turns in a row | turns | tokens written | without news | tokens shown |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for each in costs:
-        news = "" if math.isnan(each.without_news) else f"{each.without_news:.0f}"
-        print(
-            f"| `{each.way}` | {each.seconds:.1f} | {each.in_a_row:,} | {each.turns:,} | {each.written:,} | {news} "
-            f"| {each.shown:,} |"
-        )
+    for cost in costs:
+        news = "" if math.isnan(cost.idle_tokens) else f"{cost.idle_tokens:.0f}"
+        counts = f"{cost.turns_in_a_row:,} | {cost.turns:,} | {cost.completion_tokens:,}"
+        print(f"| `{cost.strategy}` | {cost.seconds:.1f} | {counts} | {news} | {cost.prompt_tokens:,} |")
     print()
 
 
 def main() -> None:
-    """Command line."""
+    """Measure the strategies that the command line names, and print the costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=700)
     parser.add_argument("--ms", type=float, default=1.0, help="milliseconds for a token that is written")
     parser.add_argument("--ways", default=",".join(WAYS))
-    given = parser.parse_args()
-    costs = measure(given.ways.split(","), given.chunks, given.ms)
+    arguments = parser.parse_args()
+    costs = measure_costs(arguments.ways.split(","), arguments.chunks, arguments.ms)
     print_costs(costs)
-    print_table(goals(costs))
+    print_table(make_goal_figures(costs))
 
 
 if __name__ == "__main__":

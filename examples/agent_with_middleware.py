@@ -1,7 +1,7 @@
-"""An agent whose tool returns 500,000 tokens gets the middleware: `python examples/agent_with_middleware.py [TOKENS]`.
+"""Use the middleware for a tool result of 500,000 tokens: `python examples/agent_with_middleware.py [TOKENS]`.
 
-The embedded policy reads; name a server with OPENAI_BASE_URL to use that instead. The agent's own model is scripted,
-so that no key is needed: it calls the tool, and then says what it is shown. Put your model in its place.
+The embedded policy reads, or the server in OPENAI_BASE_URL. The agent's own model is scripted, so that no key is
+needed: it calls the tool once. Use your own model instead.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ScriptedModel(GenericFakeChatModel):
     """A scripted chat model that calls tools."""
 
     def bind_tools(self, tools: Any, **options: Any) -> Any:
-        """The script knows which tool to call."""
+        """Return this model: the script does not depend on the tools."""
         return self
 
 
 def main(tokens: int) -> None:
-    """Ask the agent for a fact that is somewhere in what its tool returns."""
+    """Ask the agent for a fact in the tool's result, and print what the model gets of that result."""
     tokenizer = load_tokenizer("embedded")
     archive = make_number_document(tokenizer, tokens=tokens, questions=1)
 

@@ -1,7 +1,7 @@
-"""An existing agent gets a tool that reads long documents: `python examples/agent_with_tool.py FILE QUESTION`.
+"""Add a tool that reads long documents to an agent: `python examples/agent_with_tool.py FILE QUESTION`.
 
 The reader's policy is on the server in OPENAI_BASE_URL, or named by MEMAGENT_MODEL (`embedded` finds numbers).
-The agent's chat model is a script here, so that this runs anywhere; put `init_chat_model("...")` in its place.
+The agent's chat model is scripted, so that no key is needed; use `init_chat_model("...")` instead.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from langchain_memagent import ReadLongDocument
 
 
 class ScriptedChatModel(GenericFakeChatModel):
-    """A chat model that asks for the document to be read, then ends its turn."""
+    """A scripted chat model that calls the tool, then ends its turn."""
 
     def bind_tools(self, tools: Any, **options: Any) -> Any:
-        """Tools do not change what it says."""
+        """Return this model: the script does not depend on the tools."""
         return self
 
 
-def script(path: Path, question: str) -> Iterator[AIMessage]:
-    """What the chat model says, turn by turn."""
+def write_messages(path: Path, question: str) -> Iterator[AIMessage]:
+    """Yield the messages of the chat model."""
     arguments = {"path": path.name, "questions": [question]}
     yield AIMessage("", tool_calls=[{"name": "read_long_document", "args": arguments, "id": "1", "type": "tool_call"}])
     yield AIMessage("That is what the document says.")
 
 
 def main(path: Path, question: str) -> None:
-    """Print the progress of the read, what the model got, and what else the program can know."""
+    """Print the progress of the read, the messages, and the size of the read."""
     agent = create_agent(
-        ScriptedChatModel(messages=script(path, question)),
-        tools=[ReadLongDocument(roots=[path.parent])],  # the line that an existing agent gains
+        ScriptedChatModel(messages=write_messages(path, question)),
+        tools=[ReadLongDocument(roots=[path.parent])],  # the only line to add to an existing agent
     )
     messages = []
     for mode, part in agent.stream({"messages": [("user", question)]}, stream_mode=["custom", "values"]):

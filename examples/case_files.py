@@ -1,6 +1,6 @@
 """Find contradictions between the files of a folder: `python examples/case_files.py FOLDER QUESTION...`.
 
-Every file is read for all questions. Answers that contradict each other, as the policy judges, are listed with a quote
+Every file is read for all questions. Answers that the policy judges to contradict each other are listed with a quote
 and its page or position. Set OPENAI_BASE_URL to use a model server; without it, the policy in MEMAGENT_MODEL
 reads, or one that was added to this machine.
 """
@@ -21,7 +21,7 @@ def main(folder: Path, questions: list[str]) -> None:
     files = sorted(path for path in folder.iterdir() if path.suffix in {".txt", ".md", ".pdf", ".docx"})
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ), checkpoints=folder / "case.sqlite")
     with agent:
-        # Extractive: in a legal case, no answer should be reworded.
+        # The report is extractive, because no answer should be reworded in a legal case.
         case = report(agent, f"The case in {folder.name}", files, questions=questions, extractive=True, judge=True)
     matrix = case.matrix
     for contradiction in case.contradictions:
@@ -31,8 +31,8 @@ def main(folder: Path, questions: list[str]) -> None:
                 cell = matrix.cell(document, contradiction.question)
                 print(f"  {matrix.documents[document].name}: {cell.answer}")
                 for quote in cell.quotes[:1]:
-                    place = quote.page or f"characters {quote.start_char}-{quote.end_char}"
-                    print(f'    "{" ".join(quote.text.split())}" ({place})')
+                    position = quote.page or f"characters {quote.start_char}-{quote.end_char}"
+                    print(f'    "{" ".join(quote.text.split())}" ({position})')
     for cell in (cell for cell in matrix.cells if cell.answer is None):
         print(f"{matrix.documents[cell.document].name} has no answer to: {matrix.questions[cell.question]}")
     (folder / "case.html").write_text(case.to_html(), encoding="utf-8", errors="replace")

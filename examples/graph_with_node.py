@@ -1,4 +1,4 @@
-"""A LangGraph graph gets a reading node: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
+"""Add a reading node to a LangGraph graph: `python examples/graph_with_node.py FILE QUESTION [THREAD]`.
 
 Kill it while it reads and start it again with the same thread: it continues at its chunk. Set OPENAI_BASE_URL
 to a server, or MEMAGENT_MODEL to a policy (`embedded` finds numbers).
@@ -31,13 +31,13 @@ class State(TypedDict, total=False):
 
 
 def write_report(state: State) -> State:
-    """A node that the graph had before."""
+    """Write the report; this node stands for those that your graph already has."""
     quotes = "".join(f'\n  "{quote["quote"]}" at {quote["start_char"]}' for quote in state["quotes"])
     return {"report": f"{state['question']} {state['answer']}{quotes}"}
 
 
 def main(path: str, question: str, thread: str = "example") -> None:
-    """Build the graph, run or resume it, print what it reports."""
+    """Build the graph, run or resume it, and print its report."""
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ))
     builder = StateGraph(State)
     builder.add_node("read", memagent_node(agent, document=lambda state: Path(state["path"]), evidence="quotes"))
@@ -48,8 +48,8 @@ def main(path: str, question: str, thread: str = "example") -> None:
     with SqliteSaver.from_conn_string("graph.sqlite") as checkpoints:
         graph = builder.compile(checkpointer=checkpoints)
         config: RunnableConfig = {"configurable": {"thread_id": thread}}
-        given: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
-        for update in graph.stream(given, config, stream_mode="custom"):
+        graph_input: State | None = None if graph.get_state(config).next else {"path": path, "question": question}
+        for update in graph.stream(graph_input, config, stream_mode="custom"):
             print(f"{update['progress']:.0%}: {update['memory']!r}")
         print(graph.get_state(config).values["report"])
 

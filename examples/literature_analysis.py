@@ -31,9 +31,9 @@ def main(question: str, out: Path, papers: list[Path]) -> None:
         print("wrote", path.name)
     for sentence in review.sentences:
         if not sentence.is_quoted:
-            print("not quoted:", sentence.text, "-", "; ".join(each.detail for each in sentence.problems))
+            print("not quoted:", sentence.text, "-", "; ".join(problem.detail for problem in sentence.problems))
     print(f"{review.totals['quoted']} of {review.totals['sentences']} sentences are quoted")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), [Path(each) for each in sys.argv[3:]])
+    main(sys.argv[1], Path(sys.argv[2]), [Path(paper) for paper in sys.argv[3:]])

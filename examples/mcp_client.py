@@ -21,7 +21,7 @@ async def show_progress(progress: float, total: float | None, message: str | Non
 
 
 async def main(path: Path, question: str, *options: str) -> None:
-    """Ask a question, print the progress and the answer with its quotes, then show the run by its id."""
+    """Ask a question, and print the progress, the answer with its quotes, and the run."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "memagent_graph", "mcp", "--root", str(path.parent), *options],
@@ -29,16 +29,16 @@ async def main(path: Path, question: str, *options: str) -> None:
     )
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
         await session.initialize()
-        asked = {"path": str(path), "questions": question}
-        result = await session.call_tool("read_document", asked, progress_callback=show_progress)
+        arguments = {"path": str(path), "questions": question}
+        result = await session.call_tool("read_document", arguments, progress_callback=show_progress)
         if result.isError or result.structuredContent is None:
             raise SystemExit(result.content[0].text)
         answer = result.structuredContent["answers"][0]
         print(f"answer: {answer['answer']}")
         for quote in answer["evidence"]:
             print(f"  characters {quote['start_char']}-{quote['end_char']}: {quote['context']}")
-        shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
-        print(shown.content[0].text)
+        run = await session.call_tool("show_run", {"run_id": answer["run_id"]})
+        print(run.content[0].text)
 
 
 if __name__ == "__main__":

@@ -43,19 +43,19 @@ from memagent_training.rewards.reward_names import built_in
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of A: a reward by name, times a weight."""
+    """A term of A: a reward by name, times a weight."""
 
     reward: str  # outcome, step, or another that the rollouts have
     weight: float = 1.0
     scope: Literal["run", "role", "conversation"] = "run"  # of conversations: over runs, their mean, or role `of`'s
     of: str = "*"
-    roles: tuple[str, ...] = ("*",)  # whose tokens it is for
+    roles: tuple[str, ...] = ("*",)  # of the tokens that the advantage is for
     divide_by_std: bool | None = None  # None: as the settings say
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The algorithm's variants."""
+    """The settings of the algorithm."""
 
     divide_by_std: bool = False
     epsilon: float = 1e-6
@@ -92,60 +92,60 @@ PRESETS = {
 }
 
 
-def compared(R: Sequence[float], settings: Settings) -> list[float]:
-    """How much each reward differs from the others; 0 for a single one."""
+def compare_rewards(R: Sequence[float], settings: Settings) -> list[float]:
+    """Return how much each reward differs from the others: 0 for a single one."""
     means = [fmean(R[:i] + R[i + 1 :] if settings.leave_one_out and len(R) > 1 else R) for i in range(len(R))]
     scale = stdev(R) + settings.epsilon if settings.divide_by_std and len(R) > 1 else 1.0
-    return [(each - mean) / scale for each, mean in zip(R, means, strict=True)]
+    return [(reward - mean) / scale for reward, mean in zip(R, means, strict=True)]
 
 
-def rewards_of(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]], float]]:
-    """The rewards that a term compares with each other, by rollout g and the conversations k that each credits."""
-    found: dict[object, dict[tuple[int, tuple[int, ...]], float]] = defaultdict(dict)
+def group_rewards(group: Group, term: Term) -> list[dict[tuple[int, tuple[int, ...]], float]]:
+    """Return groups of rewards that a term compares, each reward by rollout g and the conversations k it credits."""
+    rewards_by_scope: dict[object, dict[tuple[int, tuple[int, ...]], float]] = defaultdict(dict)
     for g, rollout in enumerate(group.rollouts_G):
-        roles_K = [each.role for each in rollout.conversations_K]
-        credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, each) for each in term.roles))
+        roles_K = [conversation.role for conversation in rollout.conversations_K]
+        credited = tuple(k for k, role in enumerate(roles_K) if any(fnmatchcase(role, name) for name in term.roles))
         R = {"outcome": rollout.reward, **rollout.term_rewards}[term.reward]
         R_K = [R] * len(roles_K) if isinstance(R, float) else [*R]
-        of = [each for role, each in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
+        of = [reward for role, reward in zip(roles_K, R_K, strict=True) if fnmatchcase(role, term.of)]
         if term.scope != "conversation" and of:
-            found["runs"][g, credited] = fmean(of)
+            rewards_by_scope["runs"][g, credited] = fmean(of)
         for k in credited if term.scope == "conversation" else ():
-            found[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
-    return list(found.values())
+            rewards_by_scope[rollout.conversations_K[k].position][g, (k,)] = R_K[k]
+    return list(rewards_by_scope.values())
 
 
-def advantages_of(group: Group, settings: Settings) -> list[list[float]]:
-    """A of the K conversations of each of the G rollouts, of which there are two at least."""
+def compute_advantages(group: Group, settings: Settings) -> list[list[float]]:
+    """Return A for the K conversations of each of the G rollouts, of which there are two at least."""
     longest, cache = settings.overlong or (math.inf, 1)
-    lengths_GK = [[len(each.completion_ids_T) for each in rollout.conversations_K] for rollout in group.rollouts_G]
+    lengths_GK = [[len(row.completion_ids_T) for row in rollout.conversations_K] for rollout in group.rollouts_G]
     penalties_G = [min(max((max(lengths_K) - longest + cache) / cache, 0.0), 1.0) for lengths_K in lengths_GK]
     A_GK = [[0.0 for _ in lengths_K] for lengths_K in lengths_GK]
     for term in settings.terms:
         std = settings.divide_by_std if term.divide_by_std is None else term.divide_by_std
-        for rewards in rewards_of(group, term):
-            R = [each - penalties_G[g] * (term.reward == "outcome") for (g, _), each in rewards.items()]
-            for (g, credited), A in zip(rewards, compared(R, replace(settings, divide_by_std=std)), strict=True):
+        for rewards in group_rewards(group, term):
+            R = [reward - penalties_G[g] * (term.reward == "outcome") for (g, _), reward in rewards.items()]
+            for (g, credited), A in zip(rewards, compare_rewards(R, replace(settings, divide_by_std=std)), strict=True):
                 for k in credited:
                     A_GK[g][k] += term.weight * A
     return A_GK
 
 
-def teaches(group: Group, settings: Settings) -> bool:
-    """Whether a group is part of the step; one that is not counts in no mean."""
-    rewards = [[*each.values()] for term in settings.terms for each in rewards_of(group, term)]
+def is_trained_on(group: Group, settings: Settings) -> bool:
+    """Return whether a group is part of the step; other groups count in no mean."""
+    rewards = [[*rewards_gk.values()] for term in settings.terms for rewards_gk in group_rewards(group, term)]
     differ = any(not math.isclose(min(R), max(R), abs_tol=1e-12) for R in rewards)
     return len(group.rollouts_G) > 1 and (differ or not settings.drop_zero_variance)
 
 
-def learned(conversation: Conversation, settings: Settings) -> list[bool]:
-    """Which of the T completion tokens are learned from."""
+def mask_learned(conversation: Conversation, settings: Settings) -> list[bool]:
+    """Return which of the T completion tokens are learned from."""
     mask_T = conversation.loss_mask_T or [True] * len(conversation.completion_ids_T)
-    return [each and not (settings.mask_truncated and conversation.truncated) for each in mask_T]
+    return [is_learned and not (settings.mask_truncated and conversation.truncated) for is_learned in mask_T]
 
 
-def logprobs_and_entropies(model: Model, conversation: Conversation, temperature: float) -> tuple[Tensor, Tensor]:
-    """(logprobs_T, entropies_T) of the completion: each token's log-prob, and the entropy of what it was drawn from."""
+def forward(model: Model, conversation: Conversation, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return each completion token's log-prob, and the entropy of its distribution: (logprobs_T, entropies_T)."""
     ids = torch.tensor([*conversation.prompt_ids_P, *conversation.completion_ids_T], device=model.device)
     start = len(conversation.prompt_ids_P)
     logits_TV = model(input_ids=ids[None], use_cache=False).logits[0, start - 1 : -1]  # each predicts the next
@@ -153,13 +153,13 @@ def logprobs_and_entropies(model: Model, conversation: Conversation, temperature
     return logprobs_TV.gather(1, ids[start:, None])[:, 0], -(logprobs_TV.exp() * logprobs_TV).sum(-1)
 
 
-def token_losses(
+def compute_losses(
     model: Model, conversation: Conversation, A: float, settings: Settings,
     old_T: Tensor | None, reference: Model | None,
 ) -> Tensor:  # fmt: skip
-    """The loss of each learned token of a conversation."""
-    learned_T = torch.tensor(learned(conversation, settings), device=model.device)
-    logprobs_T, entropies_T = logprobs_and_entropies(model, conversation, settings.temperature)
+    """Return the loss of each learned token of a conversation."""
+    learned_T = torch.tensor(mask_learned(conversation, settings), device=model.device)
+    logprobs_T, entropies_T = forward(model, conversation, settings.temperature)
     old_T = logprobs_T.detach() if old_T is None else old_T.to(logprobs_T)
     log_ratio_T = (logprobs_T - old_T).clamp(-20, 20)  # or exp would be infinite
     if settings.importance_level == "sequence":
@@ -172,32 +172,32 @@ def token_losses(
         loss_T = loss_T * (old_T - old_T.new_tensor(conversation.logprobs_T)).exp().clamp(max=settings.importance_cap)
     if settings.kl_coef:
         if reference is None:
-            raise ValueError("kl_coef needs a reference: give the model as it was before training")
-        reference_T = logprobs_and_entropies(reference, conversation, settings.temperature)[0].detach()
+            raise ValueError("kl_coef needs a reference: pass the model as it was before training")
+        reference_T = forward(reference, conversation, settings.temperature)[0].detach()
         gap_T = (reference_T - logprobs_T).clamp(-20, 20)
         loss_T = loss_T + settings.kl_coef * (gap_T.exp() - gap_T - 1).clamp(max=settings.kl_clamp)  # Schulman's k3
     return (loss_T - settings.entropy_coef * entropies_T)[learned_T]
 
 
-def step_loss(
+def compute_step_loss(
     model: Model, groups: Sequence[Group], settings: Settings, *, old: Mapping[tuple[str, int], Tensor] | None = None,
     reference: Model | None = None, backward: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The loss of an optimizer step, a scalar. `old`: p_old's logprobs_T by run id and k; if None, the model's own."""
+    """Return an optimizer step's loss, a scalar. `old`: p_old's logprobs_T by run id and k; None: the model's own."""
     rows = [
         (rollout.run_id, k, conversation, A)
         for group in groups
-        if teaches(group, settings)
-        for rollout, A_K in zip(group.rollouts_G, advantages_of(group, settings), strict=True)
+        if is_trained_on(group, settings)
+        for rollout, A_K in zip(group.rollouts_G, compute_advantages(group, settings), strict=True)
         for k, (conversation, A) in enumerate(zip(rollout.conversations_K, A_K, strict=True))
-        if any(learned(conversation, settings))
+        if any(mask_learned(conversation, settings))
     ]
     if not rows:
         raise ValueError("nothing can be learned from these groups: roll out more, or drop and mask less")
-    tokens_of = Counter(run_id for run_id, _, each, _ in rows for counts in learned(each, settings) if counts)
+    tokens_of = Counter(run_id for run_id, _, row, _ in rows for learned in mask_learned(row, settings) if learned)
     loss = torch.zeros(())
     for run_id, k, conversation, A in rows:
-        losses = token_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
+        losses = compute_losses(model, conversation, A, settings, None if old is None else old[run_id, k], reference)
         divisor = {
             "token_mean": tokens_of.total(),
             "rollout_mean": len(tokens_of) * tokens_of[run_id],
@@ -211,44 +211,44 @@ def step_loss(
 
 
 def train(model: Model, groups: Sequence[Group], settings: Settings, *, steps: int, learning_rate: float) -> None:
-    """Take optimizer steps, each on all of the groups, and print them."""
+    """Take optimizer steps, each on all groups, and print the reward and the loss of each."""
     model.eval()  # with dropout, the ratios of unchanged weights would not be 1
     reference = copy.deepcopy(model) if settings.kl_coef else None
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-    said = {(each.run_id, k): one for each in rollouts for k, one in enumerate(each.conversations_K)}
-    old = {at: logprobs_and_entropies(model, one, settings.temperature)[0].detach() for at, one in said.items()}
+    rows = {(rollout.run_id, k): row for rollout in rollouts for k, row in enumerate(rollout.conversations_K)}
+    old = {key: forward(model, row, settings.temperature)[0].detach() for key, row in rows.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     for step in range(1, steps + 1):
-        loss = step_loss(model, groups, settings, old=old, reference=reference, backward=True)
+        loss = compute_step_loss(model, groups, settings, old=old, reference=reference, backward=True)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: reward {fmean(each.reward for each in rollouts):.3f}, loss {loss:+.6f}")
+        print(f"step {step}: reward {fmean(rollout.reward for rollout in rollouts):.3f}, loss {loss:+.6f}")
 
 
 def main() -> None:
-    """Read the command line, load, train, save."""
+    """Train the model that the command line names, and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a run log, or an export of one")
     parser.add_argument("model", type=Path, help="the folder of the model that made the runs")
-    parser.add_argument("out", type=Path, help="a new folder for the trained one")
+    parser.add_argument("out", type=Path, help="a new folder for the trained model")
     parser.add_argument("--preset", choices=PRESETS, default="memagent-paper")
     parser.add_argument("--reward", default="reward", help="the name of a reward in the log")
-    parser.add_argument("--gold", type=Path, help="right answers in JSON lines, to reward boxed exact match instead")
+    parser.add_argument("--gold", type=Path, help="right answers in JSON lines, for rewards by boxed exact match")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    given = parser.parse_args()
-    if given.out.exists():
-        parser.error(f"{given.out} exists: name a new folder")
-    gold, settings = GoldAnswers.load(given.gold) if given.gold else None, PRESETS[given.preset]
+    arguments = parser.parse_args()
+    if arguments.out.exists():
+        parser.error(f"{arguments.out} exists: name a new folder")
+    gold, settings = GoldAnswers.load(arguments.gold) if arguments.gold else None, PRESETS[arguments.preset]
     device = torch.accelerator.current_accelerator(check_available=True)  # None without one
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, device_map=device)
-    terms = {each.reward: built_in(each.reward) for each in settings.terms if each.reward != "outcome"}
-    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (given.reward, None)
-    replay = load_groups(given.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
-    train(model, replay.require_groups(), settings, steps=given.steps, learning_rate=given.learning_rate)
-    shutil.copytree(given.model, given.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-    model.save_pretrained(given.out)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, device_map=device)
+    terms = {term.reward: built_in(term.reward) for term in settings.terms if term.reward != "outcome"}
+    reward, find_gold = (BoxedExactMatch(), gold.of) if gold else (arguments.reward, None)
+    replay = load_groups(arguments.runs, reward=reward, term_rewards=terms, find_gold=find_gold)
+    train(model, replay.require_groups(), settings, steps=arguments.steps, learning_rate=arguments.learning_rate)
+    shutil.copytree(arguments.model, arguments.out, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+    model.save_pretrained(arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Your own strategy: ask first whether a chunk has anything new, and write the memory only then.
+"""A strategy of your own: ask whether a chunk has anything new, and update the memory only then.
 
     memagent read book.txt -q "Who built the lighthouse?" --strategy examples/own_strategy.py:OwnGate
 
@@ -9,15 +9,15 @@ from memagent_graph import ANSWER, UPDATE, EventKind, LineState, ParsedReply, Pa
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 
 
-def yes_or_no(text, prompts):
-    """The decision: True for yes. Any other reply is malformed, and the reader's rule for that asks again."""
+def parse_yes_or_no(text, prompts):
+    """Return the decision, True for yes; any reply but yes and no is malformed, and the reader asks again."""
     word = text.strip(" .").casefold()
     if word not in {"yes", "no"}:
         return ParseFailure(EventKind.MALFORMED, f"the gate said {text[:20]!r} and neither yes nor no")
     return ParsedReply(word, word == "yes")
 
 
-GATE = Role("gate", Writes.DECISION, max_tokens=4, parse=yes_or_no, template="""\
+GATE = Role("gate", Writes.DECISION, max_tokens=4, parse=parse_yes_or_no, template="""\
 <section>\n{chunk}\n</section>\n
 The section above is the next part of a long document. Does it say anything on the problem that the memory lacks?\n
 <memory>\n{memory}\n</memory>\n
@@ -26,28 +26,28 @@ Reply with yes or no:""")  # fmt: skip
 
 
 class GateState(LineState):
-    """The state of a sequential strategy, and the gate's decision on the chosen chunk."""
+    """The state of a sequential strategy, with the gate's decision on the chosen chunk."""
 
     is_new: bool
 
 
 class OwnGate(Strategy):
-    """read_chunk -> ask_gate -> (update_memory) -> read_chunk -> ... -> answer."""
+    """A strategy of the steps read_chunk -> ask_gate -> (update_memory) -> read_chunk -> ... -> answer."""
 
     name, roles, state = "own_gate", (GATE, UPDATE, ANSWER), GateState
 
     def wire(self, graph):
-        """The paper's loop with a gate in it."""
+        """Add the steps of the paper's loop, with the gate between read_chunk and update_memory."""
         for step in (read_chunk, ask_gate, update_memory, answer):
             graph.add_node(step.__name__, step)
         for start, end in (("open_document", "read_chunk"), ("update_memory", "read_chunk"), ("answer", "__end__")):
             graph.add_edge(start, end)
         graph.add_conditional_edges("read_chunk", route_after_read_chunk("ask_gate"), ["ask_gate", "answer", "__end__"])
-        graph.add_conditional_edges("ask_gate", after_gate, ["update_memory", "read_chunk"])
+        graph.add_conditional_edges("ask_gate", route_after_gate, ["update_memory", "read_chunk"])
 
 
 async def ask_gate(state, step):
-    """Ask whether the chosen chunk has anything new; anything but a clear no counts as yes."""
+    """Ask whether the chosen chunk has anything new; every reply but a clear no counts as yes."""
     span = chosen_chunk(state)
     reply = await step.ask(GATE, memory=state["memory"], chunk=step.text(span), reads=[span])
     if reply.value is False:
@@ -55,6 +55,6 @@ async def ask_gate(state, step):
     return {"is_new": reply.value is not False}
 
 
-def after_gate(state):
-    """To the memory if there is something new, otherwise to the next chunk."""
+def route_after_gate(state):
+    """Return the next step: update_memory if there is something new, otherwise read_chunk."""
     return "update_memory" if state["is_new"] else "read_chunk"

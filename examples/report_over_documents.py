@@ -28,24 +28,26 @@ class State(TypedDict, total=False):
     report: str
 
 
-def one_read_each(state: State) -> list[Send]:
-    """Start one read for each document; each read has its own position and memory."""
+def send_reads(state: State) -> list[Send]:
+    """Return one read for each document; each read has its own position and memory."""
     return [Send("read", {"question": state["question"], "path": path}) for path in state["paths"]]
 
 
-def finding(sent: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
-    """Return the lines of one document in the report."""
-    lines = [f"- **{Path(sent['path']).name}**: {result.answer} ({result.chunks_read} chunks)"]
-    return {"findings": ["\n".join(lines + [f"  > {each.quote}" for each in result.evidence[:2]])]}
+def write_finding(task: dict[str, str], result: ReadResult) -> dict[str, list[str]]:
+    """Return the answer and up to two quotes of one document, for the report."""
+    lines = [f"- **{Path(task['path']).name}**: {result.answer} ({result.chunks_read} chunks)"]
+    return {"findings": ["\n".join(lines + [f"  > {evidence.quote}" for evidence in result.evidence[:2]])]}
 
 
 def main(question: str, paths: list[str]) -> None:
     """Read every document, then print a report in Markdown."""
     agent = MemAgent(settings=ReadSettings.from_environment(os.environ))
     builder: Any = StateGraph(State)
-    builder.add_node("read", memagent_node(agent, document=lambda sent: Path(sent["path"]), answer=None, write=finding))
+    builder.add_node(
+        "read", memagent_node(agent, document=lambda task: Path(task["path"]), answer=None, write=write_finding)
+    )
     builder.add_node("report", lambda state: {"report": "\n".join([f"# {state['question']}", *state["findings"]])})
-    builder.add_conditional_edges(START, one_read_each, ["read"])
+    builder.add_conditional_edges(START, send_reads, ["read"])
     builder.add_edge("read", "report")
     builder.add_edge("report", END)
     print(builder.compile().invoke({"question": question, "paths": paths})["report"])

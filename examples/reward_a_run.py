@@ -14,7 +14,7 @@ from memagent_graph.run_log.exchange import export_runs
 
 
 def main(path: Path, question: str, expected: str, destination: Path) -> None:
-    """Read, reward 1 or 0, print where the answer comes from, export the run."""
+    """Read, reward the run with 1 or 0, print the evidence, and export the run."""
     log = RunLog("runs.sqlite")
     with MemAgent(LocalPolicy.embedded(), run_log=log) as agent:
         result = agent.read(path, question)

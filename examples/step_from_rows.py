@@ -1,8 +1,8 @@
-"""One optimizer step in plain PyTorch, from a file of `memagent train RUNS --model MODEL --rows rows.parquet`.
+"""Take one optimizer step in plain PyTorch, on the rows of `memagent train RUNS --model MODEL --rows rows.parquet`.
 
 python examples/step_from_rows.py rows.parquet MODEL OUT
 
-It is DAPO's loss with truncated importance weights, by gradient descent; it equals the trainer's step within 1e-6.
+The step is gradient descent on DAPO's loss with truncated importance weights. It equals the trainer's within 1e-6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 
 def take_step(model: Any, rows: list[dict[str, Any]], learning_rate: float = 1.0) -> None:
-    """Change the model's weights by one step on the rows."""
+    """Update the model's weights by one step on the rows."""
     loss = torch.zeros(())
     for row in rows:
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])

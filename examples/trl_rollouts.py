@@ -1,7 +1,7 @@
-"""The reader as rollout worker of TRL's asynchronous trainer (`AsyncGRPOTrainer(rollout_worker=ReaderRollouts(...))`).
+"""Use the reader as a rollout worker of TRL: `AsyncGRPOTrainer(rollout_worker=ReaderRollouts(...))`.
 
-Each conversation is a sample with the advantage of its rollout. The trainer pauses the server when it sends new
-weights, not the reads: a group's version is that at its beginning.
+Each conversation is a sample with the advantage of its rollout. The trainer pauses the server, but not the reads, when
+it sends new weights; a group has the version of its beginning.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from memagent_training.training_errors import RewardError, TrainingError
 
 log = logging.getLogger(__name__)
 
-_WAITING: Final = 1024
-"""Samples that may wait for the trainer before reading pauses."""
+_MAX_QUEUED_SAMPLES: Final = 1024
+"""The number of samples in the queue above which reading pauses."""
 
 
 class ReaderRollouts:
     """Reads questions in a thread, and queues their conversations: a `RolloutWorkerProtocol`.
 
     Args:
-        agent: a reader as for `collect`: with a run log, at the temperature to train at, `on_invented` accept.
-        samples: the questions, taken one at a time; the queue gets nothing more when they end.
-        collecting: how often each is read (`rollouts`), and how many reads are in flight.
-        reward: a built-in's name or a function, as for `collect`.
+        agent: a reader with a run log, the temperature to train at, and `on_invented` accept, as for `collect`.
+        samples: the questions, taken one at a time; after the last, the queue gets nothing more.
+        collecting: how often each question is read (`rollouts`), and how many reads are in flight.
+        reward: the name of a built-in reward, or a function, as for `collect`.
         advantage: how rewards become advantages.
     """
 
@@ -62,92 +62,96 @@ class ReaderRollouts:
         self._name = f"trl-{uuid.uuid4().hex[:8]}"  # collect() would continue a collection of the same name
         self._error: Exception | None = None
         self._last_sample = time.monotonic()
-        self._ends = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reader-rollouts", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading in the background."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the groups that are being read."""
-        self._ends.set()
+        """Stop after the groups that are being read, and wait for their end."""
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """Take note of the version that the server has now."""
+        """Set the version of the server's weights."""
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the reading, or TrainingError if there is nothing new for so many seconds."""
+        """Raise the error that ended the reading, or TrainingError if there is no new sample for so many seconds."""
         if self._error is not None:
             raise self._error
         if not self._thread.is_alive() or time.monotonic() - self._last_sample > stale_after_s:
-            why = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
-            raise TrainingError(f"All questions {why}", hint="Ask more or others, or train for fewer steps.")
+            reason = f"have given nothing to learn for {stale_after_s:g} s" if self._thread.is_alive() else "are read"
+            raise TrainingError(f"All questions {reason}", hint="Ask more or others, or train for fewer steps.")
 
     def _run(self) -> None:
         try:
             asyncio.run(self._read())
-        except Exception as error:  # noqa: BLE001  the trainer raises it
+        except Exception as error:  # noqa: BLE001  the trainer raises the error
             self._error = error
 
     async def _read(self) -> None:
-        samples, at_work = enumerate(self._samples), set[asyncio.Task[None]]()
-        while not self._ends.is_set():
-            free = -(-self._collecting.concurrency // self._collecting.rollouts) - len(at_work)
-            at_work |= {asyncio.create_task(self._group(*each)) for _, each in zip(range(free), samples, strict=False)}
-            if not at_work:
+        samples, tasks = enumerate(self._samples), set[asyncio.Task[None]]()
+        while not self._stop_event.is_set():
+            free = -(-self._collecting.concurrency // self._collecting.rollouts) - len(tasks)
+            tasks |= {
+                asyncio.create_task(self._read_group(*each)) for _, each in zip(range(free), samples, strict=False)
+            }
+            if not tasks:
                 break
-            done, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
-        await asyncio.gather(*at_work)
+        await asyncio.gather(*tasks)
 
-    async def _group(self, number: int, sample: Sample) -> None:
+    async def _read_group(self, number: int, sample: Sample) -> None:
         version, settings = self._version, self._collecting
-        one = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
+        group_settings = CollectSettings(settings.rollouts, 1, 1, settings.concurrency)
         try:
-            collected = await collect(self._agent, [sample], one, name=f"{self._name}-{number}", reward=self._reward)
+            collection = await collect(
+                self._agent, [sample], group_settings, name=f"{self._name}-{number}", reward=self._reward
+            )
         except (PolicyUnreachableError, PolicyAuthenticationError, RewardError):
             raise
         except MemAgentError as error:
             log.warning("question %d was not read: %s", number, error)
             self.metrics_queue.put({"rollout/failed_groups_total": 1.0})
             return
-        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collected.uniform_groups))})
-        for group in collected.groups:
-            for row in await asyncio.to_thread(self._rows, group):
-                await asyncio.to_thread(self._put, _sample_of(row, number, version, group))
+        self.metrics_queue.put({"rollout/uniform_groups_total": float(len(collection.uniform_groups))})
+        for group in collection.groups:
+            for row in await asyncio.to_thread(self._prepare_rows, group):
+                await asyncio.to_thread(self._queue_sample, _make_sample(row, number, version, group))
 
-    def _rows(self, group: CollectedGroup) -> tuple[TrainingRow, ...]:
+    def _prepare_rows(self, group: CollectedGroup) -> tuple[TrainingRow, ...]:
         runs, (name, _) = self._agent.run_log, name_reward(self._reward)
         assert isinstance(runs, RunLog)  # noqa: S101  collect() checked it
         groups = dict.fromkeys(group.run_ids, group.name)
         return tuple(prepare_batch(load_groups(runs, reward=name, groups=groups).groups, self._advantage).rows)
 
-    def _put(self, sample: RolloutSample) -> None:
-        while self.rollout_buffer.qsize() > _WAITING and not self._ends.is_set():
+    def _queue_sample(self, sample: RolloutSample) -> None:
+        while self.rollout_buffer.qsize() > _MAX_QUEUED_SAMPLES and not self._stop_event.is_set():
             time.sleep(0.1)
         self.rollout_buffer.put(sample)
         self._last_sample = time.monotonic()
 
 
-def _sample_of(row: TrainingRow, group: int, version: int, of: CollectedGroup) -> RolloutSample:
+def _make_sample(row: TrainingRow, group: int, version: int, collected_group: CollectedGroup) -> RolloutSample:
     conversation = row.conversation
     prompt, completion = conversation.prompt_ids_P, conversation.completion_ids_T
     mask = conversation.loss_mask_T or [True] * len(completion)
-    before = numpy.zeros(len(prompt))
+    prompt_zeros = numpy.zeros(len(prompt))
     return RolloutSample(
         prompt=[],
         completion=[],
         input_ids=numpy.array([*prompt, *completion], dtype=numpy.int64),
-        completion_mask=numpy.concatenate([before, mask]).astype(numpy.int64),
-        old_log_probs=numpy.concatenate([before, conversation.logprobs_T]).astype(numpy.float32),
+        completion_mask=numpy.concatenate([prompt_zeros, mask]).astype(numpy.int64),
+        old_log_probs=numpy.concatenate([prompt_zeros, conversation.logprobs_T]).astype(numpy.float32),
         advantage=row.advantage,
         model_version=version,
         group_id=group,
-        metrics={"reward": of.rewards[of.run_ids.index(row.run_id)]},
+        metrics={"reward": collected_group.rewards[collected_group.run_ids.index(row.run_id)]},
         enqueued_at=time.time(),
     )

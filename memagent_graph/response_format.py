@@ -11,7 +11,6 @@ Pydantic model is the caller's own code. Only its size and depth are bounded.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +25,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError as PydanticSchemaError
 from pydantic_core import from_json
 
-from memagent_graph.errors import MissingExtraError, ResponseFormatError
+from memagent_graph.errors import ResponseFormatError, load_extra
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.storage.bounded_files import json_value, text_file
 
@@ -348,10 +347,8 @@ def _check_schema(schema: dict[str, Any]) -> None:
         ResponseFormatError: the schema is not valid, or uses an unsupported keyword.
         MissingExtraError: the extra "schema" is not installed.
     """
-    if importlib.util.find_spec("jsonschema") is None:
-        raise MissingExtraError("schema", "a JSON schema as response_format (a Pydantic model needs no extra)")
-    import jsonschema  # noqa: PLC0415  an extra, slow to import
-
+    needed_for = "a JSON schema as response_format (a Pydantic model needs no extra)"
+    jsonschema = load_extra("jsonschema", "schema", needed_for)
     try:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:

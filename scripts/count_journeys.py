@@ -1,13 +1,13 @@
-"""Count the files on three journeys through the code: `python scripts/count_journeys.py [FOLDER]`.
+"""Count the files on four journeys through the code: `python scripts/count_journeys.py [FOLDER]`.
 
     document -> request body    from `MemAgent.aread` to the first request to the policy's server
     reply -> log row            from the reply to that request until its row is in the log
     a chunk                     from the second request to the third
     logged run -> loss          from the first line of `memagent_training` to the first loss of `memagent train`
 
-A profile hook counts the files of ours whose functions were called, and how often each was entered from another of
-them. A coroutine that continues is not an entry, and what runs while a module is imported does not count. FOLDER is
-another checkout to count; by default it is this one.
+A profile hook counts the files of the project whose functions were called, and how often each file was entered from
+another one. A coroutine that continues is not an entry, and code that runs during an import does not count. FOLDER is
+the checkout to count; the default is this one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-ROOMS: Final = ("memagent_graph", "integrations", "training")
-_RESUMES: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_ENTRIES_AT_MOST: Final = 2
+FOLDERS: Final = ("memagent_graph", "integrations", "training")
+_RESUMABLE_FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_MAX_ENTRIES: Final = 2
 
 
 class Journey:
-    """Counts while it is on: our files, and the entries of each from another."""
+    """The files of the project that are used while `is_on`, and the entries of each file from another."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Journey:
         """Count a call, as `sys.setprofile` reports it."""
         if event != "call" or not self.is_on or (file := self._file(frame)) is None or not _is_function(frame):
             return
-        if frame.f_code.co_flags & _RESUMES:
+        if frame.f_code.co_flags & _RESUMABLE_FLAGS:
             if frame in self._suspended:
                 return
             self._suspended.add(frame)
@@ -59,24 +59,24 @@ class Journey:
             self.entries[file] += 1
 
     def _file(self, frame: FrameType) -> str | None:
-        """Return the path of a frame's file within the checkout; None if it is not ours."""
+        """Return the path of a frame's file within the checkout, or None if it is not of the project."""
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(self.root) and (relative := path.relative_to(self.root)).parts[0] in ROOMS:
+        if path.is_relative_to(self.root) and (relative := path.relative_to(self.root)).parts[0] in FOLDERS:
             return str(relative)
         return None
 
     def __str__(self) -> str:
-        often = [f"{file} {count}" for file, count in self.entries.most_common() if count > _ENTRIES_AT_MOST]
-        return f"{len(self.files)} files; entered more than twice from another: {', '.join(often) or 'none'}"
+        frequent_entries = [f"{file} {count}" for file, count in self.entries.most_common() if count > _MAX_ENTRIES]
+        return f"{len(self.files)} files; entered more than twice from another: {', '.join(frequent_entries) or 'none'}"
 
 
 def _is_function(frame: FrameType) -> bool:
-    """Return whether a frame is that of a function, and not of a module or class while it is made."""
+    """Return whether a frame belongs to a function, not to the body of a module or class."""
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
 def count_read(root: Path) -> tuple[Journey, Journey, Journey]:
-    """Count the first three journeys, with a server of the tests' kind, a log and checkpoints in memory."""
+    """Count the first three journeys, with the tests' server, a log and checkpoints in memory."""
     import aiohttp  # noqa: PLC0415
     from langgraph.checkpoint.memory import InMemorySaver  # noqa: PLC0415
     from support.fake_server import FakeServer  # noqa: PLC0415
@@ -166,7 +166,7 @@ def count_training(root: Path) -> Journey:
 
 
 def main() -> None:
-    """Print the counts of a checkout; another one than this is counted in a process of its own."""
+    """Print the counts of a checkout; a new process with the right PYTHONPATH counts, if this one has another."""
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
     paths = [str(root / room) for room in (".", "integrations", "training", "tests")]
     if os.environ.get("PYTHONPATH", "").split(os.pathsep) != paths:

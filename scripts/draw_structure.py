@@ -1,9 +1,9 @@
-"""Draws the structure of the code from its imports, as Mermaid figures and tables in CONTRIBUTING.md.
+"""Draw the structure of the code from its imports, as Mermaid figures and tables in CONTRIBUTING.md.
 
     python scripts/draw_structure.py
 
-The first figure has the packages, the others the parts of one: the modules and packages directly below it. Imports
-inside functions, or only for type checkers, count too, as dashed arrows. Arrows that follow from others are left out.
+The first figure shows the packages. Each other figure shows the parts of one package: the modules and packages directly
+in it. Imports inside functions or only for type checkers are dashed arrows. Arrows that follow from others are omitted.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ PACKAGES = {
 }
 PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- {}: drawn by scripts/draw_structure.py -->", "<!-- end of {} -->"
-_DRAWN = ("memagent_graph", "memagent_training")
-"""The packages whose parts are drawn, too."""
+_DETAILED_PACKAGES = ("memagent_graph", "memagent_training")
+"""The packages whose parts are drawn in a figure of their own."""
 Graph = dict[str, dict[str, bool]]
-"""What each node imports; the value is whether at least one of these imports runs when the module is loaded."""
+"""The nodes that each node imports; the value is whether one of these imports runs when the module is loaded."""
 
 
-def modules() -> dict[str, Path]:
-    """Every module and package by its dotted name, except a package's `__main__`, which only starts it."""
-    found = {}
+def find_modules() -> dict[str, Path]:
+    """Return the files of all modules and packages by dotted name, except those named `__main__`."""
+    paths = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
             parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return {name: path for name, path in found.items() if not name.endswith(".__main__")}
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in paths.items() if not name.endswith(".__main__")}
 
 
-def module_graph() -> Graph:
-    """What each module imports from the others. In `from package import name`, the name is a module or is in one."""
-    files = modules()
+def build_module_graph() -> Graph:
+    """Return the graph of the modules; in `from package import name`, the name is a module or is defined in one."""
+    files = find_modules()
     graph: Graph = {name: {} for name in files}
     for name, path in files.items():
-        for imported, at_once in _imports(syntax_tree(path), at_once=True):
+        for imported, at_once in _find_imports(parse_file(path), at_once=True):
             target = imported if imported in files else imported.rpartition(".")[0]
             if target in files and target != name:
                 graph[name][target] = graph[name].get(target, False) or at_once
@@ -57,120 +57,127 @@ def module_graph() -> Graph:
 
 
 @cache
-def syntax_tree(path: Path) -> ast.Module:
-    """The parsed text of a file, which is read once."""
+def parse_file(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; a file is parsed only once."""
     return ast.parse(path.read_text("utf-8"))
 
 
-def _imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
+def _find_imports(node: ast.AST, *, at_once: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the imported names below a syntax node, and whether each import runs when the module is loaded."""
     if isinstance(node, ast.Import):
-        yield from ((each.name, at_once) for each in node.names)
+        yield from ((alias.name, at_once) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        yield from ((f"{node.module}.{each.name}", at_once) for each in node.names)
+        yield from ((f"{node.module}.{alias.name}", at_once) for alias in node.names)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
         isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     ):
         at_once = False
     for child in ast.iter_child_nodes(node):
-        yield from _imports(child, at_once=at_once)
+        yield from _find_imports(child, at_once=at_once)
 
 
-def rooms(graph: Graph, within: str = "") -> Graph:
-    """The graph of the packages, or of the parts of one package."""
+def group_modules(graph: Graph, within: str = "") -> Graph:
+    """Return the graph of the packages, or of the parts of the package `within`."""
 
-    def room_of(module: str) -> str | None:
+    def find_node(module: str) -> str | None:
         package, *parts = module.split(".")
         if within:
             return f"{package}.{parts[0]}" if package == within and parts else None
         return package
 
-    found: Graph = {room: {} for module in graph if (room := room_of(module))}
-    for module, imported in graph.items():
-        for target, at_once in imported.items():
-            here, there = room_of(module), room_of(target)
-            if here and there and here != there:
-                found[here][there] = found[here].get(there, False) or at_once
-    return found
+    nodes: Graph = {node: {} for module in graph if (node := find_node(module))}
+    for module, targets in graph.items():
+        for target, at_once in targets.items():
+            node, target_node = find_node(module), find_node(target)
+            if node and target_node and node != target_node:
+                nodes[node][target_node] = nodes[node].get(target_node, False) or at_once
+    return nodes
 
 
-def below(graph: Graph, room: str) -> set[str]:
-    """All direct and indirect imports of a part; they include itself if it is in a cycle."""
-    found: set[str] = set()
-    ahead = list(graph[room])
-    while ahead:
-        if (each := ahead.pop()) not in found:
-            found.add(each)
-            ahead += graph[each]
-    return found
+def find_dependencies(graph: Graph, node: str) -> set[str]:
+    """Return all direct and indirect imports of a node, which include the node itself if it is in a cycle."""
+    dependencies: set[str] = set()
+    queue = list(graph[node])
+    while queue:
+        if (target := queue.pop()) not in dependencies:
+            dependencies.add(target)
+            queue += graph[target]
+    return dependencies
 
 
-def circles(graph: Graph) -> list[list[str]]:
-    """The sets of nodes that import each other, each once."""
-    under = {room: below(graph, room) for room in graph}
-    found = (tuple(sorted(each for each in under[room] if room in under[each])) for room in sorted(graph))
-    return [list(circle) for circle in dict.fromkeys(found) if circle]
+def find_cycles(graph: Graph) -> list[list[str]]:
+    """Return the sets of nodes that import each other."""
+    dependencies = {node: find_dependencies(graph, node) for node in graph}
+    cycles = (
+        tuple(sorted(target for target in dependencies[node] if node in dependencies[target])) for node in sorted(graph)
+    )
+    return [list(cycle) for cycle in dict.fromkeys(cycles) if cycle]
 
 
-def floors(graph: Graph) -> dict[str, int]:
-    """The layer of each part: 0 for those that import none; parts of one cycle share one."""
-    under = {room: below(graph, room) for room in graph}
-    found: dict[str, int] = {}
-    for room in sorted(graph, key=lambda each: len(under[each] - {each})):
-        lower = [found[each] for each in under[room] if room not in under[each]]
-        found[room] = max(lower, default=-1) + 1
-    return found
+def compute_layers(graph: Graph) -> dict[str, int]:
+    """Return the layer of each node: 0 for nodes without imports; the nodes of a cycle have the same layer."""
+    dependencies = {node: find_dependencies(graph, node) for node in graph}
+    layers: dict[str, int] = {}
+    for node in sorted(graph, key=lambda node: len(dependencies[node] - {node})):
+        lower = [layers[target] for target in dependencies[node] if node not in dependencies[target]]
+        layers[node] = max(lower, default=-1) + 1
+    return layers
 
 
-def short(room: str) -> str:
-    """A part's short name."""
-    return room.rpartition(".")[2]
+def shorten_name(node: str) -> str:
+    """Return the last part of a dotted name."""
+    return node.rpartition(".")[2]
 
 
-def figure(graph: Graph) -> str:
-    """A graph as a Mermaid figure, with a box for each layer from the highest to the lowest."""
-    under, level = {room: below(graph, room) for room in graph}, floors(graph)
-    order = sorted(graph, key=lambda room: (-level[room], room))
+def draw_figure(graph: Graph) -> str:
+    """Return a graph as a Mermaid figure, with a box for each layer from the highest to the lowest."""
+    dependencies, layers = {node: find_dependencies(graph, node) for node in graph}, compute_layers(graph)
+    order = sorted(graph, key=lambda node: (-layers[node], node))
     lines = ["```mermaid", "flowchart TD"]
-    for floor in sorted(set(level.values()), reverse=True):
-        here = "; ".join(short(room) for room in order if level[room] == floor)
-        lines += [f'  subgraph layer{floor}["layer {floor}"]', f"    {here}", "  end"]
-    for room in order:
+    for layer in sorted(set(layers.values()), reverse=True):
+        names = "; ".join(shorten_name(node) for node in order if layers[node] == layer)
+        lines += [f'  subgraph layer{layer}["layer {layer}"]', f"    {names}", "  end"]
+    for node in order:
         for arrow, is_loaded_at_once in (("-->", True), ("-.->", False)):
             targets = [
-                short(target)
-                for target, at_once in sorted(graph[room].items())
+                shorten_name(target)
+                for target, at_once in sorted(graph[node].items())
                 if at_once is is_loaded_at_once
                 and not any(
-                    target in under[other] and other not in under[target] for other in graph[room].keys() - {target}
+                    target in dependencies[other] and other not in dependencies[target]
+                    for other in graph[node].keys() - {target}
                 )
             ]
-            lines += [f"  {short(room)} {arrow} {' & '.join(targets)}"] if targets else []
+            lines += [f"  {shorten_name(node)} {arrow} {' & '.join(targets)}"] if targets else []
     return "\n".join([*lines, "```"])
 
 
-def table(graph: Graph, files: Mapping[str, Path]) -> str:
-    """A graph as a table, from the highest layer to the lowest; a part's purpose is the first line of its docstring."""
-    level = floors(graph)
+def format_table(graph: Graph, files: Mapping[str, Path]) -> str:
+    """Return a graph as a table, from the highest layer to the lowest.
+
+    The purpose of a node is the first line of its docstring.
+    """
+    layers = compute_layers(graph)
     lines = ["| layer | part | purpose | imports |", "| ---: | --- | --- | --- |"]
-    for room in sorted(graph, key=lambda room: (-level[room], room)):
-        purpose = (ast.get_docstring(ast.parse(files[room].read_text("utf-8"))) or "").partition("\n")[0]
-        imported = ", ".join(f"`{short(target)}`" for target in sorted(graph[room]))
-        lines.append(f"| {level[room]} | `{short(room)}` | {purpose.replace('|', '/')} | {imported} |")
+    for node in sorted(graph, key=lambda node: (-layers[node], node)):
+        purpose = (ast.get_docstring(parse_file(files[node])) or "").partition("\n")[0]
+        imports = ", ".join(f"`{shorten_name(target)}`" for target in sorted(graph[node]))
+        lines.append(f"| {layers[node]} | `{shorten_name(node)}` | {purpose.replace('|', '/')} | {imports} |")
     return "\n".join(lines)
 
 
-def page(text: str) -> str:
-    """The page with up-to-date figures."""
-    graph, files = module_graph(), modules()
+def render_page(text: str) -> str:
+    """Return the text of the page with up-to-date figures and tables."""
+    graph, files = build_module_graph(), find_modules()
     parts = [
-        f"### Within `{package}`\n\n{figure(inner)}\n\n{table(inner, files)}"
-        for package in _DRAWN
-        for inner in [rooms(graph, package)]
+        f"### Within `{package}`\n\n{draw_figure(inner)}\n\n{format_table(inner, files)}"
+        for package in _DETAILED_PACKAGES
+        for inner in [group_modules(graph, package)]
     ]
-    packages = rooms(graph)
+    packages = group_modules(graph)
     for name, content in (
-        ("packages", figure(packages)),
-        ("parts", "\n\n".join([table(packages, files), *parts])),
+        ("packages", draw_figure(packages)),
+        ("parts", "\n\n".join([format_table(packages, files), *parts])),
     ):
         begin, end = _BEGIN.format(name), _END.format(name)
         before, after = text.partition(begin)[0], text.partition(end)[2]
@@ -179,4 +186,4 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(render_page(PAGE.read_text("utf-8")), "utf-8")

@@ -1,4 +1,4 @@
-"""Writes docs/commands.md: each command of `memagent` with its help, from the command line itself.
+"""Write docs/commands.md: each command of `memagent` with its help, from the command line itself.
 
 python scripts/write_command_reference.py
 """
@@ -23,21 +23,23 @@ same. The [exit codes](errors.md#exit-codes) are the same for all.
 """
 
 
-def page() -> str:
-    """The page as it has to be."""
-    return "\n".join([_INTRODUCTION, *(_section(names, command) for names, command in commands())])
+def render_page() -> str:
+    """Return the text of the page."""
+    return "\n".join([_INTRODUCTION, *(_render_section(names, command) for names, command in list_commands())])
 
 
-def commands() -> list[tuple[str, Any]]:
-    """Each command with its full name, those of a group by themselves."""
-    found: list[tuple[str, Any]] = []
+def list_commands() -> list[tuple[str, Any]]:
+    """Return the commands with their full names; a group is replaced by its commands."""
+    named_commands: list[tuple[str, Any]] = []
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         parts = getattr(command, "commands", None)
-        found += [(f"{name} {part}", each) for part, each in parts.items()] if parts else [(name, command)]
-    return found
+        named_commands += (
+            [(f"{name} {part}", subcommand) for part, subcommand in parts.items()] if parts else [(name, command)]
+        )
+    return named_commands
 
 
-def _section(name: str, command: Any) -> str:
+def _render_section(name: str, command: Any) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     arguments, groups = [], defaultdict[str, list[tuple[str, str]]](list)
     for parameter in command.get_params(context):
@@ -48,30 +50,30 @@ def _section(name: str, command: Any) -> str:
             arguments.append(parameter.metavar or (parameter.name or "").upper())
             groups["Arguments"].append((arguments[-1], record[1]))
         else:
-            groups[parameter.rich_help_panel or "Options"].append((", ".join(_names(parameter)), record[1]))
+            groups[parameter.rich_help_panel or "Options"].append((", ".join(_list_names(parameter)), record[1]))
     lines = [f"## memagent {name}", "", " ".join(str(command.help).split()), ""]
     lines += ["```sh", " ".join(["memagent", name, *arguments, "[OPTIONS]"]), "```", ""]
-    for group in ("Arguments", "Options", *(each for each in groups if each not in {"Arguments", "Options"})):
+    for group in ("Arguments", "Options", *(panel for panel in groups if panel not in {"Arguments", "Options"})):
         if rows := groups[group]:
             lines += [f"| {group} | |", "|---|---|"]
-            lines += [f"| `{names}` | {_cell(told)} |" for names, told in rows] + [""]
-    if examples := _examples(command):
+            lines += [f"| `{names}` | {_format_cell(help_text)} |" for names, help_text in rows] + [""]
+    if examples := _list_examples(command):
         lines += ["```sh", *examples, "```", ""]
     return "\n".join(lines)
 
 
-def _names(parameter: Any) -> list[str]:
+def _list_names(parameter: Any) -> list[str]:
     return [*sorted(parameter.opts, key=len, reverse=True), *parameter.secondary_opts]
 
 
-def _cell(told: str) -> str:
-    return re.sub(r"([|<>*_])", r"\\\1", " ".join(told.split()))
+def _format_cell(text: str) -> str:
+    return re.sub(r"([|<>*_])", r"\\\1", " ".join(text.split()))
 
 
-def _examples(command: Any) -> list[str]:
-    paragraphs = [Text.from_markup(each).plain.strip() for each in (command.epilog or "").split("\n\n")]
-    return [each for each in paragraphs[1:] if each]
+def _list_examples(command: Any) -> list[str]:
+    paragraphs = [Text.from_markup(paragraph).plain.strip() for paragraph in (command.epilog or "").split("\n\n")]
+    return [paragraph for paragraph in paragraphs[1:] if paragraph]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(render_page(), "utf-8")

@@ -1,5 +1,7 @@
-"""Writes the tables of docs/reference from the code that uses them: tables.md has the fields of templates and the
-columns of exports, training_tables.md the settings, metrics, rewards and rows of a training.
+"""Write the tables of docs/reference from the code.
+
+tables.md has the fields of templates and the columns of exports, and training_tables.md the settings, metrics, rewards
+and rows of training.
 
 python scripts/write_tables.py
 """
@@ -25,7 +27,7 @@ _DOCS: Final = {
     "run_rewards": "The run's rewards, oldest first: name, value, source, time, note.",
     "rewards": "The conversation's own rewards, as `run_rewards`.",
 }
-"""Of columns that are no field of a record."""
+"""The meanings of columns that are not fields of a record."""
 _SETTINGS: Final = {
     "learning_rate": "AdamW's rate.",
     "lr_scheduler_type": "How the rate changes, as in transformers.",
@@ -97,7 +99,7 @@ METRICS: Final = {
     "for invented words.",
     "sync/seconds, collect/seconds, measure/seconds": "`rl`: time of an iteration's phases.",
 }
-"""What a training logs; a test compares the names with a real one's."""
+"""The metrics that training logs; a test compares the names with those of real training."""
 _TYPES: Final = {
     "ids": "list<uint32>", "logprobs": "list<float>", "names": "list<string>", "spans": "list<struct>",
     "rewards": "list<struct>",
@@ -105,8 +107,8 @@ _TYPES: Final = {
 _LENGTHS: Final = {"memory_tokens": "the memory", "answer_tokens": "the answer", "question_tokens": "the question"}
 
 
-def field_docs(kind: type) -> dict[str, str]:
-    """Return the strings below a dataclass's fields, as one line each, with those of the classes it inherits from."""
+def read_field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings of a dataclass's fields, as one line each, with those of its base classes."""
     docs: dict[str, str] = {}
     for parent in reversed(kind.__mro__[:-1]):
         body = ast.parse(inspect.getsource(parent)).body[0]
@@ -118,8 +120,8 @@ def field_docs(kind: type) -> dict[str, str]:
     return docs
 
 
-def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
+def format_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
     titles = list(titles)
     yield f"| {' | '.join(titles)} |"
     yield f"|{'---|' * len(titles)}"
@@ -127,7 +129,7 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
-def template_rows() -> Iterator[tuple[str, str, str, str]]:
+def make_template_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield the roles of the strategies that ship: file, strategies, fields and the maximum length of the reply."""
     users: dict[str, list[str]] = {}
     roles = {}
@@ -142,15 +144,15 @@ def template_rows() -> Iterator[tuple[str, str, str, str]]:
         yield f"`{name}.txt`", ", ".join(users[name]), names, length
 
 
-def column_rows() -> Iterator[tuple[str, str, str]]:
-    """Yield the columns of an export: name, type and what it is."""
-    of_run, of_conversation = field_docs(RunRecord), field_docs(Conversation)
+def make_column_rows() -> Iterator[tuple[str, str, str]]:
+    """Yield the columns of an export: name, type and meaning."""
+    of_run, of_conversation = read_field_docs(RunRecord), read_field_docs(Conversation)
     docs = {**{f"run_{name}": text for name, text in of_run.items()}, **of_run, **of_conversation, **_DOCS}
     for name, column in parquet.COLUMNS.items():
         yield f"`{name}`", f"`{_TYPES.get(column.arrow, column.arrow)}`", docs.get(name, "")
 
 
-def tables_page() -> str:
+def render_tables_page() -> str:
     """Return the page of templates and exports."""
     lines = ["# Tables", "", "Written by `python scripts/write_tables.py` from the code.", ""]
     lines += ["## Templates", ""]
@@ -158,7 +160,7 @@ def tables_page() -> str:
         "A profile's folder `templates` has a file for each role. A template must have these fields, and no others.",
         "",
     ]
-    lines += table(("file", "strategies", "fields", "maximum reply"), template_rows())
+    lines += format_table(("file", "strategies", "fields", "maximum reply"), make_template_rows())
     lines += [
         "",
         "## Exports",
@@ -166,17 +168,17 @@ def tables_page() -> str:
         "`memagent export runs.parquet` writes a row for each conversation, with its run's columns repeated.",
         "",
     ]
-    lines += table(("column", "type", "what it is"), column_rows())
+    lines += format_table(("column", "type", "what it is"), make_column_rows())
     return "\n".join(lines) + "\n"
 
 
-def training_page() -> str:
-    """Return the page of a training's settings, metrics, rewards and rows."""
-    from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  it imports PyTorch
+def render_training_page() -> str:
+    """Return the page with the settings, metrics, rewards and rows of training."""
+    from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  this imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
     kind, names = config.MultiConvDAPOConfig, job_settings.preset_names()
-    docs, values = field_docs(kind), {name: job_settings.read_preset(name) for name in names}
+    docs, values = read_field_docs(kind), {name: job_settings.read_preset(name) for name in names}
     own = [name for name in kind.__annotations__ if name not in config.FIXED]
     own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))
     fields = kind.__dataclass_fields__
@@ -199,16 +201,16 @@ def training_page() -> str:
         "none. A preset's column has what differs from the default.",
         "",
     ]
-    lines += table(("setting", "default", *names, "meaning"), map(setting, own))
+    lines += format_table(("setting", "default", *names, "meaning"), map(setting, own))
     others = ", ".join(f"`{name}`" for name in kind.names() if name not in {*own, *config.FIXED})
     lines += ["", f"With the meaning that transformers and TRL give them: {others}.", ""]
     lines += ["Any other value of these is refused:", ""]
-    lines += table(
+    lines += format_table(
         ("setting", "value", "instead"),
         ((f"`{name}`", cell(value), instead) for name, (value, instead) in sorted(config.FIXED.items())),
     )
     lines += ["", "## Metrics", "", "The trackers of `--set report_to=...` and `trainer_state.json` have them.", ""]
-    lines += table(
+    lines += format_table(
         ("metric", "what it is"), ((f"`{name.replace(', ', '`, `')}`", text) for name, text in METRICS.items())
     )
     lines += ["", "## Rewards", ""]
@@ -220,7 +222,9 @@ def training_page() -> str:
     ]
     kinds = {"the run": reward_names.OUTCOME_REWARDS, "each conversation": reward_names.STEP_REWARDS}
     rewards = [(name, of, reward) for of, rewards in kinds.items() for name, reward in rewards.items()]
-    lines += table(("name", "of", "what it is"), ((f"`{n}`", of, summary(type(reward))) for n, of, reward in rewards))
+    lines += format_table(
+        ("name", "of", "what it is"), ((f"`{n}`", of, read_summary(type(reward))) for n, of, reward in rewards)
+    )
     lines += [
         "",
         "## Rows",
@@ -228,16 +232,18 @@ def training_page() -> str:
         "`memagent train RUNS --model MODEL --rows rows.parquet`: a row for each conversation.",
         "",
     ]
-    lines += table(("column", "type", "what it is"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS))
+    lines += format_table(
+        ("column", "type", "what it is"), ((f"`{n}`", f"`{t}`", text) for n, t, text in row_export.COLUMNS)
+    )
     return "\n".join(lines) + "\n"
 
 
-def summary(kind: type) -> str:
+def read_summary(kind: type) -> str:
     """Return the first paragraph of a class's text as one line."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
 
 
-PAGES: Final = {"tables.md": tables_page, "training_tables.md": training_page}
+PAGES: Final = {"tables.md": render_tables_page, "training_tables.md": render_training_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -104,11 +104,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 def _print_view_as_json(view: RunView) -> None:
     provenance = view.provenance
     texts = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    lists: dict[str, Sequence[Any]] = {
-        "lines": provenance.lines,
-        "evidence": view.evidence,
-        "lost": provenance.lost,
-    }
+    lists: dict[str, Sequence[Any]] = {"lines": provenance.lines, "evidence": view.evidence, "lost": provenance.lost}
     lists |= {"rewards": view.rewards, "updates": view.updates}
     print_json(
         {

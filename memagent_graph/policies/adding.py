@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -116,7 +115,8 @@ def add_policy(
         if origin.gguf:
             _write_gguf(weights, unfinished, unfinished / origin.gguf)
         write_origin(origin, unfinished)
-        _make_private(unfinished)
+        for path in (unfinished, *unfinished.rglob("*")):
+            path.chmod(0o700 if path.is_dir() else 0o600)
         if (folder / name).exists():
             _set_aside(folder / name)
         unfinished.rename(folder / name)
@@ -358,9 +358,3 @@ def _hold(folder: Path) -> Iterator[None]:
             f"the policies in {folder} cannot be written: {error}",
             hint="Free disk space there, or set MEMAGENT_HOME to another folder for everything that is kept.",
         ) from error
-
-
-def _make_private(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
-    os.chmod(folder, 0o700)  # noqa: PTH101

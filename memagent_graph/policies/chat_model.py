@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,8 @@ class ChatModelPolicy:
                     self._unsupported.add(option)
                     continue
                 self._unsupported -= refused
-                redacted = SecretRedaction(secret.get_secret_value() for secret in _secrets(self._model))
+                secrets = (value for value in vars(self._model).values() if isinstance(value, SecretStr))
+                redacted = SecretRedaction(secret.get_secret_value() for secret in secrets)
                 trace = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redacted(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
@@ -157,8 +158,3 @@ class ChatModelPolicy:
             usage=token_usage(reply.usage_metadata),
             notes=finish_notes(reason, word, text) + sampling_notes(sampling, self._unsupported),
         )
-
-
-def _secrets(model: BaseChatModel) -> Iterator[SecretStr]:
-    """Yield the keys in the model's fields."""
-    return (value for value in vars(model).values() if isinstance(value, SecretStr))

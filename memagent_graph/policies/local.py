@@ -319,7 +319,8 @@ class _Engine:
     def generate(self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]) -> list[_Draft]:
         """Return one draft per prompt. One token of all rows is computed at a time."""
         with self._torch.inference_mode():
-            shared = _common_prefix(prompts)
+            # At least one token of the shortest prompt is computed by itself.
+            shared = min(_common_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
             reused = self._prefix.common_with(prompts[0][:shared])
             if len(prompts) == 1:
                 shared = reused
@@ -341,7 +342,9 @@ class _Engine:
                 )
                 logits = output.logits[:, -1]
         for draft, params in zip(drafts, sampling, strict=True):
-            self._apply_stop_strings(draft, params)
+            while draft.ids and self._ends_in_stop_string(draft, params):  # servers leave it and the rest out, too
+                draft.ids.pop()
+                draft.logprobs.pop()
         return drafts
 
     def _prefill(
@@ -420,12 +423,6 @@ class _Engine:
     def _ends_in_stop_string(self, draft: _Draft, sampling: SamplingParams) -> bool:
         return bool(sampling.stop) and any(stop in self.decode(draft.ids) for stop in sampling.stop)
 
-    def _apply_stop_strings(self, draft: _Draft, sampling: SamplingParams) -> None:
-        """Remove a stop string and everything after it, as servers do."""
-        while sampling.stop and draft.ids and self._ends_in_stop_string(draft, sampling):
-            draft.ids.pop()
-            draft.logprobs.pop()
-
 
 class _PrefixCache:
     """The common prefix of the last batch, with its keys and values by layer; empty at first."""
@@ -459,13 +456,6 @@ class _PrefixCache:
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
         return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers])
-
-
-def _common_prefix(prompts: Sequence[list[int]]) -> int:
-    """Return the number of leading tokens that all prompts share, at most all but one of the shortest prompt."""
-    first, last = min(prompts), max(prompts)
-    bound = min(map(len, prompts)) - 1
-    return min(_common_length(first, last), bound)
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -24,11 +24,7 @@ import msgspec
 
 from memagent_graph.chat_markers import configured_markers
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.errors import (
-    PolicyError,
-    PolicyRequestError,
-    PolicyUnreachableError,
-)
+from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
 from memagent_graph.policies.model_info import ModelInfo

@@ -63,7 +63,9 @@ class ServerErrors:
                 return self._redirect_error(error.target, url)
             case TimeoutError():
                 return self._timeout_error(error, seconds)
-        cause = _root_cause(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         refused = isinstance(cause, ConnectionRefusedError)  # the message depends on the system
         return self._unreachable("All connection attempts failed" if refused else str(cause))
 
@@ -145,12 +147,6 @@ class ServerErrors:
             f"({self.redact(error.reason)})",
             hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
         )
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _retries(count: int) -> str:

@@ -45,7 +45,11 @@ async def open_saver(checkpoints: BaseCheckpointSaver[Any] | Path | str | None) 
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
     if is_server(checkpoints):
-        return await _open_postgres(str(checkpoints))
+        try:
+            from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
+        except ImportError:
+            raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
+        return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints), CompressedSerializer())
     import aiosqlite  # noqa: PLC0415  SQLite is loaded only for checkpoints
 
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415
@@ -112,11 +116,3 @@ def display_checkpoints(checkpoints: Path | str) -> str:
     if is_server(checkpoints):
         return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1@", str(checkpoints), flags=re.DOTALL).partition("?")[0]
     return str(checkpoints)
-
-
-async def _open_postgres(url: str) -> BaseCheckpointSaver[Any]:
-    try:
-        from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
-    except ImportError:
-        raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
-    return await PostgresSaver.open(url, display_checkpoints(url), CompressedSerializer())

@@ -98,7 +98,7 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            route_after_read_chunk("recall_update", then=lambda state: "answer", before=_look_up_first),
+            route_after_read_chunk("recall_update", before=lambda state: "look_up" if state.get("query") else None),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _after_look_up, ["recall_update", "recall_last"])
@@ -172,10 +172,6 @@ async def _add_last(state: RecallState, step: StepContext) -> Change:
         slot=-1,
     )
     return {"memory": reply.text, "recalled": None}
-
-
-def _look_up_first(state: RecallState) -> str | None:
-    return "look_up" if state.get("query") else None
 
 
 def _after_look_up(state: RecallState) -> str:

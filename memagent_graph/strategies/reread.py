@@ -13,14 +13,7 @@ from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import LineState, ReaderContext
-from memagent_graph.reading.steps import (
-    Change,
-    StepContext,
-    answer,
-    chosen_chunk,
-    read_chunk,
-    route_after_read_chunk,
-)
+from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 

@@ -11,13 +11,7 @@ from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import list_names
-from memagent_graph.provenance.evidence import (
-    Evidence,
-    LostLine,
-    Provenance,
-    SupportSpan,
-    find_support,
-)
+from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
 from memagent_graph.provenance.places import section_at
 from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
 from memagent_graph.timeline.view import RunView

@@ -18,7 +18,6 @@ from memagent_graph.plain_text import list_names, plain, quantity
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, unchanged_label
-from memagent_graph.trace import Trace
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -84,14 +83,16 @@ def _header(timeline: Timeline) -> RenderableType:
     chunks = quantity(totals.chunks, "chunk") + (
         "" if timeline.share == 1 else f", {timeline.share:.0%} of the document"
     )
+    began = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
+    passages = quantity(len({span for step in view.trace.steps for span in step.reads}), "passage")
     rows = [
-        ("run", view.run_id + _start_time(view.began)),
+        ("run", view.run_id + began),
         ("document", view.document["name"]),
         ("model", view.model),
         ("strategy", "" if view.strategy == "overwrite" else view.strategy),
         ("ended", view.stop_reason or "not yet: it runs, or was interrupted"),
         ("read", f"{chunks}, {totals.changes:,} changed the memory{branch_note}" if excerpt is None else ""),
-        ("shown", "" if excerpt is None else _excerpt_size(view.trace)),
+        ("shown", "" if excerpt is None else f"{passages} of {view.trace.tokens_shown:,} tokens in total"),
         (
             "cost",
             f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_duration(totals.seconds)}",
@@ -276,15 +277,6 @@ def _shorten(text: str, around: int, *, before: bool, after: bool) -> str:
     elif tail:
         tail = " " + tail.partition(" ")[2]
     return f"{head}…{tail}"
-
-
-def _excerpt_size(trace: Trace) -> str:
-    passages = {span for step in trace.steps for span in step.reads}
-    return f"{quantity(len(passages), 'passage')} of {trace.tokens_shown:,} tokens in total"
-
-
-def _start_time(began: float | None) -> str:
-    return "" if began is None else f", {datetime.fromtimestamp(began).astimezone():%Y-%m-%d %H:%M}"
 
 
 def _duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ import tiktoken
 import tiktoken.model
 from tokenizers import Tokenizer as Backend
 
-from memagent_graph.errors import MissingExtraError, TokenizerError
+from memagent_graph.errors import TokenizerError, load_extra
 from memagent_graph.plain_text import did_you_mean, in_one_line
 from memagent_graph.storage.bounded_files import json_file
 from memagent_graph.tokenizers.pieces import pieces
@@ -330,21 +330,17 @@ def _tiktoken_encoding(name: str) -> tiktoken.Encoding:
 
 
 def _download(repository: str) -> Path:
+    hub = load_extra("huggingface_hub", "hub", f"the tokenizer of {repository}")
     try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415 - optional
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise MissingExtraError("hub", f"the tokenizer of {repository}") from error
-    try:
-        cached = try_to_load_from_cache(repository, "tokenizer.json")
-        return Path(cached if isinstance(cached, str) else hf_hub_download(repository, "tokenizer.json"))
-    except LocalEntryNotFoundError as error:
+        cached = hub.try_to_load_from_cache(repository, "tokenizer.json")
+        return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repository, "tokenizer.json"))
+    except hub.errors.LocalEntryNotFoundError as error:
         raise TokenizerError(
             f"the tokenizer of {repository} is not in the local hub cache, and the hub cannot be reached",
             hint="Download it on another machine (hf download, then copy the cache, HF_HOME), or pass the path of "
             "its tokenizer.json. To download it now, unset HF_HUB_OFFLINE.",
         ) from error
-    except EntryNotFoundError as error:
+    except hub.errors.EntryNotFoundError as error:
         raise TokenizerError(f"the hub repository {repository} has no tokenizer.json", hint=_CONVERT_HINT) from error
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PEAK = "import sys; from benchmarks.corpus import peak_megabytes; print(peak_megabytes(int(sys.argv[1])))"
+PEAK = (
+    "import sys; from benchmarks.corpus import measure_peak_megabytes; print(measure_peak_megabytes(int(sys.argv[1])))"
+)
 
 
 def peak(documents: int) -> float:

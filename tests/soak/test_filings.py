@@ -14,8 +14,8 @@ import pytest
 from support.fake_server import FakeServer
 from support.filing_reader import expected, imperfect_reader
 
-from benchmarks.filing_texts import QUESTION, Filing, filings, write_filings
-from benchmarks.filings import FIELDS, accuracies, judged, main
+from benchmarks.filing_texts import QUESTION, Filing, generate_filings, write_filings
+from benchmarks.filings import FIELDS, compute_accuracies, judge_value, main
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_run import CorpusSummary, lock_table, run_corpus
 from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
@@ -70,7 +70,7 @@ def test_filings_become_a_typed_table_whose_accuracy_is_known_field_by_field(
     for name, filing in truths.items():
         row = rows[name]
         truth = filing.truth
-        found = {field: judged(row[field], getattr(truth, field), has_answer=not row["error"]) for field in FIELDS}
+        found = {field: judge_value(row[field], getattr(truth, field), has_answer=not row["error"]) for field in FIELDS}
         assert found == expected(filing), name
         tries = Counter(event["kind"] for event in row["events"])["invalid_answer"]
         assert tries == {"Trust": 3, "Holdings": 1}.get(filing.truth.company.split()[-1], 0)
@@ -78,7 +78,7 @@ def test_filings_become_a_typed_table_whose_accuracy_is_known_field_by_field(
         schema = pq.read_schema(path)
         assert {field: schema.field(field).type for field in FIELDS} == TYPES
 
-    fields = accuracies(rows.values(), truths)
+    fields = compute_accuracies(rows.values(), truths)
     outcomes = Counter(found for filing in truths.values() for found in expected(filing).values())
     assert min(outcomes.values()) > 0 and len(outcomes) == 4, "every kind of fault is among them"
     for each in fields:
@@ -104,8 +104,8 @@ def test_filings_become_a_typed_table_whose_accuracy_is_known_field_by_field(
     ],
 )
 def test_a_field_is_judged_by_what_it_says(value: Any, truth: Any, found: str) -> None:
-    assert judged(value, truth, has_answer=True) == found
-    assert judged(None, truth, has_answer=False) == "missing"
+    assert judge_value(value, truth, has_answer=True) == found
+    assert judge_value(None, truth, has_answer=False) == "missing"
 
 
 def test_the_benchmark_reads_with_the_policy_that_is_named_and_prints_a_line_for_each_field(
@@ -120,7 +120,7 @@ def test_the_benchmark_reads_with_the_policy_that_is_named_and_prints_a_line_for
     lines = [line.split() for line in printed.splitlines()]
     assert {line[0] for line in lines if line} >= set(FIELDS), printed
     [company] = [line for line in lines if line and line[0] == "company"]
-    rights = sum(not each.truth.company.endswith("Trust") for each in filings(5))
+    rights = sum(not each.truth.company.endswith("Trust") for each in generate_filings(5))
     assert company[1] == f"{rights / 5:.1%}"
 
 

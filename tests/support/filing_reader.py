@@ -90,7 +90,7 @@ def _millions(amount: str) -> float:
 
 
 def expected(filing: GeneratedFiling) -> dict[str, str]:
-    """How `benchmarks.filings.judged` must find each field of a filing that this policy has read."""
+    """How `benchmarks.filings.judge_value` must find each field of a filing that this policy has read."""
     truth, wording = filing.truth, filing.wording
     if truth.company.endswith("Trust"):
         return dict.fromkeys(Filing.model_fields, "missing")
@@ -105,7 +105,7 @@ def expected(filing: GeneratedFiling) -> dict[str, str]:
         found["employees"] = "invented"
     elif wording > 0:
         found["employees"] = "wrong"
-    if filing.changed_auditor:
+    if filing.has_former_auditor:
         found["auditor"] = "wrong"
     if len(truth.risks) > MOST_RISKS:
         found["risks"] = "wrong"

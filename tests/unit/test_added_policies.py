@@ -274,7 +274,7 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
     code = (
         "import os, sys; from pathlib import Path; from memagent_graph.policies import adding\n"
         "from memagent_graph.policies.base_weights import Base, WheelPart\n"
-        "adding._make_private = lambda folder: os._exit(9)\n"
+        "adding.write_origin = lambda origin, folder: os._exit(9)\n"
         f"adding.add_policy('english-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
     assert run_program([sys.executable, "-c", code]).returncode == 9

@@ -1,4 +1,4 @@
-"""The simulation behind the page of costs: nothing is lost or served twice, and simple cases are as on paper."""
+"""The simulation behind the page of costs loses no request, serves none twice, and equals simple cases on paper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.cluster_simulation import (
     Operation,
     Replica,
     Workload,
-    document_random,
+    make_document_rng,
+    plan_stages,
     simulate,
-    stages_of,
 )
 from benchmarks.corpus_cost import Hardware, longest_document_hours, main
 
@@ -29,18 +29,18 @@ STRATEGIES = ("overwrite", "gated", "segments", "parallel")
 def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_time(strategy, operation) -> None:
     workload = Workload(60, mean_tokens=40_000, questions=2, strategy=strategy)
     outcome = simulate(REPLICA, workload, operation)
-    asked = [
+    requests = [
         request
         for number in range(workload.documents)
-        for stage in stages_of(workload, document_random(operation.seed, number))
+        for stage in plan_stages(workload, make_document_rng(operation.seed, number))
         for request in stage
     ]
-    assert outcome.served == len(asked) == len(outcome.latencies)
-    assert outcome.prompt_tokens == sum(prompt for prompt, _, _ in asked)
-    assert outcome.computed_tokens == sum(prompt - cached for prompt, cached, _ in asked)
-    assert outcome.written_tokens == sum(written for _, _, written in asked)
-    assert 0 < outcome.busy <= 1 and min(outcome.latencies) > 0
-    assert (outcome.repeated > 0) == (operation is FAULTY)
+    assert outcome.requests == len(requests) == len(outcome.latencies)
+    assert outcome.prompt_tokens == sum(prompt for prompt, _, _ in requests)
+    assert outcome.computed_tokens == sum(prompt - cached for prompt, cached, _ in requests)
+    assert outcome.reply_tokens == sum(written for _, _, written in requests)
+    assert 0 < outcome.busy_share <= 1 and min(outcome.latencies) > 0
+    assert (outcome.repeats > 0) == (operation is FAULTY)
     least = outcome.computed_tokens / REPLICA.tokens_per_second / operation.replicas
     assert outcome.seconds >= least
 
@@ -52,7 +52,7 @@ def test_one_document_alone_takes_what_it_takes_on_paper() -> None:
     writing = REPLICA.weights_seconds + REPLICA.sequence_seconds
     chunk = (5000 + 600 + 300) * reading + 600 * writing
     assert outcome.seconds == pytest.approx(10 * chunk + 900 * reading + 100 * writing, rel=1e-4)
-    assert outcome.busy == pytest.approx(1.0)
+    assert outcome.busy_share == pytest.approx(1.0)
     hardware = Hardware()
     one = replace(workload, mean_tokens=5_000_000)
     assert longest_document_hours(workload, hardware) == pytest.approx(

@@ -18,7 +18,7 @@ from memagent_graph.cli.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("memagent_graph/*/CARD.md")])
-COMMANDS = dict(reference.commands())
+COMMANDS = dict(reference.list_commands())
 RESULTS = sorted(f"results/{page.name}" for page in ROOT.glob("docs/results/*.md") if page.name != "index.md")
 
 
@@ -121,11 +121,11 @@ def test_how_the_reader_works_is_shown_with_its_source() -> None:
 
 
 def test_the_page_of_commands_is_what_the_command_line_says() -> None:
-    assert reference.PAGE.read_text("utf-8") == reference.page(), "run python scripts/write_command_reference.py"
+    assert reference.PAGE.read_text("utf-8") == reference.render_page(), "run python scripts/write_command_reference.py"
 
 
 def test_the_page_of_tables_is_what_the_code_says() -> None:
-    assert (write_tables.REFERENCE / "tables.md").read_text("utf-8") == write_tables.tables_page(), (
+    assert (write_tables.REFERENCE / "tables.md").read_text("utf-8") == write_tables.render_tables_page(), (
         "run python scripts/write_tables.py"
     )
 

@@ -1,4 +1,4 @@
-"""The house: rooms that import downwards only, and names that say which module is meant."""
+"""The structure of the code: packages and modules import downwards only, and names are unique."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from pathlib import Path
 
 import draw_structure
 import pytest
-from draw_structure import PAGE, ROOT, Graph, circles, floors, module_graph, modules, rooms, syntax_tree
+from draw_structure import (
+    PAGE,
+    ROOT,
+    Graph,
+    build_module_graph,
+    compute_layers,
+    find_cycles,
+    find_modules,
+    group_modules,
+    parse_file,
+)
 
 LAYERS = (
     {"memagent_graph"},
@@ -26,21 +36,21 @@ LAYERS = (
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return module_graph()
+    return build_module_graph()
 
 
 def test_the_figures_are_those_of_the_imports() -> None:
     text = PAGE.read_text("utf-8")
-    assert draw_structure.page(text) == text, "run scripts/draw_structure.py"
+    assert draw_structure.render_page(text) == text, "run scripts/draw_structure.py"
 
 
 def test_no_modules_import_each_other_wherever_the_import_stands(graph: Graph) -> None:
-    assert circles(graph) == []
+    assert find_cycles(graph) == []
 
 
 @pytest.mark.parametrize("within", ["", "memagent_graph", "memagent_training"])
-def test_no_rooms_import_each_other(graph: Graph, within: str) -> None:
-    assert circles(rooms(graph, within)) == []
+def test_no_parts_import_each_other(graph: Graph, within: str) -> None:
+    assert find_cycles(group_modules(graph, within)) == []
 
 
 def test_nothing_is_imported_from_above_or_beside(graph: Graph) -> None:
@@ -60,7 +70,7 @@ def test_at_most_ten_packages() -> None:
 
 def test_no_two_modules_have_the_same_name() -> None:
     paths = defaultdict(list)
-    for path in modules().values():
+    for path in find_modules().values():
         if path.name != "__init__.py":
             paths[path.stem].append(str(path.relative_to(ROOT)))
     assert {name: each for name, each in paths.items() if len(each) > 1} == {}
@@ -68,7 +78,7 @@ def test_no_two_modules_have_the_same_name() -> None:
 
 def test_code_and_tests_stay_below_their_ceilings() -> None:
     """Whoever adds, looks first for what can go; see CONTRIBUTING.md."""
-    assert _lines(modules().values()) <= 63_100
+    assert _lines(find_modules().values()) <= 63_100
     assert _lines((ROOT / "tests").rglob("*.py")) <= 51_450
 
 
@@ -78,8 +88,8 @@ def _lines(paths: Iterable[Path]) -> int:
 
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(set)
-    for module, path in modules().items():
-        for node in ast.walk(syntax_tree(path)):
+    for module, path in find_modules().items():
+        for node in ast.walk(parse_file(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].add(module)
     assert {name: sorted(at) for name, at in places.items() if len(at) > 1} == {}
@@ -101,11 +111,11 @@ if TYPE_CHECKING:
 def g():
     from h import i
 """
-    found = list(draw_structure._imports(ast.parse(source), at_once=True))
+    found = list(draw_structure._find_imports(ast.parse(source), at_once=True))
     assert found == [("a.b", True), ("c.d", True), ("e.f", False), ("h.i", False)]
 
 
-def test_rooms_of_a_circle_share_a_floor_and_are_named_once() -> None:
+def test_the_nodes_of_a_cycle_share_a_layer_and_are_named_once() -> None:
     graph: Graph = {"a": {"b": True}, "b": {"c": True}, "c": {"b": False, "d": True}, "d": {}}
-    assert circles(graph) == [["b", "c"]]
-    assert floors(graph) == {"a": 2, "b": 1, "c": 1, "d": 0}
+    assert find_cycles(graph) == [["b", "c"]]
+    assert compute_layers(graph) == {"a": 2, "b": 1, "c": 1, "d": 0}

@@ -67,7 +67,8 @@ def export_runs(
     destination = Path(destination)
     _check_destination(log, destination, overwrite=overwrite)
     run_ids = [record.run_id for record in log.runs(selection)][::-1]
-    if for_training and (incomplete := _incomplete_runs(log, run_ids)):
+    totals = log.totals(run_ids) if for_training else {}
+    if incomplete := [name for name, total in totals.items() if not total.conversations == total.with_ids > 0]:
         raise RunLogError(
             f"{len(incomplete)} of {len(run_ids)} runs cannot be trained on, because token ids or log-probs are "
             f"missing: {list_names([*map(repr, incomplete)], _MAX_NAMES)}",
@@ -116,11 +117,6 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
         raise RunLogError(f"{destination} is the run log itself", hint="Choose another file.")
     if destination.exists() and not overwrite:
         raise RunLogError(f"{destination} exists", hint="Choose another file, or replace it with --overwrite.")
-
-
-def _incomplete_runs(log: RunLog, run_ids: Sequence[str]) -> list[str]:
-    totals = log.totals(run_ids)
-    return [run_id for run_id in run_ids if not totals[run_id].conversations == totals[run_id].with_ids > 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report_mutations import MUTATIONS, Count, measured
+from benchmarks.report_mutations import MUTATIONS, DetectionCount, measure_detection
 
 LEAST = {
     "number changed": 95, "number word changed": 95, "date shifted": 95, "name replaced": 98, "names swapped": 45,
@@ -21,16 +21,16 @@ COPIED = ("real documents", "invented facts")
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, dict[str, Count]]:
-    return measured(step=3)
+def rows() -> dict[str, dict[str, DetectionCount]]:
+    return measure_detection(step=3)
 
 
 @pytest.mark.parametrize("kind", LEAST)
 def test_falsified_copies_are_noticed(
-    kind: str, rows: dict[str, dict[str, Count]], record_property: Callable[[str, Any], None]
+    kind: str, rows: dict[str, dict[str, DetectionCount]], record_property: Callable[[str, Any], None]
 ) -> None:
     counts = [rows[kind][corpus] for corpus in COPIED]
-    noticed, of = sum(count.noticed for count in counts), sum(count.of for count in counts)
+    noticed, of = sum(count.detected for count in counts), sum(count.total for count in counts)
     record_property(f"noticed: {kind}", f"{noticed} of {of}")
     assert of > 0
     assert 100 * noticed >= LEAST[kind] * of
@@ -41,12 +41,14 @@ def test_every_kind_of_falsification_has_a_figure() -> None:
 
 
 @pytest.mark.parametrize("corpus", ["other words, known", "other words, held out"])
-def test_numbers_dates_and_names_are_noticed_in_other_words_too(corpus: str, rows: dict[str, dict[str, Count]]) -> None:
+def test_numbers_dates_and_names_are_noticed_in_other_words_too(
+    corpus: str, rows: dict[str, dict[str, DetectionCount]]
+) -> None:
     for kind in ("number changed", "date shifted", "name replaced", "quotes of another"):
-        assert rows[kind][corpus].noticed == rows[kind][corpus].of > 0
+        assert rows[kind][corpus].detected == rows[kind][corpus].total > 0
 
 
-def test_copies_raise_no_alarm_and_other_words_few(rows: dict[str, dict[str, Count]]) -> None:
+def test_copies_raise_no_alarm_and_other_words_few(rows: dict[str, dict[str, DetectionCount]]) -> None:
     alarms = rows["false alarms: as it is"]
-    assert sum(alarms[corpus].noticed for corpus in COPIED) <= 8
-    assert alarms["other words, held out"].noticed <= 4  # 2 of 25 when it was measured
+    assert sum(alarms[corpus].detected for corpus in COPIED) <= 8
+    assert alarms["other words, held out"].detected <= 4  # 2 of 25 when it was measured

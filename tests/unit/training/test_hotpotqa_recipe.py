@@ -27,7 +27,7 @@ def test_published_data_is_filtered_trained_on_and_evaluated_with_ruler_hqa(tmp_
     assert all(row["context"].count("Document ") == row["extra_info"]["num_docs"] for row in rows)
     assert all(row["reward_model"]["ground_truth"][0] in row["context"] for row in rows)
 
-    commands = hotpotqa_recipe.commands(tmp_path, groups=2, rollouts=2, count=1)
+    commands = hotpotqa_recipe.build_commands(tmp_path, groups=2, rollouts=2, count=1)
     for name in ("without", "rl", "after"):
         outcome = CliRunner().invoke(app, commands[name])
         assert outcome.exit_code == 0, outcome.output

@@ -105,7 +105,7 @@ def run_ids(*groups: RolloutGroup) -> list[str]:
 
 def outcomes(group: RolloutGroup, chosen: Any) -> list[float]:
     """A of rollouts without step rewards: of all conversations of one the same."""
-    found = [set(A_K) for A_K in dapo.advantages_of(group, chosen)]
+    found = [set(A_K) for A_K in dapo.compute_advantages(group, chosen)]
     assert all(len(each) == 1 for each in found)
     return [A for each in found for A in each]
 
@@ -115,14 +115,14 @@ def log(*probabilities: float) -> Any:
 
 
 def loss(groups: Sequence[RolloutGroup], chosen: Any = PLAIN, **policies: Any) -> float:
-    return float(dapo.step_loss(bigram(), groups, chosen, **policies).detach())
+    return float(dapo.compute_step_loss(bigram(), groups, chosen, **policies).detach())
 
 
 # The policy's log-probs
 
 
 def test_log_probs_and_entropies_are_of_the_completion_s_tokens() -> None:
-    logprobs_T, entropies_T = dapo.logprobs_and_entropies(bigram(), conversation(1, 2, 0, prompt=[2, 0]), 1.0)
+    logprobs_T, entropies_T = dapo.forward(bigram(), conversation(1, 2, 0, prompt=[2, 0]), 1.0)
     assert logprobs_T.exp().tolist() == pytest.approx([0.25, 0.7, 0.6])
     first = 0.5 * math.log(2) + 0.5 * math.log(4)
     assert entropies_T.tolist()[0] == pytest.approx(first)
@@ -130,12 +130,12 @@ def test_log_probs_and_entropies_are_of_the_completion_s_tokens() -> None:
 
 
 def test_temperature_divides_the_logits() -> None:
-    logprobs_T, _ = dapo.logprobs_and_entropies(bigram(), conversation(0), 0.5)
+    logprobs_T, _ = dapo.forward(bigram(), conversation(0), 0.5)
     assert logprobs_T.exp().tolist() == pytest.approx([0.5**2 / (0.5**2 + 2 * 0.25**2)])
 
 
 def test_weights_of_half_precision_are_scored_in_single() -> None:
-    logprobs_T, entropies_T = dapo.logprobs_and_entropies(bigram().bfloat16(), conversation(0), 1.0)
+    logprobs_T, entropies_T = dapo.forward(bigram().bfloat16(), conversation(0), 1.0)
     assert (logprobs_T.dtype, entropies_T.dtype) == (torch.float32, torch.float32)
 
 
@@ -148,8 +148,8 @@ SHORT_AND_LONG = group((1.0, [conversation(1)]), (0.0, [conversation(1), convers
 
 def test_the_presets_are_the_two_recipes() -> None:
     equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))
-    assert dapo.teaches(equal, dapo.MEMAGENT_PAPER)
-    assert not dapo.teaches(equal, dapo.DAPO)
+    assert dapo.is_trained_on(equal, dapo.MEMAGENT_PAPER)
+    assert not dapo.is_trained_on(equal, dapo.DAPO)
     assert outcomes(SHORT_AND_LONG, dapo.MEMAGENT_PAPER) == [0.5, -0.5]
     assert outcomes(SHORT_AND_LONG, dapo.DAPO) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
     assert (dapo.DAPO.epsilon, dapo.DAPO.overlong) == (AdvantageSettings().epsilon, None)
@@ -167,7 +167,7 @@ def one_token(sign: int, ratio: float, chosen: Any) -> tuple[float, float]:
     ids = run_ids(pair)
     old = {(ids[0], 0): log(0.25 / ratio), (ids[1], 0): log(0.3)}
     model = bigram()
-    found = dapo.step_loss(model, [pair], chosen, old=old)
+    found = dapo.compute_step_loss(model, [pair], chosen, old=old)
     found.backward()
     slope = float(model.table.grad[0, 1]) / (1 - 0.25)  # d log p / d logit = 1 - p
     return float(found.detach()) * 2 - sign * 0.5, slope * 2
@@ -205,7 +205,7 @@ def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
 def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float | None, weight: float) -> None:
     pair = group((0.0, [conversation(1, logged=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
-    dapo.step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
+    dapo.compute_step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
 
 
@@ -213,7 +213,7 @@ def test_kl_is_k3_against_the_reference_and_moves_the_policy_alone() -> None:
     reference = Bigram([0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
     equal = group((1.0, [conversation(1)]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
-    found = dapo.step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
+    found = dapo.compute_step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
     found.backward()
     assert float(found.detach()) == pytest.approx(0.1 * (2 - math.log(2) - 1) / 2)
     assert float(model.table.grad[0, 1]) == pytest.approx(0.1 * (1 - 2) * (1 - 0.25) / 2)
@@ -327,11 +327,11 @@ def test_advantages_and_weights_are_the_package_s(
     )
     batch = prepare_batch(groups, theirs)
     for row in batch.rows:
-        A_K = dapo.advantages_of(groups[row.group_index], ours)[row.rollout_index]
+        A_K = dapo.compute_advantages(groups[row.group_index], ours)[row.rollout_index]
         assert A_K[row.conversation_index] == pytest.approx(row.advantage, rel=1e-9, abs=1e-9)
     for each in groups:
         if reason_to_drop(each, theirs) is not DropReason.NOTHING_LEARNED:
-            assert dapo.teaches(each, ours) == (reason_to_drop(each, theirs) is None)
+            assert dapo.is_trained_on(each, ours) == (reason_to_drop(each, theirs) is None)
     if batch.rows:
         expected = -sum(row.weight * row.advantage * row.conversation.learned_tokens for row in batch.rows)
         assert loss(groups, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -383,7 +383,7 @@ def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
     old = {}
     for rollout in (rollout for each in groups for rollout in each.rollouts_G):
         for k, each in enumerate(rollout.conversations_K):
-            logprobs_T = dapo.logprobs_and_entropies(model, each, 0.9)[0].detach()
+            logprobs_T = dapo.forward(model, each, 0.9)[0].detach()
             old[rollout.run_id, k] = logprobs_T + 0.8 * torch.randn(len(logprobs_T), generator=made).double()
     return groups, old
 
@@ -413,7 +413,7 @@ def test_these_steps_clip_on_both_sides_and_twice() -> None:
     for each in groups:
         for rollout, advantage in zip(each.rollouts_G, outcomes(each, PLAIN), strict=True):
             for k, told in enumerate(rollout.conversations_K):
-                logprobs_T, _ = dapo.logprobs_and_entropies(model, told, 0.9)
+                logprobs_T, _ = dapo.forward(model, told, 0.9)
                 pairs += [(advantage, float(ratio)) for ratio in (logprobs_T.detach() - old[rollout.run_id, k]).exp()]
     assert any(advantage > 0 and ratio > 1.28 for advantage, ratio in pairs)
     assert any(advantage < 0 and ratio < 0.8 for advantage, ratio in pairs)
@@ -428,7 +428,7 @@ def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
     model, reference = llama(), llama(seed=1)
 
     def at_present() -> Any:
-        return dapo.step_loss(model, groups, chosen, old=old, reference=reference)
+        return dapo.compute_step_loss(model, groups, chosen, old=old, reference=reference)
 
     at_present().backward()
     made = torch.Generator().manual_seed(5)
@@ -448,9 +448,9 @@ def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
 def test_going_backward_from_one_conversation_at_a_time_changes_nothing(name: str) -> None:
     groups, old = a_step()
     at_once, one_by_one, reference = llama(), llama(), llama(seed=1)
-    whole = dapo.step_loss(at_once, groups, VARIANTS[name], old=old, reference=reference)
+    whole = dapo.compute_step_loss(at_once, groups, VARIANTS[name], old=old, reference=reference)
     whole.backward()
-    parts = dapo.step_loss(one_by_one, groups, VARIANTS[name], old=old, reference=reference, backward=True)
+    parts = dapo.compute_step_loss(one_by_one, groups, VARIANTS[name], old=old, reference=reference, backward=True)
     assert not parts.requires_grad
     assert float(parts) == pytest.approx(float(whole.detach()), rel=1e-12)
     for left, right in zip(at_once.parameters(), one_by_one.parameters(), strict=True):
@@ -464,7 +464,7 @@ def chances(model: Any, group: RolloutGroup) -> list[float]:
     """The log-prob of each rollout's completions."""
     with torch.no_grad():
         return [
-            sum(float(dapo.logprobs_and_entropies(model, each, 1.0)[0].sum()) for each in rollout.conversations_K)
+            sum(float(dapo.forward(model, each, 1.0)[0].sum()) for each in rollout.conversations_K)
             for rollout in group.rollouts_G
         ]
 
@@ -499,7 +499,7 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
     trained, model, start = llama(), llama(), llama()
     dapo.train(trained, [pair], chosen, steps=4, learning_rate=1e-2)
     old = {
-        (rollout.run_id, k): dapo.logprobs_and_entropies(start, each, 1.0)[0].detach()
+        (rollout.run_id, k): dapo.forward(start, each, 1.0)[0].detach()
         for rollout in pair.rollouts_G
         for k, each in enumerate(rollout.conversations_K)
     }
@@ -507,7 +507,7 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
     losses = []
     for _ in range(4):
         optimizer.zero_grad()
-        present = dapo.step_loss(model, [pair], chosen, old=old, reference=start)
+        present = dapo.compute_step_loss(model, [pair], chosen, old=old, reference=start)
         present.backward()
         losses.append(float(present.detach()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -65,14 +65,16 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
         found.append(copied(model))
         with torch.no_grad():
             old = {
-                (rollout.run_id, k): dapo.logprobs_and_entropies(model, each, 1.0)[0]
+                (rollout.run_id, k): dapo.forward(model, each, 1.0)[0]
                 for group in groups
                 for rollout in group.rollouts_G
                 for k, each in enumerate(rollout.conversations_K)
             }
         for names in order[number * steps : (number + 1) * steps]:
             optimizer.zero_grad()
-            dapo.step_loss(model, [each for each in groups if each.group_id in names], settings, old=old).backward()
+            dapo.compute_step_loss(
+                model, [each for each in groups if each.group_id in names], settings, old=old
+            ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     return [*found, copied(model)]
@@ -137,7 +139,7 @@ def test_ratios_compare_with_the_weights_that_an_iteration_began_with(
         for (run_id, place), logprobs in list(old.items())[:4]:
             with torch.no_grad():
                 conversation = runs[run_id].conversations_K[place]
-                expected = dapo.logprobs_and_entropies(model, conversation, 1.0)[0]
+                expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
     logs = [entry for entry in training.trainer.state.log_history if "loss" in entry]
     ratios = [entry["ratio/mean"] for entry in logs]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import TrainingConversation  # noqa: E402
+from memagent_training.forward import scoring  # noqa: E402
 from memagent_training.forward.layouts import as_tree, lay_out, one_after_another, pad_rows  # noqa: E402  # noqa: E402
 from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
 
@@ -194,9 +195,13 @@ def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(lla
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("logits_chunk", [1, 4, 1000])
-def test_the_size_of_a_chunk_of_logits_changes_nothing(llama: Any, layout: str, logits_chunk: int) -> None:
+def test_the_size_of_a_chunk_of_logits_changes_nothing(
+    llama: Any, layout: str, logits_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    whole, parts = completion_logprobs(llama, batch), completion_logprobs(llama, batch, logits_chunk=logits_chunk)
+    whole = completion_logprobs(llama, batch)
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", logits_chunk)
+    parts = completion_logprobs(llama, batch)
     torch.testing.assert_close(whole.logprobs_BT, parts.logprobs_BT, rtol=0, atol=1e-13)
     weights = weights_of(whole.mask_BT)
     assert_same_gradients(
@@ -217,7 +222,8 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once(llama: Any, layout: 
 
     monkeypatch.setattr(llama.lm_head, "forward", counting)
     batch = lay_out(ROWS, layout, pad_id=0)
-    completion_logprobs(llama, batch, logits_chunk=4)
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
+    completion_logprobs(llama, batch)
     assert max(seen) == 4
     assert sum(seen) == len(batch.scored_ids_C)
 
@@ -225,15 +231,16 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once(llama: Any, layout: 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     model = make_model("Llama")
     batch = lay_out(ROWS, layout, pad_id=0)
     weights = weights_of(batch.mask_BT)
-    plain = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    plain = completion_logprobs(model, batch).logprobs_BT
     expected = gradients(model, (plain * weights).sum())
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    again = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    again = completion_logprobs(model, batch).logprobs_BT
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
     assert_same_gradients(expected, gradients(model, (again * weights).sum()), 1e-12)
 
@@ -260,9 +267,10 @@ def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_gradients_nothing_is_kept(llama: Any, layout: str) -> None:
+def test_without_gradients_nothing_is_kept(llama: Any, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     with torch.no_grad():
-        found = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0), logits_chunk=4).logprobs_BT
+        found = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     assert not found.requires_grad
     torch.testing.assert_close(found, one_by_one(llama, ROWS)[0].detach(), rtol=0, atol=1e-12)
 

@@ -87,7 +87,7 @@ async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution
 
 def test_the_page_of_tables_of_training_is_what_the_code_says() -> None:
     page = (write_tables.REFERENCE / "training_tables.md").read_text("utf-8")
-    assert page == write_tables.training_page(), "run python scripts/write_tables.py"
+    assert page == write_tables.render_training_page(), "run python scripts/write_tables.py"
 
 
 def test_each_metric_in_the_table_is_one_of_the_code_s() -> None:

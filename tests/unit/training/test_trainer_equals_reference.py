@@ -97,7 +97,7 @@ class Reference:
             return {key: torch.tensor(each.logprobs_T) for key, each in conversations.items()}
         with torch.no_grad():
             return {
-                key: self.plain.logprobs_and_entropies(self.initial, each, config.temperature)[0]
+                key: self.plain.forward(self.initial, each, config.temperature)[0]
                 for key, each in conversations.items()
             }
 
@@ -140,7 +140,7 @@ class Reference:
         assert names
         model = copy.deepcopy(self.initial)
         model.load_state_dict(weights, strict=True)
-        loss = self.plain.step_loss(
+        loss = self.plain.compute_step_loss(
             model, order, self.settings(config), old=self.old(config), reference=self.initial if config.beta else None
         )
         loss.backward()

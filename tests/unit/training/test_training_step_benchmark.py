@@ -51,7 +51,7 @@ def test_all_contenders_have_the_same_loss_and_gradient_norm(measured: dict[Cont
 
 
 def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, list[Step]]) -> None:
-    forwarded = {contender: step.spent.forwarded_tokens for contender, (step,) in measured.items()}
+    forwarded = {contender: step.cost.forwarded_tokens for contender, (step,) in measured.items()}
     rows = TINY.rollouts * (TINY.conversations * (3 + 12 + 4) + (TINY.conversations - 1) * 4)
     assert {forwarded[each] for each in measured if each.layout is None} == {rows}
     assert forwarded[PADDED] >= rows
@@ -61,14 +61,14 @@ def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, lis
 
 def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {**training_contenders._SETTINGS, "epsilon": 0.1}
-    real = training_contenders.run
+    real = training_contenders.run_contender
 
     def run(contender: Contender, setting: Setting) -> list[Step]:
         if contender == PREFIX_TREE:
             monkeypatch.setattr(training_contenders, "_SETTINGS", changed)
         return real(contender, setting)
 
-    monkeypatch.setattr(training_contenders, "run", run)
+    monkeypatch.setattr(training_contenders, "run_contender", run)
     with pytest.raises(ValueError, match="do not compute the same"):
         compare((PADDED, PREFIX_TREE), TINY)
 
@@ -84,7 +84,7 @@ def test_the_results_name_device_and_command_and_keep_the_other_kind(
     text = path.read_text()
     assert "not measured: no gpu was available" in text.lower()
     assert "python -m benchmarks.training_step --model-size tiny --lengths 3 12 4" in text
-    assert training_step.device_name("cpu") in text
+    assert training_step.read_device_name("cpu") in text
     assert sum(line.startswith(("| section first", "| paper's order")) for line in text.splitlines()) == len(measured)
     write_section(path, "cuda", "measured on a GPU")
     write_section(path, "cpu", "measured again")

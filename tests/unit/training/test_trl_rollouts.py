@@ -15,7 +15,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.packing import TreeRow
 from trl_rollouts import ReaderRollouts
 
-from benchmarks.own_questions import questions
+from benchmarks.own_questions import generate_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_graph import LocalPolicy, MemAgent, RunLog
 from memagent_training.data.training_runs import TrainingRun
@@ -31,7 +31,7 @@ class Own:
         return Sample(self, length, index, row["question"], tuple(row["answers"]), lambda: iter([row["document"]]))
 
 
-rows = list(questions(2, held_out=False))
+rows = list(generate_rows(2, held_out=False))
 
 
 def question_index(run_id: str) -> int:

@@ -97,7 +97,6 @@ class Collector:
                 prompt_tokens=collection.usage.prompt_tokens,
                 cached_tokens=collection.usage.cached_tokens,
                 completion_tokens=collection.usage.completion_tokens,
-                turns=collection.usage.turns,
                 seconds=time.monotonic() - began,
             )
             self._journal.add_collection(record)

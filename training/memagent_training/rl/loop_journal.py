@@ -57,7 +57,6 @@ class CollectionRecord:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    turns: int
     seconds: float
     """Of the collection."""
 
