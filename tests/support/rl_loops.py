@@ -66,6 +66,7 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "prompt_tokens": 1000,
         "cached_tokens": 100,
         "completion_tokens": 50,
+        "turns": 20,
         "seconds": 1.5,
     }
     return CollectionRecord(**(wanted | changes))

@@ -141,7 +141,7 @@ def collected_as(
 
     async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collection:
         names.append(name)
-        found = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2))
+        found = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
         for number, rewards in enumerate(rewards_of_groups):
             run_ids = tuple(f"{name}-{number}-{place}" for place in range(len(rewards)))
             group = CollectedGroup(f"{name}-{number}", "task", 500, run_ids, rewards)
@@ -173,7 +173,7 @@ async def test_what_was_collected_is_counted_in_the_journal(
     assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
     assert (found.groups, found.solved_groups, found.uniform_groups, found.failed_groups) == (1, 1, 2, 0)
     assert found.by_length == {500: MeanReward(3 / 8, 8)}
-    assert (found.prompt_tokens, found.completion_tokens) == (10, 2)
+    assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
 
 
 async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_the_older(

@@ -35,6 +35,7 @@ RECORD = st.builds(
     prompt_tokens=COUNT,
     cached_tokens=COUNT,
     completion_tokens=COUNT,
+    turns=COUNT,
     seconds=FLOAT,
 )
 MEASUREMENT = st.builds(

@@ -22,7 +22,7 @@ from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward import recomputed  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
-from memagent_training.job.job_settings import load_preset, preset_names  # noqa: E402
+from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
@@ -347,8 +347,8 @@ def test_presets_state_every_choice_of_the_algorithm() -> None:
         "importance_sampling_level", "old_logprobs", "importance_cap", "temperature", "learning_rate",
         "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "groups_per_step", "num_train_epochs",
     }  # fmt: skip
-    assert preset_names() == ["dapo", "gru-mem", "longrlvr", "memagent-paper", "rememr1"]
-    for name in preset_names():
+    assert list_presets() == ["dapo", "gru-mem", "longrlvr", "memagent-paper", "rememr1"]
+    for name in list_presets():
         assert names <= yaml.safe_load((job_settings._FOLDER / f"{name}.yaml").read_text()).keys()
 
 

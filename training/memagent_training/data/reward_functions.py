@@ -105,7 +105,7 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def function_name(function: object) -> str:
+def name_function(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -75,7 +75,7 @@ class LogProbGap:
         }
 
 
-def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
+def compare_logprobs(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
     """Return the gap over the recomputed rows; None if nothing of them is learned."""
     gaps_of: dict[str, list[Tensor]] = {}
     for row in rows:

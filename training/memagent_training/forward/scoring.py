@@ -40,7 +40,7 @@ class LogProbs:
     mask_BT: Tensor
 
 
-def completion_logprobs(
+def score_completions(
     model: nn.Module,
     micro_batch: MicroBatch,
     *,

@@ -23,16 +23,16 @@ from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import name_first
-from memagent_training.data.reward_functions import RewardFunction, function_name
+from memagent_training.data.reward_functions import RewardFunction, name_function
 from memagent_training.job import training_output as output
-from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
+from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import TrainingOptions
-from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
 from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.training_errors import TrainingError
 
 
@@ -80,7 +80,7 @@ class PreparedJob:
         """
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
-            "settings": {**decisive(self.config), "steps": steps},
+            "settings": {**select_decisive(self.config), "steps": steps},
             "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
         }
 
@@ -121,7 +121,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay = load_groups(
         job.runs,
         reward=job.reward,
-        term_rewards=term_rewards(terms, has_gold=job.gold is not None),
+        term_rewards=choose_term_rewards(terms, has_gold=job.gold is not None),
         find_gold=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=not job.partial_groups,
@@ -161,7 +161,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
             prepared.replay.groups,
             prepared.config,
             policy_versions=job.policy_versions or (),
-            peft_config=lora_config(job.lora_rank),
+            peft_config=make_lora_config(job.lora_rank),
         )
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
@@ -176,7 +176,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
         report, reward = prepared.replay.report, job.reward
         facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else function_name(reward),
+            "reward": reward if isinstance(reward, str) else name_function(reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }

@@ -143,7 +143,7 @@ def _restore_cache(config: Path, base_config: Path) -> None:
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def checkpoint_step(checkpoint: Path) -> int | None:
+def parse_checkpoint_step(checkpoint: Path) -> int | None:
     """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
     match = _NUMBER.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
@@ -151,5 +151,7 @@ def checkpoint_step(checkpoint: Path) -> int | None:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Return checkpoint folders, complete or not, the newest first."""
-    numbered = [(checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    numbered = [
+        (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()
+    ]
     return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

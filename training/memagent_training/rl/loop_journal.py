@@ -57,6 +57,7 @@ class CollectionRecord:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    turns: int
     seconds: float
     """Of the collection."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from memagent_graph.policies.model_info import weights_version
-from memagent_training.job.base_model import text_config
+from memagent_training.job.base_model import read_text_config
 from memagent_training.job.training_output import ADAPTER_FOLDER
 from memagent_training.training_errors import SyncError, TrainingError
 
@@ -67,7 +67,7 @@ class PolicyFolder:
 
 def has_tied_embeddings(folder: Path) -> bool:
     """Return whether the output head is the input embedding."""
-    return bool(getattr(text_config(folder), "tie_word_embeddings", False))
+    return bool(getattr(read_text_config(folder), "tie_word_embeddings", False))
 
 
 def require_servable(folder: Path) -> None:
