@@ -48,13 +48,13 @@ class LossWeights(StrEnum):
     """The units over which the loss of a step is a mean."""
 
     TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
-    """Over all learned tokens of the step (DAPO)."""
+    """The mean over all learned tokens of the step (DAPO)."""
 
     ROLLOUT_MEAN = "rollout_mean"
-    """Over rollouts, of the mean over each one's learned tokens."""
+    """The mean over rollouts of the mean over each one's learned tokens."""
 
     CONVERSATION_MEAN = "conversation_mean"
-    """Over conversations, of the mean over each one's learned tokens (GRPO's, with conversations for sequences)."""
+    """The mean over conversations of the mean over each one's learned tokens (as GRPO's mean over sequences)."""
 
 
 class DropReason(StrEnum):
@@ -152,7 +152,7 @@ class AdvantageBatch:
     learned_tokens: int
     """Completion tokens to learn from, T."""
     reward_mean: float
-    """Over all rollouts, before any penalty."""
+    """The mean reward of all rollouts, before any penalty."""
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
 

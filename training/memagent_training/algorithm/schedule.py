@@ -1,4 +1,4 @@
-"""The groups of each optimizer step of a training: the same on every rank and after every resume."""
+"""The groups of each optimizer step of a training run: the same on every rank and after every resume."""
 
 from __future__ import annotations
 

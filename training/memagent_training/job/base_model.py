@@ -1,4 +1,4 @@
-"""The model that a training starts from: what is known before its weights are loaded."""
+"""The model that a training run starts from: what is known before its weights are loaded."""
 
 from __future__ import annotations
 

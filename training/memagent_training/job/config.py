@@ -229,7 +229,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
 
     def check_warm_up(self, steps: int) -> None:
-        """Refuse a training that ends before the warm-up does; in the first step of a warm-up the learning rate is 0.
+        """Refuse a training run that ends before its warm-up; the learning rate of a warm-up's first step is 0.
 
         Raises:
             TrainingError: there are not more optimizer steps than steps of warm-up.

@@ -1,4 +1,4 @@
-"""The plan of a training that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
+"""The plan of a training run that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
 
 from __future__ import annotations
 

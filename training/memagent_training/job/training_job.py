@@ -1,9 +1,9 @@
-"""A training from logged runs to a finished policy folder: its request, its preparation, and the training.
+"""A training run from logged runs to a finished policy folder: its request, its preparation, and its execution.
 
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
-`prepare` loads no weights; what can be refused without them is refused there, except a training that is too short,
+`prepare` loads no weights; what can be refused without them is refused there, except a run that is too short,
 whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around the two.
 """
 
@@ -38,7 +38,7 @@ from memagent_training.training_errors import TrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(TrainingOptions):
-    """The request for a training: the options of `memagent train`, parsed."""
+    """The request for a training run: the options of `memagent train`, parsed."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
@@ -47,7 +47,7 @@ class TrainingJob(TrainingOptions):
     reward: str | RewardFunction = "reward"
     """A logged reward's name, or a function that scores the runs now."""
     gold: GoldAnswers | None = None
-    """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
+    """The answers that built-in rewards compare with: the outcome, and those in `MultiConvDAPOConfig.credit`."""
     groups: Mapping[str, str] | None = None
     """The group of each run; if left out, runs of one question on one document, read the same way."""
     policy_versions: Sequence[str] | None = None
@@ -56,7 +56,7 @@ class TrainingJob(TrainingOptions):
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A training that can begin."""
+    """A training run that can begin."""
 
     job: TrainingJob
     config: MultiConvDAPOConfig
@@ -64,7 +64,7 @@ class PreparedJob:
     replay: Replay
     schedule: Schedule
     checkpoints: Checkpoints
-    """The checkpoint that the training continues from."""
+    """The checkpoint that the training run continues from."""
 
     @property
     def total_steps(self) -> int:
@@ -87,7 +87,7 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPolicy:
-    """The result of a training."""
+    """The result of a training run."""
 
     folder: Path
     """Weights, tokenizer and, if the base model has one, profile: a policy to read with."""
@@ -147,8 +147,8 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
     """Train, and leave a policy folder in `out`. To be called on every rank.
 
     Raises:
-        TrainingError: the training is too short to warm up, the runs are not this model's, or a checkpoint is of other
-            runs or settings.
+        TrainingError: the training run is too short to warm up, the logged runs are not this model's, or a checkpoint
+            is of other runs or settings.
     """
     from memagent_training.job.step_lines import show_step_lines  # noqa: PLC0415  heavy
     from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
@@ -239,7 +239,7 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
 
 
 def _check_schedule(schedule: Schedule, replay: Replay) -> None:
-    """Refuse what would otherwise fail in the middle of a training."""
+    """Refuse what would otherwise fail in the middle of a training run."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
         equal = f": {name_first(report.equal_rewards)}" if report.equal_rewards else ""

@@ -105,7 +105,7 @@ def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
 def choose_term_rewards(
     terms: Sequence[CreditTerm], *, has_gold: bool, has_logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training names.
+    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training run names.
 
     Args:
         terms: the terms.

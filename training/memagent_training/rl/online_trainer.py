@@ -1,4 +1,4 @@
-"""The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
+"""The trainer of a loop: one training run over all iterations, whose groups are collected while it runs.
 
 There is one optimizer, one schedule of the learning rate and one series of checkpoints. Before the first step of an
 iteration, the main process gets its groups from the source; the others wait for them.

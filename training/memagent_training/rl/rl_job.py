@@ -1,4 +1,4 @@
-"""The settings of a loop, and all checks that need neither a server nor a training."""
+"""The settings of a loop, and all checks that need neither a server nor a trainer."""
 
 from __future__ import annotations
 

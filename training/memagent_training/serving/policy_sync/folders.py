@@ -20,7 +20,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken
 
 @dataclass(frozen=True, slots=True)
 class PolicyFolder:
-    """The result of a training: whole weights, adapters, or both."""
+    """The result of a training run: whole weights, adapters, or both."""
 
     path: Path
     has_weights: bool
@@ -28,7 +28,7 @@ class PolicyFolder:
 
     @classmethod
     def find(cls, path: Path) -> PolicyFolder:
-        """Inspect a folder. Adapters are in it, or in a training's subfolder for them.
+        """Inspect a folder. Adapters are in it, or in a training run's subfolder for them.
 
         Raises:
             TrainingError: it has neither weights nor adapters.
