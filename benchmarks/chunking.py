@@ -100,10 +100,6 @@ def load_hf_tokenizer(spec: str | Path) -> HFTokenizer:
     return tokenizer
 
 
-def _make_bounded_figure(metric: str, value: float, unit: str, bound: float) -> Figure:
-    return Figure(metric, value, unit, f"at most {bound:g}", value <= bound)
-
-
 def _time_call(work: Callable[[], object]) -> float:
     start_time = time.process_time()
     work()
@@ -133,9 +129,7 @@ def _compare_with_library(tokenizer: HFTokenizer, store: DocumentStore, text: st
     name = f"{tokenizer._backend.get_vocab_size():,} tokens' vocabulary"
     yield Figure(f"the library alone, 15 MB, {name}", min(library_seconds), "s")
     yield Figure(f"chunked, {name}, {tokens:,} tokens", min(chunking_seconds), "s")
-    yield _make_bounded_figure(
-        f"chunked / the library alone, {name}", min(chunking_seconds) / min(library_seconds), "", 1.3
-    )
+    yield Figure.at_most(f"chunked / the library alone, {name}", min(chunking_seconds) / min(library_seconds), "", 1.3)
 
 
 def _measure_cached_chunk(store: DocumentStore, text: str) -> float:
@@ -217,15 +211,15 @@ def measure() -> list[Figure]:
         small.write_text(text[:SMALL_BYTES], encoding="utf-8")
         large_result, small_result = _measure_in_process(large), _measure_in_process(small)
         megabytes = (large_result["peak"] - small_result["peak"]) / 1024
-        figures.append(_make_bounded_figure("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
-        figures.append(_make_bounded_figure("adding a 15 MB file to the store", large_result["stored"], "s", 0.2))
+        figures.append(Figure.at_most("peak memory on 15 MB above that on 150 kB", megabytes, "MB", 30))
+        figures.append(Figure.at_most("adding a 15 MB file to the store", large_result["stored"], "s", 0.2))
         store = DocumentStore(Path(folder) / "store")
         embedded = load_hf_tokenizer("embedded")
         for tokenizer in (embedded, load_large_tokenizer()):
             figures += _compare_with_library(tokenizer, store, text)
         figures += _measure_boundaries(store, embedded)
         milliseconds = _measure_cached_chunk(store, text)
-        figures.append(_make_bounded_figure("a chunk of 5000 tokens besides its tokenisation", milliseconds, "ms", 0.2))
+        figures.append(Figure.at_most("a chunk of 5000 tokens besides its tokenisation", milliseconds, "ms", 0.2))
     return figures
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import rich.box
 from rich.console import Console
@@ -22,6 +23,16 @@ class Figure:
     goal: str = ""
     """The goal as text, such as "<= 0.5"; empty if there is none."""
     met: bool = True
+
+    @classmethod
+    def at_most(cls, metric: str, value: float, unit: str, bound: float) -> Self:
+        """Return a figure whose goal is a value of at most `bound`."""
+        return cls(metric, value, unit, f"<= {bound:g}", value <= bound)
+
+    @classmethod
+    def at_least(cls, metric: str, value: float, unit: str, bound: float) -> Self:
+        """Return a figure whose goal is a value of at least `bound`."""
+        return cls(metric, value, unit, f">= {bound:g}", value >= bound)
 
 
 def print_table(figures: Sequence[Figure]) -> None:

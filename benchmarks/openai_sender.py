@@ -86,9 +86,7 @@ def measure() -> list[Figure]:
             ratio, our_ms, openai_ms = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         setting = f"{DOCUMENTS} documents at {DELAY_MS} ms, {replies}"
-        figures.append(Figure(f"chunks/s, openai client : our sender, {setting}", ratio, "x", ">= 0.85", ratio >= 0.85))
+        figures.append(Figure.at_least(f"chunks/s, openai client : our sender, {setting}", ratio, "x", 0.85))
         difference = openai_ms - our_ms
-        figures.append(
-            Figure(f"processor time that it adds to a chunk, {replies}", difference, "ms", "<= 1", difference <= 1.0)
-        )
+        figures.append(Figure.at_most(f"processor time that it adds to a chunk, {replies}", difference, "ms", 1.0))
     return figures

@@ -86,13 +86,13 @@ class Outcome:
 
     rewards: tuple[float, ...]
     """The mean reward of each iteration's reads."""
-    trained_twice: int
+    repeated_groups: int
     """The number of groups that were trained on more than once."""
-    lost: int
+    lost_groups: int
     """The number of groups with variance that no iteration used, and of groups that training missed."""
     iterations: int
     """The number of iterations in the journal that had enough groups."""
-    trained: int
+    trained_iterations: int
     """The number of iterations in the newest checkpoint's history."""
     kills: int
     seconds: float
@@ -110,7 +110,7 @@ class Loop:
         self.folder = folder
         self.out = folder / "rl"
         self.seed = seed
-        self._given = arguments
+        self._arguments = arguments
 
     @property
     def is_done(self) -> bool:
@@ -159,10 +159,10 @@ class Loop:
         from memagent_training.serving import session_watchdog
 
         loop_arguments = {
-            key: value for key, value in vars(self._given).items() if key not in {"folder", "loop", "seed"}
+            key: value for key, value in vars(self._arguments).items() if key not in {"folder", "loop", "seed"}
         }
         options = [f"--{key.replace('_', '-')}={value}" for key, value in loop_arguments.items()]
-        command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._given.folder), *options]
+        command = [sys.executable, "-m", "benchmarks.rl_kills", str(self._arguments.folder), *options]
         command += [f"--loop={self.folder.name}", f"--seed={self.seed}"]
         with (self.folder / "loop.log").open("ab") as log:
             return subprocess.Popen(  # it ends with this process, however this one ends
@@ -206,16 +206,18 @@ class Loop:
         history = json.loads((newest / "trainer_state.json").read_text())["log_history"] if newest else []
         settings = json.loads((self.out / RECORD).read_text())
         per_iteration = -(-settings["loop"]["groups"] // settings["settings"]["groups_per_step"])
-        trained: Counter[int] = Counter()
+        trained_rollouts: Counter[int] = Counter()
         for step in (entry for entry in history if "loss" in entry):
-            trained[(step["step"] - 1) // per_iteration] += step["rollouts"]
-        surplus = {record.iteration: trained[record.iteration] / rollouts - record.groups for record in iterations}
+            trained_rollouts[(step["step"] - 1) // per_iteration] += step["rollouts"]
+        groups = {record.iteration: record.groups for record in iterations}
+        surplus = [trained_rollouts[iteration] / rollouts - count for iteration, count in groups.items()]
+        missing = sum(max(-count, 0) for count in surplus)
         return Outcome(
             rewards=tuple(record.reward for record in iterations),
-            trained_twice=math.ceil(sum(max(count, 0) for count in surplus.values())),
-            lost=len(with_variance - collected_groups) + math.ceil(sum(max(-count, 0) for count in surplus.values())),
-            iterations=len({record.iteration for record in iterations}),
-            trained=len(trained),
+            repeated_groups=math.ceil(sum(max(count, 0) for count in surplus)),
+            lost_groups=len(with_variance - collected_groups) + math.ceil(missing),
+            iterations=len(groups),
+            trained_iterations=len(trained_rollouts),
             kills=len(self.load_kills()),
             seconds=json.loads((self.folder / "seconds.json").read_text()),
         )
@@ -369,10 +371,10 @@ def make_figures(
 ) -> Iterator[Figure]:
     counts = {
         "kills": (outcome.kills, arguments.kills),
-        "groups trained twice": (outcome.trained_twice, 0),
-        "groups lost": (outcome.lost, 0),
+        "groups trained twice": (outcome.repeated_groups, 0),
+        "groups lost": (outcome.lost_groups, 0),
         "iterations in the journal": (outcome.iterations, arguments.iterations),
-        "iterations trained": (outcome.trained, arguments.iterations),
+        "iterations trained": (outcome.trained_iterations, arguments.iterations),
     }
     for name, (value, goal) in counts.items():
         yield Figure(f"{victim}: {name}", value, "", str(goal), value == goal)

@@ -140,10 +140,8 @@ async def measure_overhead(rounds: int, requests: int) -> list[Figure]:
                 delays.append((server_times[1] - direct_times[1]) * 1000)
     added_ms, throughput_ratio = median(delays), median(server_ratios)
     return [
-        Figure("added to a short request, one in flight", added_ms, "ms", "at most 3", added_ms <= 3),
-        Figure(
-            "throughput with 64 in flight, of direct", throughput_ratio, "", "at least 0.95", throughput_ratio >= 0.95
-        ),
+        Figure.at_most("added to a short request, one in flight", added_ms, "ms", 3),
+        Figure.at_least("throughput with 64 in flight, of direct", throughput_ratio, "", 0.95),
         Figure("the same where bytes are only copied", median(relay_ratios)),
         Figure("processor time of a request that is passed on", median(cpu_ms), "ms"),
     ]
@@ -197,21 +195,9 @@ async def measure_large_requests(count: int, size: int) -> list[Figure]:
             await arrivals
     megabytes = size / 2**20
     return [
-        Figure(
-            f"first progress after the last byte of {megabytes:.0f} MB",
-            single_seconds,
-            "s",
-            "at most 1",
-            single_seconds <= 1,
-        ),
+        Figure.at_most(f"first progress after the last byte of {megabytes:.0f} MB", single_seconds, "s", 1),
         Figure(f"memory before {count} such requests", memory_before, "MiB"),
-        Figure(
-            f"added while {count} arrive at once",
-            peak - memory_before,
-            "MiB",
-            "at most 512",
-            peak - memory_before <= 512,
-        ),
+        Figure.at_most(f"added while {count} arrive at once", peak - memory_before, "MiB", 512),
     ]
 
 

@@ -99,18 +99,15 @@ def measure_server(arguments: argparse.Namespace) -> list[Figure]:
             ratio = all_seconds / one_seconds
             metric = f"{arguments.questions} questions : one, wall time"
             figures += [
-                Figure(metric, ratio, "x", f"<= {TIME_GOAL:g}", ratio <= TIME_GOAL),
-                Figure("question two on: section tokens from the cache", share, "", f">= {SHARE_GOAL}",
-                       share >= SHARE_GOAL),
+                Figure.at_most(metric, ratio, "x", TIME_GOAL),
+                Figure.at_least("question two on: section tokens from the cache", share, "", SHARE_GOAL),
                 Figure("question one: section tokens from the cache", compute_cached_share([first_result])),
             ]  # fmt: skip
             # Passes are started here: the weights write nothing new, so the reader would not start a second pass.
             passes = make_reader(server, arguments.folder, "parallel:passes=1", arguments)
             text = generate_document(arguments, 3 * number + 3)
             share = compute_cached_share([passes.read(text, question) for question in generate_questions(2)][1:])
-            figures.append(
-                Figure("pass two: section tokens from the cache", share, "", f">= {SHARE_GOAL}", share >= SHARE_GOAL)
-            )
+            figures.append(Figure.at_least("pass two: section tokens from the cache", share, "", SHARE_GOAL))
             passes.close()
         agent.close()
     return figures

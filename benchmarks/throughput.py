@@ -151,9 +151,7 @@ def measure() -> list[Figure]:
             ratio, cost = asyncio.run(_compare(url, tokens > 0, Path(folder)))
         replies = f"{tokens} log-probs a reply" if tokens else "plain replies"
         figures.append(
-            Figure(
-                f"chunks/s, reader : bare loop, {DOCUMENTS} documents, {replies}", ratio, "x", ">= 0.9", ratio >= 0.9
-            )
+            Figure.at_least(f"chunks/s, reader : bare loop, {DOCUMENTS} documents, {replies}", ratio, "x", 0.9)
         )
-        figures.append(Figure(f"processor time per chunk, {replies}", cost, "ms", f"<= {bound}", cost <= bound))
+        figures.append(Figure.at_most(f"processor time per chunk, {replies}", cost, "ms", bound))
     return figures

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import numpy
@@ -97,9 +98,7 @@ class ReaderRollouts:
         samples, tasks = enumerate(self._samples), set[asyncio.Task[None]]()
         while not self._stop_event.is_set():
             free = -(-self._collecting.concurrency // self._collecting.rollouts) - len(tasks)
-            tasks |= {
-                asyncio.create_task(self._read_group(*each)) for _, each in zip(range(free), samples, strict=False)
-            }
+            tasks |= {asyncio.create_task(self._read_group(*question)) for question in islice(samples, free)}
             if not tasks:
                 break
             finished, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -140,15 +140,11 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
     """
     others: dict[str, PromptTemplate] = {}
     for role in roles:
-        custom = prompts.templates.get(role.name)
-        needed = role.fields | {"prompt"}
-        if custom is not None:
-            template = replace(custom, names=COMMON_FIELDS | role.fields)
-            template.require(needed=needed, allowed=needed)
-        elif role.template and not trained_prompts_only:
-            template = PromptTemplate(
-                role.default_template(prompts.answer_format), f"the role {role.name}", COMMON_FIELDS | role.fields
-            )
+        template = prompts.templates.get(role.name)
+        if template is None and role.template and not trained_prompts_only:
+            template = PromptTemplate(role.default_template(prompts.answer_format), f"the role {role.name}")
+        if template is not None:
+            template, needed = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
             template.require(needed=needed, allowed=needed)
         elif role.stand_in is not None:
             template = prompts.templates[role.stand_in]

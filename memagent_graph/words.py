@@ -221,7 +221,11 @@ def invented_word(text: str, sources: Iterable[str]) -> str | None:
             folded = [fold(word) for word in run]
             vocabulary.update(folded, _pairs(folded), *(_parts(word) for word in run if not word.isalpha()))
     for run in _runs(text):
-        invented = _invented(run, vocabulary) if is_unspaced(run[0]) else _missing(run[0], vocabulary)
+        if is_unspaced(run[0]):
+            invented = _invented(run, vocabulary)
+        else:
+            parts = [] if fold(run[0]) in vocabulary else _parts(run[0])
+            invented = next((part for part in parts if part not in vocabulary), None)
         if invented is not None:
             return invented
     return None
@@ -230,10 +234,6 @@ def invented_word(text: str, sources: Iterable[str]) -> str | None:
 def _parts(word: str) -> list[str]:
     """Return the numbers and words that a word is made of."""
     return [fold(part) for part in _PARTS.findall(word)]
-
-
-def _missing(word: str, vocabulary: set[str]) -> str | None:
-    return None if fold(word) in vocabulary else next((part for part in _parts(word) if part not in vocabulary), None)
 
 
 def _invented(run: Sequence[str], vocabulary: set[str]) -> str | None:

@@ -49,8 +49,8 @@ def build_module_graph() -> Graph:
     files = find_modules()
     graph: Graph = {name: {} for name in files}
     for name, path in files.items():
-        for imported, at_once in _find_imports(parse_file(path), at_once=True):
-            target = imported if imported in files else imported.rpartition(".")[0]
+        for imported_name, at_once in _find_imports(parse_file(path), at_once=True):
+            target = imported_name if imported_name in files else imported_name.rpartition(".")[0]
             if target in files and target != name:
                 graph[name][target] = graph[name].get(target, False) or at_once
     return graph

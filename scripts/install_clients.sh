@@ -19,17 +19,17 @@ readonly folder
 die() { printf 'install_clients: error: %s\n' "$*" >&2; exit 1; }
 
 install() {
-    local venv=$folder/$1 constraints=$repository/$2 wanted
+    local venv=$folder/$1 constraints=$repository/$2 checksum
     shift 2
     [[ -f $constraints ]] || die "$constraints is missing; the checkout is incomplete"
-    wanted=$(sha256sum <"$constraints")
-    if [[ -x $venv/bin/python && -f $venv/.memagent-stamp && $(<"$venv/.memagent-stamp") == "$wanted" ]]; then
+    checksum=$(sha256sum <"$constraints")
+    if [[ -x $venv/bin/python && -f $venv/.memagent-stamp && $(<"$venv/.memagent-stamp") == "$checksum" ]]; then
         return
     fi
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --constraint "$constraints" "$@" \
         || die "$* cannot be installed; see pip's error above"
-    printf '%s\n' "$wanted" >"$venv/.memagent-stamp"
+    printf '%s\n' "$checksum" >"$venv/.memagent-stamp"
 }
 
 [[ $# -le 1 ]] || die "too many arguments (usage: $0 [FOLDER])"

@@ -16,12 +16,12 @@ die() { printf 'install_ray: error: %s\n' "$*" >&2; exit 1; }
 
 [[ $# -le 1 ]] || die "too many arguments (usage: $0 [VENV])"
 [[ -f $constraints ]] || die "$constraints is missing; the checkout is incomplete"
-wanted=$(sha256sum "$constraints" "$repository/pyproject.toml" | sha256sum)
-if [[ ! -x $venv/bin/python || ! -f $venv/.memagent-stamp || $(<"$venv/.memagent-stamp") != "$wanted" ]]; then
+checksum=$(sha256sum "$constraints" "$repository/pyproject.toml" | sha256sum)
+if [[ ! -x $venv/bin/python || ! -f $venv/.memagent-stamp || $(<"$venv/.memagent-stamp") != "$checksum" ]]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --constraint "$constraints" \
         --editable "$repository[corpus,files,ray,postgres]" pytest pytest-asyncio pytest-timeout \
         || die "the package cannot be installed; see pip's error above"
-    printf '%s\n' "$wanted" >"$venv/.memagent-stamp"
+    printf '%s\n' "$checksum" >"$venv/.memagent-stamp"
 fi
 printf 'install_ray: %s is up to date\n' "$venv"

@@ -1,14 +1,11 @@
-"""Output that commands share: one JSON object, counts, sizes, tables."""
+"""Output that commands share: one JSON object, sizes."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Any
 
 
 def print_json(values: Mapping[str, Any]) -> None:
@@ -22,13 +19,3 @@ def size(count: int) -> str:
         if count >= unit_size:
             return f"{count / unit_size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def console(width_without_terminal: int | None = None) -> Console:
-    """Return a console on standard output for tables, with this width if it is not a terminal."""
-    import rich.console
-
-    terminal = rich.console.Console(highlight=False)
-    if width_without_terminal is not None and not terminal.is_terminal:
-        terminal.width = width_without_terminal
-    return terminal

@@ -12,7 +12,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import console, print_json, size
+from memagent_graph.cli.output import print_json, size
 from memagent_graph.cli.run_choice import RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
 
@@ -144,7 +144,11 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
 
 
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
-    terminal = console(_WIDTH_WITHOUT_TERMINAL)
+    from rich.console import Console
+
+    terminal = Console(highlight=False)
+    if not terminal.is_terminal:
+        terminal.width = _WIDTH_WITHOUT_TERMINAL
     if records:
         terminal.print(_table(records, totals, terminal.width))
     count, conversations = log.counts()

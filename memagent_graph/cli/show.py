@@ -11,7 +11,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log, Store
-from memagent_graph.cli.output import console, print_json
+from memagent_graph.cli.output import print_json
 from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_log
 from memagent_graph.errors import RunError
 
@@ -89,6 +89,8 @@ def _write_page(view: RunView, path: Path, *, force: bool) -> None:
 
 
 def _print_timeline(view: RunView, chunk: int | None) -> None:
+    from rich.console import Console
+
     from memagent_graph.timeline.model import build_timeline
     from memagent_graph.timeline.terminal import render_timeline
 
@@ -98,7 +100,7 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
         raise RunError(
             str(error), hint="Choose a chunk that was read; chunks are counted from 1.", run_id=view.run_id
         ) from error
-    console().print(renderable)
+    Console(highlight=False).print(renderable)
 
 
 def _print_view_as_json(view: RunView) -> None:

@@ -14,29 +14,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, nullcontext, suppress
 from functools import update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from memagent_graph.errors import LastingError
 
+_forkable: WeakSet[Any] = WeakSet()
 
-class Forkable(Protocol):
-    """An object with its own threads or locks, which a forked process must not use.
+
+def renew_in_children(forkable: Any) -> None:
+    """Call an object's `after_fork` in every process that is forked from this one, while the object exists.
 
     A lock that another thread held at that moment would stay locked for ever, and a queue that another thread served
-    would never be served. So both are created again in the child.
+    would never be served. So `after_fork` creates both again, as if no thread had been started.
     """
-
-    def after_fork(self) -> None:
-        """Start, in the child, as if no thread had been started."""
-        ...
-
-
-_forkable: WeakSet[Forkable] = WeakSet()
-
-
-def renew_in_children(forkable: Forkable) -> None:
-    """Call an object's `after_fork` in every process that is forked from this one, while the object exists."""
     _forkable.add(forkable)
 
 

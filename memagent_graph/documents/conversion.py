@@ -115,7 +115,7 @@ def convert_parts(
         kind: as in `SourceFile`; HTML has to be UTF-8.
         file: the file, from its beginning.
         cancellation: stops the conversion early.
-        pages: the pages of a PDF file to convert, as `str(PageRanges)`; empty for all.
+        pages: the pages of a PDF file to convert, as `Document.pages`; empty for all.
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:
@@ -130,18 +130,15 @@ def convert_parts(
             "or convert the file to text.",
         )
     bounds = ConversionBounds.from_environment()
-    limits = {
-        "seconds": bounds.seconds,
-        "memory_bytes": int(bounds.memory_mb * _MB),
-        "text_bytes": int(bounds.text_mb * _MB),
-    }
     task = {
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
         "converter": _converter_location(converter),
         "converters": {kind: location for kind, (location, _) in converter_kinds().items()},
-        **limits,
+        "seconds": bounds.seconds,
+        "memory_bytes": int(bounds.memory_mb * _MB),
+        "text_bytes": int(bounds.text_mb * _MB),
     }
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_open_on_disk(file))

@@ -61,11 +61,7 @@ def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
 
 
 def check_complete(document: Mapping[str, Any], on_incomplete: str) -> None:
-    """Raise if the document is incomplete and `on_incomplete` is "stop".
-
-    Raises:
-        IncompleteDocumentError: `on_incomplete` is "stop", and the document has omissions.
-    """
+    """Raise `IncompleteDocumentError` if the document has omissions and `on_incomplete` is "stop"."""
     omissions: Sequence[StoredOmission] = document.get("omissions", ())
     if on_incomplete == "stop" and omissions:
         sentences = "; ".join(map(describe_omission, omissions))

@@ -7,6 +7,7 @@ the chunks and the policy. The node around the step (`nodes`) counts cost and ch
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -23,7 +24,6 @@ from memagent_graph.reading.execution import Execution, StepAccounts
 from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
-from memagent_graph.run_log.recording import new_step
 
 Change: TypeAlias = dict[str, Any]
 """A change of the state, returned by a step."""
@@ -291,6 +291,11 @@ class StepContext:
         self.execution.running.pending_chunk = pending.index
 
 
+def new_step() -> str:
+    """Return an id for one execution of one step. It is unique across processes, including forked processes."""
+    return secrets.token_hex(12)
+
+
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:
     """Return a branch, for a route to return: `node` runs on these values, in parallel with other branches.
 
@@ -336,10 +341,11 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 
 
-async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
+async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role. The reply's text becomes the memory."""
-    memory = state.get("memory") or ""
-    return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
+    memory, chunk = state.get("memory") or "", chosen_chunk(state)
+    slot = (state.get("earlier_chunks") or 0) + chunk.index
+    return await step.read(role, chunk, memory=memory, previous=memory, slot=slot)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -365,8 +371,8 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
         reason = StopReason.INVALID_ANSWER
     elif reply.text and step.state.get("enough"):
         cursor = step.state.get("cursor") or start_cursor()
-        is_at_end = cursor["byte"] == step.state["document"]["size"]
-        reason = StopReason.ANSWERED if is_at_end else StopReason.ENOUGH
+        has_read_all = step.state.get("earlier_chunks") or cursor["byte"] == step.state["document"]["size"]
+        reason = StopReason.ANSWERED if has_read_all else StopReason.ENOUGH
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 

@@ -7,7 +7,6 @@ rows          the tables, connections to the file, and the statements that chang
 writer        one thread per log, which commits the entries of many reads
 log           RunLog: write, query, reward, delete
 logged_trace  the trace of a run from its conversations
-recording     the interface of a run to the log, for the steps of the graph
 exchange      runs as Parquet files and back, and several logs as one
 """
 

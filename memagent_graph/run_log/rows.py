@@ -161,21 +161,17 @@ def supersede(connection: sqlite3.Connection, run_id: str, steps: Sequence[str],
     """Supersede everything that depends on some steps, and with `include_steps` also the steps."""
     if not steps:
         return
-    query = "SELECT id, step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
-    valid = connection.execute(query, (run_id,)).fetchall()
+    query = "SELECT step, parents FROM conversations WHERE run_id = ? AND superseded = 0 ORDER BY seq"
     dependents = set(steps)
-    for _, step, parents in valid:  # each after its parents
+    for step, parents in connection.execute(query, (run_id,)):  # each after its parents
         if not dependents.isdisjoint(json.loads(parents)):
             dependents.add(step)
     stale = dependents if include_steps else dependents.difference(steps)
-    _mark(connection, [row for row, step, _ in valid if step in stale])
+    update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step IN (SELECT value FROM json_each(?))"
+    connection.execute(update, (run_id, json.dumps(list(stale))))
 
 
 def supersede_except(connection: sqlite3.Connection, run_id: str, steps: Collection[str]) -> None:
     """Supersede all other steps."""
-    valid = connection.execute("SELECT id, step FROM conversations WHERE run_id = ? AND superseded = 0", (run_id,))
-    _mark(connection, [row for row, step in valid.fetchall() if step not in steps])
-
-
-def _mark(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
-    connection.executemany("UPDATE conversations SET superseded = 1 WHERE id = ?", ((row,) for row in rows))
+    update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND step NOT IN (SELECT value FROM json_each(?))"
+    connection.execute(update, (run_id, json.dumps(list(steps))))
