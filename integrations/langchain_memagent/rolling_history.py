@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
@@ -39,30 +39,28 @@ _FRAME_TOKENS = 64
 """Tokens reserved for the text around the memory."""
 
 
+@dataclass(eq=False)
 class RollingHistory:
     """Keeps histories within a limit; each message is read at most once.
 
     The memory of an older part is kept under a hash of its messages. A history that continues from there is shown with
     the same memory until it exceeds the limit again; then the messages since then are read into it. Memories are kept
     in this process: in another one, or after a restart, the older part is read again.
-
-    Args:
-        agent: the reader.
-        tokens: the longest history, in tokens of the reader's tokenizer.
-        keep_messages: how many recent messages stay unchanged, if they fit.
     """
 
-    def __init__(self, agent: MemAgent, *, tokens: int, keep_messages: int) -> None:
-        self._agent = agent
-        self._tokens = tokens
-        self._keep = keep_messages
-        self._memories: OrderedDict[str, str] = OrderedDict()
+    agent: MemAgent
+    """The reader."""
+    tokens: int = field(kw_only=True)
+    """The longest history, in tokens of the reader's tokenizer."""
+    keep_messages: int = field(kw_only=True)
+    """How many recent messages stay unchanged, if they fit."""
+    _memories: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False, repr=False)
 
     def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
         """Return whether the messages may exceed the limit. Their bytes are counted, since a token has at least one."""
         return (
             sum(len(format_transcript([message]).encode("utf-8", "surrogatepass")) for message in messages)
-            > self._tokens
+            > self.tokens
         )
 
     async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: Report) -> list[AnyMessage]:
@@ -79,16 +77,16 @@ class RollingHistory:
             PolicyError: the policy failed.
             BudgetError: the limit leaves too little space next to a memory.
         """
-        context = await self._agent.aprepare()
+        context = await self.agent.aprepare()
         thread = str(config.get("configurable", {}).get("thread_id", ""))
         self.require_room(context.budget)
         sizes = [context.tokenizer.count(format_transcript([message])) for message in messages]
-        if sum(sizes) <= self._tokens:
+        if sum(sizes) <= self.tokens:
             return messages
         request = find_latest_request(messages)
-        short_request = _shorten_request(messages, request, self._tokens, context.tokenizer)
+        short_request = _shorten_request(messages, request, self.tokens, context.tokenizer)
         request_size = context.tokenizer.count(format_transcript([short_request])) if short_request else 0
-        room = self._tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
+        room = self.tokens - context.budget.memory_tokens - _FRAME_TOKENS - request_size
         cuts = _list_cuts(messages, thread)
         # The number of messages that are in a memory already; at first none.
         position = max((position for position, key in cuts.items() if key in self._memories), default=0)
@@ -97,7 +95,7 @@ class RollingHistory:
         if sum(sizes[position:]) > room and cut > position:
             text = request[1] if request else None
             question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
-            memory = await read_on(self._agent, memory, messages[position:cut], question, config=config, report=report)
+            memory = await read_on(self.agent, memory, messages[position:cut], question, config=config, report=report)
             position = cut
         if position:
             self._remember(cuts[position], memory)
@@ -112,7 +110,7 @@ class RollingHistory:
 
     def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], room: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
-        preferred = max(cut for cut in cuts if cut <= max(0, len(sizes) - self._keep))
+        preferred = max(cut for cut in cuts if cut <= max(0, len(sizes) - self.keep_messages))
         return next((cut for cut in cuts if cut >= preferred and sum(sizes[cut:]) <= room), cuts[-1])
 
     def _remember(self, key: str, memory: str) -> None:
@@ -125,9 +123,9 @@ class RollingHistory:
         """Raise `BudgetError` if the limit leaves too little room next to a memory of that budget."""
         memory_tokens = budget.memory_tokens
         min_tokens = 2 * (memory_tokens + _FRAME_TOKENS)
-        if self._tokens < min_tokens:
+        if self.tokens < min_tokens:
             raise BudgetError(
-                f"history_tokens must be at least {min_tokens} with {memory_tokens} memory_tokens, got {self._tokens}",
+                f"history_tokens must be at least {min_tokens} with {memory_tokens} memory_tokens, got {self.tokens}",
                 hint=f"Pass history_tokens={min_tokens} or more, or a reader with smaller memory_tokens.",
             )
 

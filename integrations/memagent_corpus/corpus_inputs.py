@@ -75,9 +75,9 @@ class CorpusInputs(ABC):
         yield first
         yield from documents
 
-    def ids(self) -> Iterator[str] | None:
-        """List the documents' names if they come from a user's column; None if they cannot have duplicates."""
-        return None
+    def ids(self) -> Iterator[str]:
+        """List the documents' names if they come from a user's column; others cannot have duplicates."""
+        return iter(())
 
     def total(self) -> CorpusSize:
         """Count documents and bytes, as far as possible without opening the documents.
@@ -237,11 +237,10 @@ class TableInputs(CorpusInputs):
                 else:
                     yield document_from_row(row, f"{name}#{number}", columns, self.access)
 
-    def ids(self) -> Iterator[str] | None:
-        """Yield the names of all documents; None if there is no id column, because row numbers are unique."""
-        return self._ids(self.columns.id) if self.columns.id else None
-
-    def _ids(self, column: str) -> Iterator[str]:
+    def ids(self) -> Iterator[str]:
+        """Yield the names of all documents; none if there is no id column, because row numbers are unique."""
+        if (column := self.columns.id) is None:
+            return
         for table, name in zip(self.tables, self._names, strict=True):
             InputColumns.require([column], table.column_names(), name)
             for number, row in enumerate(table.rows([column])):
@@ -342,16 +341,13 @@ def require_unique_ids(inputs: CorpusInputs) -> None:
     Raises:
         DocumentError: two rows have the same id.
     """
-    ids = inputs.ids()
-    if ids is None:
-        return
     with tempfile.NamedTemporaryFile(prefix="memagent-ids-") as file:
         connection = sqlite3.connect(file.name)
         try:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
-            for number, identity in enumerate(ids):
+            for number, identity in enumerate(inputs.ids()):
                 name = identity.encode("utf-8", "replace").decode()
                 try:
                     connection.execute("INSERT INTO ids VALUES (?, ?)", (name, number))

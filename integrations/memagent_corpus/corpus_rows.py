@@ -45,16 +45,8 @@ class RowQuote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     @classmethod
     def of(cls, evidence: Evidence) -> RowQuote:
         """Convert a reader's evidence to a quote."""
-        return cls(
-            evidence.quote,
-            evidence.page,
-            evidence.section,
-            evidence.chunk_index,
-            evidence.start_char,
-            evidence.end_char,
-            evidence.line,
-            evidence.coverage,
-        )
+        names = [name for name in cls.__struct_fields__ if name != "chunk"]
+        return cls(chunk=evidence.chunk_index, **{name: getattr(evidence, name) for name in names})
 
 
 class RowUsage(msgspec.Struct, frozen=True):
@@ -137,7 +129,7 @@ def row_from_result(
         ValueError: the answer's Pydantic model cannot be serialized to JSON.
     """
     usage, value = result.usage, result.json_value
-    problems = convert_values(columns, value).problems
+    problems = convert_values(columns, value)[1]
     events = [RowEvent(event.kind.value, event.chunk_index, event.detail) for event in result.events]
     events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in problems]
     error = _schema_error(result)
@@ -217,7 +209,7 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
         columns: the typed columns, if the answers have a schema.
     """
     values: dict[str, Any] = msgspec.to_builtins(row)
-    values |= convert_values(columns, values["value"]).values
+    values |= convert_values(columns, values["value"])[0]
     values["value"] = None if row.value is None else json.dumps(values["value"], ensure_ascii=False)
     values["metadata"] = json.dumps(values["metadata"], ensure_ascii=False) if row.metadata else None
     return values

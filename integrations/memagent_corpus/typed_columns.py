@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from memagent_graph.errors import CorpusError
 from memagent_graph.response_format import ResponseFormat
@@ -81,14 +81,6 @@ class TypedColumn:
         return [None if item is None else _convert_value(self.kind, item) for item in value]
 
 
-class TypedValues(NamedTuple):
-    """An answer's values by column, and messages about the values that a column cannot store."""
-
-    values: dict[str, Any]
-    problems: tuple[str, ...]
-    """For example "revenue: 10000000000000000000 has more than 64 bits"."""
-
-
 def columns_for_schema(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
@@ -101,30 +93,28 @@ def columns_for_schema(form: ResponseFormat, other_columns: Collection[str]) -> 
         CorpusError: two properties would have the same column name.
     """
     names = {name.casefold() for name in other_columns}
-    columns: list[TypedColumn] = []
+    columns: dict[str, TypedColumn] = {}
     for key, schema in form.properties.items():
         name = f"{_PREFIX}{key}" if key.casefold() in names else key
-        kind, is_list = _find_kind(form, form.resolve(schema))
-        columns.append(TypedColumn(name, key, kind, is_list))
-    properties: dict[str, str] = {}
-    for column in columns:
-        key = column.name.casefold()
-        if key in properties:
+        if other := columns.get(name.casefold()):
             raise CorpusError(
-                f"the schema's properties {properties[key]} and {column.property} would be the same column, "
-                f"{column.name}",
+                f"the schema's properties {other.property} and {key} would be the same column, {name}",
                 hint="Rename one of them. Column names that differ only in case are not allowed.",
             )
-        properties[key] = column.property
-    return tuple(columns)
+        columns[name.casefold()] = TypedColumn(name, key, *_find_kind(form, form.resolve(schema)))
+    return tuple(columns.values())
 
 
-def convert_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
+def convert_values(columns: Collection[TypedColumn], value: Any) -> tuple[dict[str, Any], list[str]]:
     """Convert an answer's value to typed columns. All of them are null if the value is not an object.
 
     Args:
         columns: the typed columns of the schema.
         value: the answer as a JSON value.
+
+    Returns:
+        The values by column, and messages about those that a column cannot store, such as "revenue:
+        10000000000000000000 has more than 64 bits".
     """
     answer = value if isinstance(value, Mapping) else {}
     values, problems = dict[str, Any](), list[str]()
@@ -134,7 +124,7 @@ def convert_values(columns: Collection[TypedColumn], value: Any) -> TypedValues:
         except (ValueError, OverflowError) as error:
             values[column.name] = None
             problems.append(f"{column.name}: {error}")
-    return TypedValues(values, tuple(problems))
+    return values, problems
 
 
 def _find_kind(form: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:

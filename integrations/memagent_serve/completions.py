@@ -105,37 +105,24 @@ class LongRequest:
     """The memory of the request's body, until the request has been passed on."""
 
 
+@dataclass(eq=False)
 class ChatCompletions:
-    """Answers chat requests.
+    """Answers chat requests."""
 
-    Args:
-        reader: the reader.
-        manager: manages running reads.
-        uploads: the files that requests may refer to.
-        settings: bounds.
-        metrics: the counters.
-        memory: the quota of large requests in memory.
-    """
+    reader: MemAgent
+    manager: ReadManager
+    uploads: Uploads
+    """The files that requests may refer to."""
+    settings: ServeSettings
+    metrics: Metrics
+    memory: BodyQuota
+    """The quota of large requests in memory."""
 
-    def __init__(
-        self,
-        reader: MemAgent,
-        manager: ReadManager,
-        uploads: Uploads,
-        settings: ServeSettings,
-        metrics: Metrics,
-        memory: BodyQuota,
-    ) -> None:
-        self._reader = reader
-        self._manager = manager
-        self._uploads = uploads
-        self._settings = settings
-        self._metrics = metrics
-        self._server = reader.policy if isinstance(reader.policy, OpenAICompatiblePolicy) else None
+    def __post_init__(self) -> None:
+        self._server = self.reader.policy if isinstance(self.reader.policy, OpenAICompatiblePolicy) else None
         self._parse_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """One for each API key: its large requests are parsed one at a time, so that they do not hold up other keys."""
         self._parsing = asyncio.Semaphore(2)
-        self._memory = memory
 
     async def respond(self, request: Request, owner: Owner) -> Response:
         """Reply to a request.
@@ -148,8 +135,8 @@ class ChatCompletions:
         if isinstance(long_request, Response):
             return long_request
         try:
-            self._metrics.ways.labels("read_and_passed" if long_request.continuation else "read").inc()
-            read, kind = await self._manager.start(
+            self.metrics.ways.labels("read_and_passed" if long_request.continuation else "read").inc()
+            read, kind = await self.manager.start(
                 long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
             )
             if long_request.options.stream:
@@ -171,11 +158,11 @@ class ChatCompletions:
 
     async def _receive(self, request: Request, owner: Owner) -> Response | LongRequest:
         """Receive a request; pass it on if it is short."""
-        settings, context = self._settings, await self._reader.aprepare()
+        settings, context = self.settings, await self.reader.aprepare()
         accept = request.headers.get("accept")
         max_bytes = min(owner.max_bytes or settings.max_body, settings.max_body)
         async with AsyncExitStack() as stack:
-            reserve = stack.enter_context(self._memory.reservation(owner))
+            reserve = stack.enter_context(self.memory.reservation(owner))
             receive = limit_body(
                 request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve
             )
@@ -187,7 +174,7 @@ class ChatCompletions:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
                     plan = await self._plan_request(body, fields, context)
                 if isinstance(plan, bytes):
-                    self._metrics.ways.labels("passed").inc()
+                    self.metrics.ways.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
                 long_request = await cancel_on_disconnect(request, self._make_long_request(*plan, owner, context))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -202,8 +189,8 @@ class ChatCompletions:
         if self._server is not None:
             return await pass_on(self._server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse(parse_fields(body))
-        require_possible(chat, self._reader.policy)
-        return await answer_locally(chat, self._reader.policy, context.sampling, context.budget.answer_tokens)
+        require_possible(chat, self.reader.policy)
+        return await answer_locally(chat, self.reader.policy, context.sampling, context.budget.answer_tokens)
 
     # Long requests
 
@@ -215,7 +202,7 @@ class ChatCompletions:
             body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
         window = context.window or budget.context_window
-        fits = len(body) <= (self._settings.read_above or window * 3 // 4)  # a token has at least one byte
+        fits = len(body) <= (self.settings.read_above or window * 3 // 4)  # a token has at least one byte
         try:
             chat = parse(fields)
         except ApiError:
@@ -224,7 +211,7 @@ class ChatCompletions:
             raise
         if fits and not chat.has_files:
             return body
-        room = self._settings.read_above or window - min(_count_reply_tokens(chat, budget.answer_tokens), window // 4)
+        room = self.settings.read_above or window - min(_count_reply_tokens(chat, budget.answer_tokens), window // 4)
         sizes = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
         total = await asyncio.to_thread(count_prompt_tokens, chat, sizes, tokenizer)
         findings = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
@@ -242,14 +229,14 @@ class ChatCompletions:
     ) -> LongRequest:
         """Store the texts to read. Converting files may take long."""
         require_readable(chat)
-        require_model(chat, self._reader.policy.name)
+        require_model(chat, self.reader.policy.name)
         continues = self._server is not None and needs_model_server(chat, plan)
         if self._server is None:
-            require_possible(chat, self._reader.policy)
+            require_possible(chat, self.reader.policy)
         question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, continues)
-        self._manager.require_capacity(owner, question)
+        self.manager.require_capacity(owner, question)
         files = await self._store_files(chat, owner)
-        sources = list_sources(chat, plan, files, self._reader.store)
+        sources = list_sources(chat, plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not continues
@@ -260,7 +247,7 @@ class ChatCompletions:
             names=names,
             read_request=ReadRequest(
                 owner=owner,
-                document=reference or await self._uploads.add_text(owner, join_sources(sources)),
+                document=reference or await self.uploads.add_text(owner, join_sources(sources)),
                 question=question,
                 sampling=options.sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,
@@ -278,19 +265,19 @@ class ChatCompletions:
 
     async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
         if file.file_id is not None:
-            upload = self._uploads.get(owner, file.file_id)
-            with self._uploads.content(owner, upload.id).open("rb") as content:
-                return await self._uploads.add_text(owner, Document.from_file(content, upload.filename))
+            upload = self.uploads.get(owner, file.file_id)
+            with self.uploads.content(owner, upload.id).open("rb") as content:
+                return await self.uploads.add_text(owner, Document.from_file(content, upload.filename))
         data = JsonText.of(file.file_data)
         if data is None:
             raise bad_request("a file part has neither file_id nor file_data", "messages")
         data_file = io.BytesIO(await asyncio.to_thread(_decode, data))
-        return await self._uploads.add_text(owner, Document.from_file(data_file, display_name(file.filename)))
+        return await self.uploads.add_text(owner, Document.from_file(data_file, display_name(file.filename)))
 
     # Replies
 
     async def _respond(self, long_request: LongRequest, read: ServedRead) -> Response:
-        async with aclosing(self._manager.follow(read)) as parts:
+        async with aclosing(self.manager.follow(read)) as parts:
             async for part in parts:
                 if isinstance(part, ReadResult):
                     if (continuation := long_request.continuation) is not None:
@@ -301,7 +288,7 @@ class ChatCompletions:
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = answer_text(result, long_request.options.stops)
         annotations = await asyncio.to_thread(build_annotations, result, text)
-        head = ReplyHead(result.run_id, self._reader.policy.name)
+        head = ReplyHead(result.run_id, self.reader.policy.name)
         message = {"content": text, "annotations": annotations}
         details = read_details(result, long_request.names)
         return JSONResponse(head.completion(message, finish_reason(result), sum_usage(result.usage), details))
@@ -322,11 +309,11 @@ class ChatCompletions:
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
-        head = ReplyHead(read.run_id, self._reader.policy.name)
+        head = ReplyHead(read.run_id, self.reader.policy.name)
         names = ", ".join(long_request.names)
         async with long_request.reservation:
             yield head.chunk({"role": "assistant", "reasoning_content": f"Reading {names}.\n"})
-            async with aclosing(self._manager.follow(read)) as parts:
+            async with aclosing(self.manager.follow(read)) as parts:
                 memory, last_note = "", 0.0
                 async for part in parts:
                     if isinstance(part, ReadResult):

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +71,6 @@ _SCHEMA: Final = (
     "CREATE INDEX reads_of_requests ON reads (owner, request, began)",
     "CREATE INDEX reads_of_owners ON reads (owner, began)",
 )
-_COLUMNS: Final = "run_id, owner, request, question, document, began, ended, state, error, edited"
 _CONTAINS: Final = "owner = ? AND instr(folded(question || char(10) || document || char(10) || run_id), ?) > 0"
 
 
@@ -97,11 +96,7 @@ class Ledger:
 
     def begin(self, entry: Entry) -> None:
         """Add a read."""
-        values = (entry.run_id, entry.owner, entry.request, entry.question, entry.document, entry.began)
-        self.run(
-            "INSERT INTO reads (run_id, owner, request, question, document, began, state) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*values, entry.state),
-        )
+        self.run("INSERT INTO reads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(entry))
 
     def mark(self, run_id: str, state: ReadState, error: str | None = None) -> None:
         """Record the state of a read."""
@@ -141,7 +136,7 @@ class Ledger:
             self._connection.close()
 
     def _select(self, condition: str, values: tuple[Any, ...]) -> list[Entry]:
-        rows = self.run(f"SELECT {_COLUMNS} FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
+        rows = self.run(f"SELECT * FROM reads WHERE {condition}", values)  # noqa: S608  one of those above
         return [Entry(**{**dict(row), "state": ReadState(row["state"]), "edited": bool(row["edited"])}) for row in rows]
 
     def run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:

@@ -107,20 +107,24 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     """
     messages = request.messages
     latest = find_latest_request(messages)
-    files = [
-        PartPosition(index, part_index)
+    parts = {
+        PartPosition(index, part_index): part
         for index, message in enumerate(messages)
         for part_index, part in enumerate(message.parts)
-        if part.kind == "file"
-    ]
+    }
+    files = [position for position, part in parts.items() if part.kind == "file"]
     if total <= room and not files:
         return ReadingPlan(0, (), latest)
     room -= findings
     if total + _STUB_TOKENS * len(files) <= room:
         return ReadingPlan(0, tuple(files), latest)
-    largest, remaining_tokens = _choose_largest(
-        messages, sizes, total + _STUB_TOKENS * len(files), room, min_tokens=findings // 2
-    )
+    min_tokens = max(findings // 2, _STUB_TOKENS)
+    large_parts = [
+        position
+        for position, part in parts.items()
+        if part.text is not None and sizes[position.message][position.part] > min_tokens
+    ]
+    largest, remaining_tokens = _choose_largest(large_parts, sizes, total + _STUB_TOKENS * len(files), room)
     if remaining_tokens <= room:
         return ReadingPlan(0, tuple(sorted([*files, *largest])), latest)
     for history in range(1, len(messages)):
@@ -136,10 +140,9 @@ def plan_reading(request: ChatRequest, sizes: Sizes, *, total: int, room: int, f
     history = max((n for n, message in enumerate(messages) if message.role not in {"tool", "function"}), default=0)
     remaining_indices = [index for index in range(len(messages)) if _remains(messages, index, history, latest)]
     everything = [
-        PartPosition(index, part_index)
-        for index in remaining_indices
-        for part_index, part in enumerate(messages[index].parts)
-        if part.text is not None and sizes[index][part_index] > _STUB_TOKENS
+        position
+        for position, part in parts.items()
+        if part.text is not None and position.message in remaining_indices and _count_saved_tokens(sizes, position) > 0
     ]
     return _add_files(history, everything, files, remaining_indices, latest)
 
@@ -261,22 +264,15 @@ def _cut_to_paragraphs(text: JsonText, tokens: int, tokenizer: Tokenizer, *, onl
 
 
 def _choose_largest(
-    messages: Sequence[ChatMessage], sizes: Sizes, total: int, room: int, *, min_tokens: int
+    positions: Sequence[PartPosition], sizes: Sizes, total: int, room: int
 ) -> tuple[list[PartPosition], int]:
     """Choose the fewest large parts so that the rest fits; if it never fits, choose all of them.
 
     Returns:
         the chosen parts, and the tokens of the rest.
     """
-    large = [
-        PartPosition(index, part_index)
-        for index, message in enumerate(messages)
-        for part_index, part in enumerate(message.parts)
-        if part.text is not None and sizes[index][part_index] > max(min_tokens, _STUB_TOKENS)
-    ]
-    large.sort(key=lambda position: -sizes[position.message][position.part])
     chosen: list[PartPosition] = []
-    for position in large:
+    for position in sorted(positions, key=lambda position: -sizes[position.message][position.part]):
         if total <= room:
             break
         chosen.append(position)

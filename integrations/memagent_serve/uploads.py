@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -45,39 +45,29 @@ class UploadedFile:
         return {"object": "file", "status": "processed", **asdict(self)}
 
 
+@dataclass(eq=False)
 class Uploads:
-    """The uploaded files of all keys, and the texts that were stored for their requests, also for refused ones.
+    """The uploaded files of all keys, and the texts that were stored for their requests, also for refused ones."""
 
-    Args:
-        folder: the folder for the files.
-        ledger: has the lists.
-        store: where the texts are.
-        quota: the maximum bytes of one key's files and texts together, unless the key has its own limit.
-        quota_of_all: the maximum bytes of all keys together.
-        texts_in_use: returns the keys of the documents that are being read.
-    """
+    folder: Path
+    """The folder for the files."""
+    ledger: Ledger
+    """Has the lists."""
+    store: DocumentStore
+    """Has the texts."""
+    quota: int = field(kw_only=True)
+    """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
+    total_quota: int = field(kw_only=True)
+    """The maximum bytes of all keys together."""
+    texts_in_use: Callable[[], Collection[str]] = tuple
+    """Returns the keys of the documents that are being read."""
 
-    def __init__(
-        self,
-        folder: Path,
-        ledger: Ledger,
-        store: DocumentStore,
-        *,
-        quota: int,
-        total_quota: int,
-        texts_in_use: Callable[[], Collection[str]] = tuple,
-    ) -> None:
-        self._folder = folder
-        self._ledger = ledger
-        self._store = store
-        self._quota = quota
-        self._total_quota = total_quota
-        self._texts_in_use = texts_in_use
+    def __post_init__(self) -> None:
         self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )
-        listed_ids = {row["id"] for row in ledger.run("SELECT id FROM files")}
-        for path in folder.glob("*/file-*.bin"):  # a killed process left the files that are not in the list
+        listed_ids = {row["id"] for row in self.ledger.run("SELECT id FROM files")}
+        for path in self.folder.glob("*/file-*.bin"):  # a killed process left the files that are not in the list
             if path.stem not in listed_ids:
                 path.unlink(missing_ok=True)
 
@@ -99,11 +89,11 @@ class Uploads:
                 raise bad_request("the file is empty", "file")
             purpose = in_one_line(purpose, _MAX_NAME_LENGTH)
             file = UploadedFile(file_id, size, int(time.time()), display_name(name), purpose)
-            with self._ledger.lock:
+            with self.ledger.lock:
                 for scope in (owner, None):
                     if self._exceeds_quota(scope, size):
                         raise _quota_error(scope)
-                self._ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
+                self.ledger.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -120,18 +110,18 @@ class Uploads:
         """
         async with self._conversions[owner.name]:
             await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
-            ref = await self._store.add_async(document)
+            ref = await self.store.add_async(document)
             await asyncio.to_thread(self._count_text, owner, ref)
         return ref
 
     def has_text(self, owner: Owner, ref: DocumentRef) -> bool:
         """Return whether a key's text is still stored."""
-        return bool(self._ledger.run("SELECT 1 FROM texts WHERE owner = ? AND key = ?", (owner.name, ref["key"])))
+        return bool(self.ledger.run("SELECT 1 FROM texts WHERE owner = ? AND key = ?", (owner.name, ref["key"])))
 
     def _count_text(self, owner: Owner, ref: DocumentRef) -> None:
-        with self._ledger.lock:
+        with self.ledger.lock:
             values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref))
-            self._ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
+            self.ledger.run("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", values)
             try:
                 self._free_space(owner, 0, ref["key"])
             except ApiError:
@@ -140,8 +130,8 @@ class Uploads:
 
     def _free_space(self, owner: Owner, more: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `more` bytes fit."""
-        with self._ledger.lock:
-            in_use = {*self._texts_in_use(), *needed_keys}
+        with self.ledger.lock:
+            in_use = {*self.texts_in_use(), *needed_keys}
             for scope in (owner, None):
                 while self._exceeds_quota(scope, more):
                     if not self._remove_oldest_text(scope, in_use):
@@ -150,26 +140,26 @@ class Uploads:
     def _remove_oldest_text(self, owner: Owner | None, in_use: Collection[str]) -> bool:
         """Remove the oldest text that is not in use; returns whether there was one."""
         name = owner and owner.name
-        for row in self._ledger.run(f"SELECT owner, key, ref FROM texts {_BY_OWNER} ORDER BY used", (name,)):  # noqa: S608
+        for row in self.ledger.run(f"SELECT owner, key, ref FROM texts {_BY_OWNER} ORDER BY used", (name,)):  # noqa: S608
             if row["key"] not in in_use:
                 self._remove_text(row["owner"], json.loads(row["ref"]))
                 return True
         return False
 
     def _remove_text(self, owner: str, ref: DocumentRef) -> None:
-        self._ledger.run("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
-        others = self._ledger.run("SELECT 1 FROM texts WHERE key = ?", (ref["key"],))
-        if not others and ref["key"] not in self._texts_in_use():
-            self._store.remove(ref)
+        self.ledger.run("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
+        others = self.ledger.run("SELECT 1 FROM texts WHERE key = ?", (ref["key"],))
+        if not others and ref["key"] not in self.texts_in_use():
+            self.store.remove(ref)
 
     def _exceeds_quota(self, owner: Owner | None, more: int = 0) -> bool:
         """Return whether `more` bytes would exceed the quota of a key, or of all keys for None."""
-        quota, max_files = self._total_quota, 100 * _MAX_FILES
+        quota, max_files = self.total_quota, 100 * _MAX_FILES
         if owner is not None:
-            quota, max_files = owner.max_bytes or self._quota, _MAX_FILES
+            quota, max_files = owner.max_bytes or self.quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_BY_OWNER}"  # noqa: S608  no text of a client
-        ((size, number),) = self._ledger.run(query, (owner and owner.name,))
+        ((size, number),) = self.ledger.run(query, (owner and owner.name,))
         return bool(size + more > quota or number + bool(more) > max_files)
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
@@ -194,18 +184,18 @@ class Uploads:
     def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. What was read of it stays with its runs. Raises like `get`."""
         path = self.content(owner, file_id)
-        self._ledger.run("DELETE FROM files WHERE owner = ? AND id = ?", (owner.name, file_id))
+        self.ledger.run("DELETE FROM files WHERE owner = ? AND id = ?", (owner.name, file_id))
         path.unlink(missing_ok=True)
 
     def _select_files(self, condition: str, values: tuple[Any, ...]) -> list[UploadedFile]:
         columns = "id, bytes, created_at, filename, purpose"
-        rows = self._ledger.run(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
+        rows = self.ledger.run(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
 
     def _get_path(self, owner: Owner, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
             raise _missing_file_error(file_id)
-        return self._folder / owner.name / f"{file_id}.bin"
+        return self.folder / owner.name / f"{file_id}.bin"
 
 
 def _quota_error(owner: Owner | None) -> ApiError:

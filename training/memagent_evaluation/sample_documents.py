@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar
 
 from memagent_evaluation.samples import Sample, Task
 from memagent_graph.converters import Block
@@ -30,26 +30,22 @@ class StoredSample:
     """The number of systems that still need it."""
 
 
+@dataclass(eq=False)
 class OpenDocuments:
-    """Makes samples and keeps their documents in a store while systems read them. It belongs to one event loop.
+    """Makes samples and keeps their documents in a store while systems read them. It belongs to one event loop."""
 
-    Args:
-        tasks: the tasks by name.
-        store: where documents are put.
-        seed: the tasks' seed, for messages.
-        keep: whether documents stay in the store.
-    """
-
-    workers: Final = 2
+    workers: ClassVar[int] = 2
     """The number of samples that are made at once."""
 
-    def __init__(
-        self, tasks: Mapping[str, Task], store: DocumentStore, seed: int | None = None, *, keep: bool = False
-    ) -> None:
-        self._tasks = tasks
-        self._store = store
-        self._seed = seed
-        self._keep = keep
+    tasks: Mapping[str, Task]
+    """By name."""
+    store: DocumentStore
+    seed: int | None = None
+    """The tasks' seed, for messages."""
+    keep: bool = False
+    """Whether documents stay in the store."""
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.workers, "sample")
         self._is_closing = threading.Event()
         self._open_samples: Counter[str] = Counter()
@@ -67,7 +63,7 @@ class OpenDocuments:
         stored = await self._make(task, length, index, readers)
         self._open_samples[stored.document["key"]] += 1
         try:
-            self._store.read_bytes(stored.document, 0, 1)
+            self.store.read_bytes(stored.document, 0, 1)
         except DocumentError:
             # Another sample has the same text, and its last reader has just removed it. From now on it is counted.
             await self._make(task, length, index, readers)
@@ -93,7 +89,7 @@ class OpenDocuments:
     async def _make(self, task: str, length: int, index: int, readers: int) -> StoredSample:
         """Make and store a sample in a thread. It cannot be cancelled from outside; `close` waits for running work."""
         loop = asyncio.get_running_loop()
-        making = loop.run_in_executor(self._pool, self._make_now, self._tasks[task], length, index, readers)
+        making = loop.run_in_executor(self._pool, self._make_now, self.tasks[task], length, index, readers)
         self._making.add(making)
         making.add_done_callback(self._on_made)
         return await asyncio.shield(making)
@@ -106,11 +102,11 @@ class OpenDocuments:
 
     def _remove(self, key: str) -> None:
         document = self._documents.pop(key)
-        if not self._keep:
-            self._store.remove(document)
+        if not self.keep:
+            self.store.remove(document)
 
     def _make_now(self, task: Task, length: int, index: int, readers: int) -> StoredSample:
-        sample = make_sample(task, length, index, self._seed)
+        sample = make_sample(task, length, index, self.seed)
 
         def blocks() -> Iterator[Block]:
             try:
@@ -121,10 +117,10 @@ class OpenDocuments:
                         raise RuntimeError("the evaluation has ended")
                     yield Block(piece)
             except Exception as error:
-                raise _sample_error(error, "text", task, length, index, self._seed) from error
+                raise _sample_error(error, "text", task, length, index, self.seed) from error
 
         try:
-            document = self._store.add(Document.from_pieces(blocks, sample.id))
+            document = self.store.add(Document.from_pieces(blocks, sample.id))
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
         return StoredSample(sample, document, readers)

@@ -90,7 +90,7 @@ async def test_texts_count_for_their_key_and_the_oldest_that_no_read_uses_go(tmp
 
 async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_once(tmp_path: Path, monkeypatch) -> None:
     files, running, most = uploads(tmp_path, quota=50), 0, 0
-    add = files._store.add_async
+    add = files.store.add_async
 
     async def watched(document: Document) -> DocumentRef:
         nonlocal running, most
@@ -100,11 +100,11 @@ async def test_nothing_is_converted_for_a_key_without_room_nor_many_files_at_onc
         running -= 1
         return ref
 
-    monkeypatch.setattr(files._store, "add_async", watched)
+    monkeypatch.setattr(files.store, "add_async", watched)
     await asyncio.gather(*(files.add_text(ALICE, Document.from_text(letter, letter)) for letter in "abcdef"))
     assert most == 2
     files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 50))
-    monkeypatch.setattr(files._store, "add_async", None)
+    monkeypatch.setattr(files.store, "add_async", None)
     with pytest.raises(ApiError, match="delete some"):
         await files.add_text(BOB, Document.from_bytes(b"PK not converted", name="a.docx"))
 

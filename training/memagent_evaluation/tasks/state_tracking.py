@@ -80,19 +80,16 @@ class _Location:
     evidence: frozenset[int]
 
 
+@dataclass(eq=False)
 class Story:
-    """A growing list of random events, and the questions that they answer.
+    """A growing list of random events, and the questions that they answer."""
 
-    Args:
-        rng: the source of random numbers.
-        people: the people in the story.
-        things: the things that they can carry.
-    """
+    rng: random.Random
+    people: Sequence[str]
+    things: Sequence[str]
+    """The things that people can carry."""
 
-    def __init__(self, rng: random.Random, people: Sequence[str], things: Sequence[str]) -> None:
-        self._rng = rng
-        self._people = people
-        self._things = things
+    def __post_init__(self) -> None:
         self._sentences: set[str] = set()
         self._person_locations: dict[str, _Location] = {}
         self._carriers: dict[str, tuple[str, int]] = {}
@@ -105,7 +102,7 @@ class Story:
 
     def generate(self) -> Iterator[Event]:
         """Add random events without end, and yield each."""
-        rng = self._rng
+        rng = self.rng
         while True:
             reachable = self._reachable_things()
             if self._carriers and rng.random() < 1 / 5:
@@ -113,7 +110,7 @@ class Story:
             elif reachable and rng.random() < 1 / 2:
                 self._pick_up(*rng.choice(reachable))
             else:
-                person = rng.choice(self._people)
+                person = rng.choice(self.people)
                 location = self._person_locations.get(person)
                 self._walk(person, rng.choice([room for room in ROOMS if location is None or room != location.room]))
             yield self.events[-1]
@@ -144,7 +141,7 @@ class Story:
         """Return pairs of a person and a thing that they could pick up: one in the same room, or an untouched one."""
         return [
             (person, thing)
-            for thing in self._things
+            for thing in self.things
             if thing not in self._carriers
             for person, location in self._person_locations.items()
             if thing not in self._thing_locations or self._thing_locations[thing].room == location.room
@@ -176,7 +173,7 @@ class Story:
         """Add an event, worded differently from all earlier sentences if possible; return its index."""
         sentences = [pattern.format(person=person, object=object_) for pattern in patterns]
         unused = [sentence for sentence in sentences if sentence not in self._sentences]
-        sentence = self._rng.choice(unused or sentences)
+        sentence = self.rng.choice(unused or sentences)
         self._sentences.add(sentence)
         self.events.append(Event(sentence, gold))
         return len(self.events) - 1
