@@ -20,7 +20,7 @@ from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import TrainingConversation  # noqa: E402
 from memagent_training.forward import scoring  # noqa: E402
-from memagent_training.forward.layouts import lay_out, lay_out_as_tree, lay_out_in_sequence, pad_rows  # noqa: E402  # noqa: E402
+from memagent_training.forward.layouts import lay_out, lay_out_as_tree, lay_out_in_sequence  # noqa: E402  # noqa: E402
 from memagent_training.forward.scoring import score_completions  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")
@@ -468,11 +468,3 @@ def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout
     recurrent.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):
         score_completions(recurrent, batch)
-
-
-def test_padded_rows_are_what_trl_reads() -> None:
-    parts = pad_rows([Row([1, 2, 3], [4]), Row([5], [6, 7])], pad_id=0)
-    assert parts.prompt_ids.tolist() == [[1, 2, 3], [0, 0, 5]]
-    assert parts.prompt_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert parts.completion_ids.tolist() == [[4, 0], [6, 7]]
-    assert parts.completion_mask.tolist() == [[1, 0], [1, 1]]

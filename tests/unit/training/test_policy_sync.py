@@ -31,7 +31,7 @@ from memagent_training.serving.policy_sync.probe import (
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
-from memagent_training.training_errors import SyncError, TrainingError
+from memagent_training.training_errors import TrainingError
 
 RANK = 8
 
@@ -650,7 +650,3 @@ def test_a_restart_that_fails_keeps_the_old_folder(base, tmp_path, monkeypatch) 
     with pytest.raises(VLLMServerError):
         server.restart(tmp_path)
     assert server.model == base
-
-
-def test_a_refusal_of_one_way_is_an_error_of_training() -> None:
-    assert issubclass(SyncError, TrainingError)

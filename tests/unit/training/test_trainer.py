@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from array import array
 from dataclasses import replace
 from itertools import chain
@@ -371,10 +370,6 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
         TrainingError, match=r"no preset 'dap'.*dapo or gru-mem or longrlvr or memagent-paper or rememr1"
     ):
         load_preset("dap", output_dir=str(tmp_path))
-
-
-def test_groups_travel_between_processes(world: tuple[Path, list[RolloutGroup]]) -> None:
-    assert pickle.loads(pickle.dumps(world[1])) == world[1]
 
 
 def test_the_final_model_is_a_model_folder(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:
