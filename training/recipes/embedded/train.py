@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
+from memagent_training.algorithm.muon import MuonWithAdamW
 from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
 from recipes.embedded.structured_start import give_structure, measure_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
@@ -134,7 +134,7 @@ def train(arguments: argparse.Namespace) -> None:
             policy, rarity, (form.encode_trunk("")[0], form.encode_reply(EMPTY)[0]), form.find_question_tags()
         )
     nn.Module.to(policy, device)
-    autocast = bfloat16_is_fast(device)
+    autocast = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]
     checkpoint: Path = arguments.out / "last.pt"
