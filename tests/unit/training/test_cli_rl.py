@@ -122,8 +122,8 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
 
 
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
-    plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
-    options = {each.name for each in dataclasses.fields(rl_command.RL)}
+    plain = {field.name for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)}
+    options = {field.name for field in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option"}
     apart = {"collect", "reading"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
@@ -135,17 +135,6 @@ def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, mo
     assert loop.job.api_key is None
     memagent("--base-url", "http://server/v1")
     assert loop.job.api_key == "of the environment"
-
-
-def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
-    Path("judging.py").write_text("def short(run):\n    return 1 / len(run.answer)\n")
-    memagent("--reward", "judging.py:short")
-    assert loop.job.reward.__name__ == "short"
-    assert "Did you mean judging.py:short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
-    for wrong in ("short = 3", "def short(run, gold): return 1.0", "def short(*, run): return 1.0"):
-        Path("judging.py").write_text(f"{wrong}\n")
-        told = memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
-        assert "def reward(run: TrainingRun) -> float | None" in " ".join(told.split())
 
 
 # Who watches
@@ -341,6 +330,6 @@ def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
 def test_help_names_every_option(loop, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     told = memagent("--help", least=False).stdout
-    for name in {each.name for each in dataclasses.fields(rl_command.RL)} - {"settings", "lora_rank", "as_json"}:
+    for name in {field.name for field in dataclasses.fields(rl_command.RL)} - {"settings", "lora_rank", "as_json"}:
         assert f"--{name.replace('_', '-')}" in told, name
     assert "--set" in told and "--lora" in told and "--json" in told

@@ -20,7 +20,7 @@ from memagent_training.algorithm.advantages import AdvantageSettings, LossWeight
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 from memagent_training.forward.layouts import lay_out  # noqa: E402
-from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
+from memagent_training.forward.scoring import score_completions  # noqa: E402
 
 VOCABULARY = 24
 TOLERANCE = 1e-10
@@ -54,13 +54,13 @@ def gradient(model: Any, rows: Sequence[TrainingRow], *, ranks: int, budget: int
     for rank in plan.micro_batches:
         for planned in rank:
             real = [rows[number] for number in planned.rows]
-            inert = [
+            padding_rows = [
                 TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), "update", "", 0, False, "")
             ]
-            conversations = [*(row.conversation for row in real), *inert * planned.inert]
-            scored = completion_logprobs(model, lay_out(conversations, layout, pad_id=0))
+            conversations = [*(row.conversation for row in real), *padding_rows * planned.padding_rows]
+            scored = score_completions(model, lay_out(conversations, layout, pad_id=0))
             factors = torch.tensor(
-                [*(row.weight * row.advantage for row in real), *[0.0] * planned.inert], dtype=torch.float64
+                [*(row.weight * row.advantage for row in real), *[0.0] * planned.padding_rows], dtype=torch.float64
             )
             (scored.logprobs_BT * scored.mask_BT * factors[:, None]).sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -125,7 +125,7 @@ def test_the_order_of_groups_and_rollouts_changes_nothing(
     model: Any, seed: int, shuffle: random.Random, layout: Layout
 ) -> None:
     groups = make_groups(seed)
-    shuffled = [replace(each, rollouts_G=tuple(_shuffled(shuffle, each.rollouts_G))) for each in groups]
+    shuffled = [replace(group, rollouts_G=tuple(_shuffled(shuffle, group.rollouts_G))) for group in groups]
     gradients = [
         gradient(model, prepare_batch(each, AdvantageSettings()).rows, ranks=2, budget=60, layout=layout).clone()
         for each in (groups, _shuffled(shuffle, shuffled))
@@ -139,8 +139,8 @@ def test_a_duplicated_prefix_costs_nothing_and_changes_nothing(model: Any, seed:
     """Two equal groups are twice one of them: the mean is the same, and the tree no larger."""
     groups = make_groups(seed)
     again = [
-        RolloutGroup(each.group_id + "'", tuple(replace(r, run_id=r.run_id + "'") for r in each.rollouts_G))
-        for each in groups
+        RolloutGroup(group.group_id + "'", tuple(replace(r, run_id=r.run_id + "'") for r in group.rollouts_G))
+        for group in groups
     ]
     once, twice = (prepare_batch(each, AdvantageSettings()).rows for each in (groups, [*groups, *again]))
     budget = 40 * longer + 2000
