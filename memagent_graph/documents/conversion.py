@@ -115,7 +115,7 @@ def convert_parts(
         kind: as in `SourceFile`; HTML has to be UTF-8.
         file: the file, from its beginning.
         cancellation: stops the conversion early.
-        pages: the pages of a PDF file to convert, as `str(PageRanges)`; empty for all.
+        pages: the pages of a PDF file to convert, as `Document.pages`; empty for all.
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:

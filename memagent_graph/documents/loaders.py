@@ -83,7 +83,7 @@ def open_document(
     )
     with contextlib.ExitStack() as stack:
         is_binary = isinstance(content, bytes | Path) or hasattr(content, "read")
-        if document.pages is not None and not is_binary:
+        if document.pages and not is_binary:
             raise no_pages(document, "text")
         if isinstance(content, str):
             _kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
@@ -102,7 +102,7 @@ def open_document(
             file = stack.enter_context(_open(document)) if isinstance(content, Path) else content
             first = _read(document.name, file)
             if isinstance(first, str):
-                if document.pages is not None:
+                if document.pages:
                     raise no_pages(document, "text")
                 yield TEXT, (Block(piece) for piece in _rest(document.name, first, file))
             else:
@@ -245,13 +245,12 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
     kind = _kind(document, file)
     if kind is None and convert.keywords["converter"] is not None and binary_kind(_sample(file)):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
-    if document.pages is not None and kind != "pdf":
+    if document.pages and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
         return MEDIA_TYPES[kind], _converted_html(document, file, errors, convert)
     if kind is not None:
-        pages = "" if document.pages is None else str(document.pages)
-        return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=pages)
+        return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
     reopen = partial(_pieces, document.name, file, file.tell())
     texts = decode_pieces(document.name, reopen, encoding=document.encoding, errors=errors)
     return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)

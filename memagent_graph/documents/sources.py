@@ -20,47 +20,25 @@ _PART = re.compile(r"\s*(\d{1,7})\s*(?:(-)\s*(\d{1,7})?)?\s*")
 _MAX_PARTS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class PageRanges:
-    """A choice of pages, counted from 1.
+def normalise_pages(pages: str | int) -> str:
+    """Return a choice of pages, counted from 1, in its usual form: 5, 5-10, 12- (to the end) or 1-3,7.
 
-    Attributes:
-        parts: the first and last page of the ranges; None as the last page means the document's end.
+    Raises:
+        DocumentError: it does not name pages.
     """
-
-    parts: tuple[tuple[int, int | None], ...]
-
-    @classmethod
-    def of(cls, pages: str | int | PageRanges) -> PageRanges:
-        """Return the pages that a text names.
-
-        Raises:
-            DocumentError: it does not name pages.
-        """
-        if isinstance(pages, PageRanges):
-            return pages
-        texts = str(pages).replace("\N{EN DASH}", "-").split(",")
-        parts = []
-        for text in texts if len(texts) <= _MAX_PARTS else ():
-            match = _PART.fullmatch(text)
-            if match is None:
-                break
-            first, dash, last = int(match[1]), match[2], match[3]
-            end = int(last) if last else None if dash else first
-            if first < 1 or (end is not None and end < first):
-                break
-            parts.append((first, end))
-        if len(parts) != len(texts):
-            raise DocumentError(
-                f"{str(pages)[:80]!r} does not name pages",
-                hint="Write 5, 5-10, 12- (to the end) or 1-3,7; pages are counted from 1.",
-            )
-        return cls(tuple(parts))
-
-    def __str__(self) -> str:
-        return ",".join(
-            f"{first}" if first == last else f"{first}-{'' if last is None else last}" for first, last in self.parts
+    texts = str(pages).replace("\N{EN DASH}", "-").split(",")
+    parts: list[str] = []
+    for match in map(_PART.fullmatch, texts[:_MAX_PARTS]):
+        first, last = (int(match[1]), int(match[3] or 0)) if match else (0, 0)
+        if match is None or first < 1 or (match[3] and last < first):
+            break
+        parts.append(f"{first}-{last or ''}" if match[2] and last != first else f"{first}")
+    if len(parts) != len(texts):
+        raise DocumentError(
+            f"{str(pages)[:80]!r} does not name pages",
+            hint="Write 5, 5-10, 12- (to the end) or 1-3,7; pages are counted from 1.",
         )
+    return ",".join(parts)
 
 
 TEXT = "text/plain"
@@ -139,7 +117,7 @@ class Document:
         content: a path, text, bytes, an open file, an iterator of text or bytes, sections, or a function that makes
             pieces.
         encoding: the declared charset of bytes.
-        pages: the pages to read of a PDF file; None for all.
+        pages: the pages to read of a PDF file, as `normalise_pages` returns them; empty for all.
         root: the resolved folder or file that must contain the path when it is opened; None for no restriction.
     """
 
@@ -147,16 +125,16 @@ class Document:
     media_type: str
     content: Any = field(repr=False)
     encoding: str | None = None
-    pages: PageRanges | None = None
+    pages: str = ""
     root: Path | None = None
 
-    def only(self, pages: str | int | PageRanges | None) -> Document:
+    def only(self, pages: str | int | None) -> Document:
         """Return the document with only some pages of its PDF file, such as "5-10" or "1-3,7"; None for all.
 
         Raises:
             DocumentError: `pages` does not name pages. Whether the document has them shows when it is read.
         """
-        return self if pages is None else replace(self, pages=PageRanges.of(pages))
+        return self if pages is None else replace(self, pages=normalise_pages(pages))
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:

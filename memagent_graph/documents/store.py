@@ -105,8 +105,8 @@ class DocumentStore:
                 ref["headings"] = self._add_marks(titles)
             if omissions:
                 ref["omissions"] = summarize_omissions(omissions)
-            if document.pages is not None:
-                ref["pages"] = str(document.pages)
+            if document.pages:
+                ref["pages"] = document.pages
             if kind == PDF and isinstance(document.content, Path) and document.content.name == document.name:
                 ref["path"] = str(document.content.absolute())
             return ref
@@ -123,7 +123,7 @@ class DocumentStore:
         Raises:
             DocumentMismatchError: the document has another text than the reference.
         """
-        if "pages" in ref and document.pages is None:
+        if "pages" in ref and not document.pages:
             document = document.only(ref["pages"])
         stored = await self.add_async(document, replace_undecodable=replace_undecodable)
         if stored["key"] != ref["key"]:

@@ -7,7 +7,6 @@ bad replies (cut off, empty, refused), retries, counting and logging.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -44,11 +43,6 @@ class Reply:
     def step(self) -> str:
         """The call's id in the trace. Later calls have it in their `parents`."""
         return self.call.id
-
-    @property
-    def logprobs(self) -> Sequence[float] | None:
-        """The log-probs of the newest completion's tokens (natural log); None if the policy returned none."""
-        return self.call.completion.logprobs
 
 
 class Ask:

@@ -42,9 +42,6 @@ class StrategyId:
     fingerprint: str
     """Empty if it is unknown."""
 
-    def __str__(self) -> str:
-        return f"{self.name}:{self.fingerprint}" if self.fingerprint else self.name
-
 
 class Outcome(StrEnum):
     """The use of a completion."""

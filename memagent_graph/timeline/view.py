@@ -47,7 +47,6 @@ class RunView:
     stop_reason: str | None
     """The stop reason; None while the run goes on, or after a crash."""
     began: float | None = None
-    ended: float | None = None
     rewards: tuple[Reward, ...] = ()
     sections: Sequence[SourceMark] = ()
     """The starts of the document's pages or sources."""
@@ -145,7 +144,6 @@ def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         raw_answer=trace.answers[-1].text if trace.answers else None,
         stop_reason=record.stop_reason,
         began=record.began,
-        ended=record.ended,
         rewards=tuple(reward for reward in log.rewards(run_id) if reward.conversation is None),
         **load_texts(store, record.document, trace),
     )

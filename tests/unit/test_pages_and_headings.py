@@ -13,7 +13,7 @@ from support.scripts import perfect_reader
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.documents.headings import headings
-from memagent_graph.documents.sources import PageRanges, SourceMark
+from memagent_graph.documents.sources import SourceMark, normalise_pages
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
 from memagent_graph.provenance.places import Places
 from memagent_graph.run_log.exchange import export_runs
@@ -71,15 +71,15 @@ class TestPagesThatAreChosen:
         [("4", "4"), ("2-4", "2-4"), (" 1 - 2 , 4 ", "1-2,4"), ("3-", "3-"), ("5–6", "5-6"), (7, "7"), ("3-3", "3")],
     )
     def test_are_named_in_a_few_ways(self, given, chosen) -> None:
-        assert str(PageRanges.of(given)) == chosen
-        assert PageRanges.of(chosen) == PageRanges.of(given)
+        assert normalise_pages(given) == chosen
+        assert normalise_pages(chosen) == chosen
 
     @pytest.mark.parametrize(
         "given", ["", "0", "-3", "5-2", "a", "1,,2", "1-2-3", "1 2", "99999999", ",".join("1" * 2000)]
     )
     def test_are_refused_where_they_name_none(self, given) -> None:
         with pytest.raises(DocumentError, match=r"does not name pages.*1-3,7"):
-            PageRanges.of(given)
+            normalise_pages(given)
 
     def test_are_all_that_is_stored(self, tmp_path) -> None:
         store = DocumentStore(tmp_path / "store")
