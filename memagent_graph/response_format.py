@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from memagent_graph.errors import ResponseFormatError, load_extra
 from memagent_graph.own_code import load_own, names_own_code
-from memagent_graph.storage.bounded_files import json_value, text_file
+from memagent_graph.storage.bounded_files import parse_json, read_text_file
 
 MAX_SCHEMA_BYTES: Final = 32_768
 """The maximum size of a schema as JSON. It is part of the prompt of every answer."""
@@ -144,7 +144,7 @@ class ResponseFormat:
             return cls.of(model)
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
-            schema = json_value(text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
+            schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
         except OSError as error:
             reason = f"the schema {name} cannot be read: {error.strerror or error}"
             raise ResponseFormatError(reason, hint=hint) from error

@@ -40,7 +40,7 @@ Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """Parses a reply. The reply is never empty, and has no reasoning."""
 
 
-def whole_text(text: str, _: Prompts) -> ParsedReply:
+def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
     """Return the reply as it is."""
     return ParsedReply(text)
 
@@ -67,7 +67,7 @@ class Role:
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
-    parse: Parser = whole_text
+    parse: Parser = keep_whole_text
     stand_in: str | None = None
     fills_window: bool = False
     optional: bool = False
@@ -92,7 +92,7 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer
 """The answer of the paper, from memory alone."""
 
 
-def answer_form(answer_format: AnswerFormat) -> str:
+def read_answer_form(answer_format: AnswerFormat) -> str:
     """Return the instructions on the form of the answer, the end of the package's answer prompt."""
     return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
@@ -183,7 +183,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
             )
 
 
-def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
     """Return the excess tokens of the longest prompt with a chunk, and its reply; 0 or less if they fit."""
     with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
     return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)

@@ -101,12 +101,12 @@ def is_character_end(text: str, at: int) -> bool:
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])
 
 
-def last_character_end(text: str, at: int, start: int = 0) -> int | None:
+def find_last_character_end(text: str, at: int, start: int = 0) -> int | None:
     """Return the last place from `start` to `at` that splits no character; None if there is none."""
     return next((place for place in range(at, start - 1, -1) if is_character_end(text, place)), None)
 
 
-def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
+def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
     """Return where sentences and paragraphs end after `start` and up to `end`, in order, with the space after them.
 
     An abbreviation such as "Dr." or "e.g." ends none, nor does a single line's end; a full stop after a longer word
@@ -128,12 +128,12 @@ def sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int
     return sorted(begin + place for place in ends if start < begin + place <= end and begin + place < len(text))
 
 
-def paragraph_ends(text: str, start: int, end: int) -> list[int]:
+def find_paragraph_ends(text: str, start: int, end: int) -> list[int]:
     """Return where paragraphs end after `start` and up to `end`, in order, with the blank lines after them."""
     return [match.end() for match in _PARAGRAPH_END.finditer(text, start, end)]
 
 
-def word_ends(text: str, start: int, end: int) -> list[int]:
+def find_word_ends(text: str, start: int, end: int) -> list[int]:
     """Return where words end after `start` and up to `end`; by a dictionary in scripts without spaces."""
     begin = max(0, start - _REACH)
     ends = (begin + place for place in _ends(WordBreaker, text[begin : end + _REACH]))
@@ -148,12 +148,12 @@ def is_unspaced(text: str) -> bool:
 # Words
 
 
-def word_spans(text: str) -> list[tuple[int, int]]:
+def find_words(text: str) -> list[tuple[int, int]]:
     """Return where words begin and end."""
     return [match.span() for match in (_ASCII_WORD if text.isascii() else WORD).finditer(text)]
 
 
-def normal_form(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Return a text composed, without case, without what is hidden in words, and with ASCII digits; accents stay."""
     if text.isascii():
         return text.lower()
@@ -173,15 +173,15 @@ def fold(word: str) -> str:
         return (word if word.isalnum() else _JOINTS.sub("", word)).lower()
     folded = unicodedata.normalize("NFKD", _JOINTS.sub("", word)).casefold().replace("ı", "i")
     folded = unicodedata.normalize("NFKC", _OPTIONAL.sub("", folded))
-    return _PARTICLE.sub("", normal_form(folded))
+    return _PARTICLE.sub("", normalise_text(folded))
 
 
 def words(text: str) -> list[str]:
     """Return a text's words, folded."""
-    return [fold(text[start:end]) for start, end in word_spans(text)]
+    return [fold(text[start:end]) for start, end in find_words(text)]
 
 
-def terms(text: str) -> Iterator[str]:
+def list_terms(text: str) -> Iterator[str]:
     """Yield what a text is searched by: folded words; in scripts without spaces, characters and pairs of them."""
     for run in _runs(text):
         folded = [fold(word) for word in run]
@@ -197,7 +197,7 @@ def _runs(text: str) -> Iterator[list[str]]:
     """Yield words, each alone or, in scripts without spaces, with those that follow it; a line's end is no gap."""
     run: list[str] = []
     reached = 0
-    for start, end in word_spans(text):
+    for start, end in find_words(text):
         continues = is_unspaced(text[start]) and text[reached:start] in {"", "\n", "\r\n"}
         if run and not (continues and is_unspaced(run[0])):
             yield run
@@ -208,7 +208,7 @@ def _runs(text: str) -> Iterator[list[str]]:
         yield run
 
 
-def invented_word(text: str, sources: Iterable[str]) -> str | None:
+def find_invented_word(text: str, sources: Iterable[str]) -> str | None:
     """Return the first word or number of a text, folded, that is in none of its sources; None if there is none.
 
     A word may be in them in parts: `4711 kg` for `4711kg`, or `1, 234` for `1,234`. In scripts without spaces, each

@@ -59,7 +59,7 @@ class Pace:
                     waiter.set_result(None)
 
 
-async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
+async def read_in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
     """Run reads of one document in parallel, all at the same chunk at the same time.
 
     Args:

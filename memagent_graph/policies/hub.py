@@ -18,7 +18,7 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def model_folder(repository: str, *, with_weights: bool) -> Path:
+def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
     """Return the local folder of a model on the hub, downloaded if it is not in the cache.
 
     Args:

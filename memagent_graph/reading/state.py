@@ -119,7 +119,7 @@ class ReaderState(TypedDict):
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
-    """The policy calls of the newest superstep, as `memagent_graph.calls.stored_call` stores them."""
+    """The policy calls of the newest superstep, as `memagent_graph.calls.pack_call` stores them."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
     """The newest step of each branch, by the branch's name: the parent of the next one."""
     answer: NotRequired[str | None]
@@ -148,8 +148,8 @@ class UpdateRules:
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
     """The rule for a memory with a word that is not in the prompt. `ACCEPT` does not check; None uses the policy's rule
-    (`Profile.on_invented`). For policies that only copy, a new word is an error. `words.invented_word` defines what is
-    new in every script."""
+    (`Profile.on_invented`). For policies that only copy, a new word is an error. `words.find_invented_word` defines
+    what is new in every script."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The rule for a reply without the form that its role needs."""
     retries: int = 2

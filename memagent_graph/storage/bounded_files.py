@@ -34,7 +34,7 @@ def open_regular(path: Path, root: Path | None = None) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -> str:
+def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
@@ -48,12 +48,12 @@ def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -
     return content.decode("utf-8")
 
 
-def json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
-    """Return the value in a JSON file. Errors as for `text_file` and `json_value`."""
-    return json_value(text_file(path, max_bytes))
+def read_json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
+    """Return the value in a JSON file. Errors as for `read_text_file` and `parse_json`."""
+    return parse_json(read_text_file(path, max_bytes))
 
 
-def json_value(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:

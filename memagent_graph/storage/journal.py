@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.bounded_files import json_value, open_regular
-from memagent_graph.storage.file_locks import locked
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.bounded_files import open_regular, parse_json
+from memagent_graph.storage.file_locks import try_to_lock
+from memagent_graph.storage.private_files import create_private_file
 
 _FIRST_BYTES: Final = b'{"'
 """The beginning of every row."""
@@ -74,10 +74,10 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         MemAgentError: another process has it open, or it is not a journal. The class is `error`.
         OSError: it cannot be opened.
     """
-    private_file(path)
+    create_private_file(path)
     with ExitStack() as stack:
         file = stack.enter_context(path.open("r+b"))
-        if not locked(file):
+        if not try_to_lock(file):
             raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
         rows, length = _parse(file, path, error)
         file.truncate(length)
@@ -111,7 +111,7 @@ def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[lis
     rows = []
     for number, line in enumerate(content[:length].splitlines(), start=1):
         try:
-            row = json_value(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise TypeError("it is not an object")
         except (ValueError, TypeError) as cause:

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.retriever import Retriever, WordRetriever, ranked
+from memagent_graph.retriever import Retriever, WordRetriever, rank_texts
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
 
 _CHUNK_TOKENS: Final = 256
@@ -59,7 +59,7 @@ class Retrieval(Excerpt):
                 spans.append(Span.of(chunk))
                 yield chunk.text
 
-        ranking = await ranked(self.retriever, texts(), window.question)
+        ranking = await rank_texts(self.retriever, texts(), window.question)
         matches = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matches]
         best = [spans[number] for number in ranking[: self.chunks or None]]
