@@ -2,7 +2,7 @@
 
 The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or a file of the user. A
 policy that was trained on its own templates understands no others. If its profile has no template for a role, the
-template of `stand_in` is used, and unfilled fields stay empty.
+template of `fallback` is used, and unfilled fields stay empty.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Role:
             none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
         parse: parses the reply. Answers are parsed by the reader's answer format.
-        stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
+        fallback: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
     """
@@ -68,7 +68,7 @@ class Role:
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
     parse: Parser = keep_whole_text
-    stand_in: str | None = None
+    fallback: str | None = None
     fills_window: bool = False
     optional: bool = False
 
@@ -132,7 +132,7 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
         roles: the roles of a strategy.
         prompts: the prompts of the reader. Their template for a role has priority.
         trained_prompts_only: whether the policy understands only the prompts that it was trained on. If so, an optional
-            role without a template in `prompts` and without a `stand_in` gets no template; see `Prompts.templates`.
+            role without a template in `prompts` and without a `fallback` gets no template; see `Prompts.templates`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
@@ -146,8 +146,8 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
         if template is not None:
             template, needed = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
             template.require(needed=needed, allowed=needed)
-        elif role.stand_in is not None:
-            template = prompts.templates[role.stand_in]
+        elif role.fallback is not None:
+            template = prompts.templates[role.fallback]
         elif trained_prompts_only and role.optional:
             continue
         elif trained_prompts_only:

@@ -127,7 +127,7 @@ def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine for a synchronous node or tool. Breaking off the stream of an enclosing graph cancels it.
 
     Raises:
-        LastingError: the stream was broken off.
+        PermanentError: the stream was broken off.
     """
     cancellation = Cancellation()
     for exits in enclosing_exit_stacks(ensure_config()):

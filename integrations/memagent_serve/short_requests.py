@@ -15,7 +15,7 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from memagent_graph.policies.dialects import extract_server_message
+from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.sending import OverlongReplyError, read_body, read_error_body
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams

@@ -214,13 +214,13 @@ class DocumentStore:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _translate_disk_errors(self, deed: Literal["read", "written"] = "written") -> Iterator[None]:
+    def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
         """Raise `DocumentStoreError` for a full or read-only disk, or too many open files."""
         try:
             yield
         except OSError as error:
             raise DocumentStoreError(
-                f"the document store {self.root} cannot be {deed}: {error.strerror or error}",
+                f"the document store {self.root} cannot be {action}: {error.strerror or error}",
                 hint="Raise the limit of open files (`ulimit -n`)."
                 if error.errno in {errno.EMFILE, errno.ENFILE}
                 else "Make it writable, free disk space, or set MEMAGENT_HOME to another folder for all that is kept.",

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.dialects import (
+from memagent_graph.policies.api_variants import (
     extract_text,
     find_refused_field,
     has_refusal,

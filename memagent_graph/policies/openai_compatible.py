@@ -26,7 +26,7 @@ from memagent_graph.chat_markers import configured_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
+from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion

@@ -2,7 +2,7 @@
 
 Only the needed fields are decoded. A reply has hundreds of log-prob entries with token, bytes and alternatives, and one
 number of an entry is used. The typed models of the `openai` client would take more processor time than the rest of a
-step, and drop the token ids of vLLM. A reply in another dialect of the API is decoded again, with looser rules.
+step, and drop the token ids of vLLM. A reply in another variant of the API is decoded again, with looser rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import (
+from memagent_graph.policies.api_variants import (
     extract_server_message,
     extract_text,
     has_refusal,
@@ -149,14 +149,14 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
     """Return the reply, and whether its token ids or log-probs are invalid.
 
     Raises:
-        MalformedReplyError: the body is not a reply in any dialect.
+        MalformedReplyError: the body is not a reply in any known variant of the API.
     """
     try:
         reply = _decoder.decode(content)
         if not reply.choices or not reply.choices[0].delta:
             return reply, False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # it may be another dialect
+        pass  # it may be another variant of the API
     try:
         return _usual_form(content)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -164,7 +164,7 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
 
 
 def _usual_form(content: bytes) -> tuple[_Reply, bool]:
-    """Convert a reply in another dialect; also return whether its token ids or log-probs are invalid."""
+    """Convert a reply in another variant of the API; also return whether its token ids or log-probs are invalid."""
     reply = _json(content.decode("utf-8-sig"))
     choices, is_damaged = [], False
     for choice in filter(None, reply.get("choices") or ()):

@@ -25,7 +25,7 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
-from memagent_graph.policies.dialects import extract_server_message, is_final
+from memagent_graph.policies.api_variants import extract_server_message, is_final
 from memagent_graph.policies.server_url import parse_origin, without_password
 
 T = TypeVar("T")

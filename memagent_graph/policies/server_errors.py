@@ -16,7 +16,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.policies.dialects import OPTIONAL_FIELDS, find_refused_field, speaks_of_length
+from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, speaks_of_length
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.sending import (
     BrokenOffError,

@@ -52,9 +52,9 @@ class WordedText:
         self.words = [fold(text[start:end]) for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
-        """Return what makes a shared passage worth quoting, by its place.
+        """Return the words that make a shared passage worth quoting, with their positions.
 
-        Those are content words, and four characters in a row of scripts without spaces.
+        These are content words, and four characters in a row of scripts without spaces.
         """
         words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
         return sorted([*words, *self._unspaced()])
@@ -124,8 +124,8 @@ class Quote:
 def find_shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     """Return the longest runs of equal words around every common anchor.
 
-    A single word that is frequent in a chunk is no run. In a line of function words, words that the chunk writes as
-    names count (the month May, or Will).
+    A single word that is frequent in a chunk is not a run. In a line that has only function words, words that the
+    chunk writes as names count (the month May, or Will).
     """
     if anchors := line.anchors():
         places = chunk.places({anchor for _, anchor in anchors})

@@ -49,7 +49,7 @@ INTEGRATE = Role(
     "integrate",
     fields=frozenset({"memory", "chunk", "subquestion"}),
     template=read_template("integrate"),
-    stand_in="update",
+    fallback="update",
 )
 
 

@@ -1,4 +1,4 @@
-"""Interprets replies and refusals in the dialects of the API: finish reasons, contents, counts, unsupported fields."""
+"""Interprets the finish reasons, contents, token counts and refusals of servers whose API differs from OpenAI's."""
 
 from __future__ import annotations
 
