@@ -7,7 +7,7 @@
     │   ├── EncodingError               bytes that cannot be decoded with the charset
     │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
     │   ├── DocumentMismatchError       another text than the one of the run
-    │   ├── DocumentStoreError          the place where texts are kept cannot be read or written
+    │   ├── DocumentStoreError          the store of texts cannot be read or written
     │   └── RefusedSourceError          a source that a language model may not read
     ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
@@ -95,14 +95,14 @@ class MemAgentError(Exception):
         )
 
     def __str__(self) -> str:
-        place = []
+        parts = []
         if self.run_id is not None:
-            place.append(f"run {self.run_id}")
+            parts.append(f"run {self.run_id}")
         if self.branch is not None:
-            place.append(f"branch {self.branch}")
+            parts.append(f"branch {self.branch}")
         if self.chunk_index is not None:
-            place.append(f"chunk {self.chunk_index}")
-        text = f"{self.message} ({', '.join(place)})" if place else self.message
+            parts.append(f"chunk {self.chunk_index}")
+        text = f"{self.message} ({', '.join(parts)})" if parts else self.message
         return f"{text}. {self.remedy}" if self.remedy else text
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -143,7 +143,7 @@ class DocumentMismatchError(DocumentError):
 
 
 class DocumentStoreError(DocumentError):
-    """The place where texts are kept cannot be read or written; it is no defect of a document."""
+    """The store of texts cannot be read or written. The document itself has no defect."""
 
 
 class RefusedSourceError(DocumentError):
@@ -268,7 +268,7 @@ def load_extra(module: str, extra: str, needed_for: str) -> Any:
     """Import a module that an extra of this distribution installs, and return it.
 
     Raises:
-        MissingExtraError: it is not installed. `needed_for` is the purpose in the message.
+        MissingExtraError: the module is not installed. `needed_for` is the purpose in the message.
     """
     try:
         return importlib.import_module(module)

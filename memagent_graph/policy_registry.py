@@ -35,7 +35,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     """Return the policy that the settings name.
 
     Raises:
-        PolicyError: there is no policy with this name, or it cannot be created.
+        PolicyError: the policy does not exist, or cannot be created.
         MissingExtraError: a local policy without the extra "local".
     """
     name = settings.policy_name
@@ -61,7 +61,7 @@ def as_policy(value: object, settings: PolicySettings) -> Policy:
     """Return the policy for an object: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
-        PolicyError: it is another kind of object.
+        PolicyError: the object is of another kind.
         MemAgentError: a setting belongs to the object itself.
     """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
@@ -101,7 +101,7 @@ def _client_options(client: Any, model: str | None) -> dict[str, Any]:
     also for Azure. A transport or hooks of the client are not.
 
     Raises:
-        PolicyRequestError: its key comes from a function, or it is a client for Azure without a deployment.
+        PolicyRequestError: the key of the client comes from a function, or a client for Azure has no deployment.
     """
     if getattr(client, "_api_key_provider", None) or getattr(client, "_azure_ad_token_provider", None):
         raise PolicyRequestError(
@@ -225,7 +225,7 @@ def parse_template_arguments(text: str | None) -> dict[str, Any]:
     """Return the arguments for a chat template, by name.
 
     Raises:
-        MemAgentError: they are not a JSON object.
+        MemAgentError: the text is not a JSON object.
     """
     try:
         arguments = parse_json(text or "{}")

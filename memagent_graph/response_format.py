@@ -86,7 +86,7 @@ class ResponseFormat:
                 `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`; or a `ResponseFormat`.
 
         Raises:
-            ResponseFormatError: it is not a schema, is too large, or uses an unsupported keyword.
+            ResponseFormatError: the source is not a schema, is too large, or uses an unsupported keyword.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if isinstance(source, ResponseFormat):
@@ -133,7 +133,7 @@ class ResponseFormat:
         The code of the model runs.
 
         Raises:
-            ResponseFormatError: there is no such file or model, or it cannot be used.
+            ResponseFormatError: the file or model does not exist, or cannot be used.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if names_own_code(name) and not Path(name).is_file():
@@ -287,7 +287,7 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
     """Return the schema as JSON.
 
     Raises:
-        ResponseFormatError: it is not JSON, too deep or too large.
+        ResponseFormatError: the schema is not JSON, too deep or too large.
     """
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -30,7 +30,7 @@ class Retriever(Protocol):
             query: the query.
 
         Raises:
-            RetrievalError: they cannot be ranked.
+            RetrievalError: the texts cannot be ranked.
         """
 
 
@@ -38,7 +38,7 @@ async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> 
     """Return the ranking of a retriever without duplicates.
 
     Raises:
-        RetrievalError: it failed, or returned an index out of range.
+        RetrievalError: the retriever failed, or returned an index out of range.
     """
     count = 0
 

@@ -95,15 +95,15 @@ def is_character_end(text: str, at: int) -> bool:
         return True
     begin = max(0, at - _MAX_CHARACTERS)
     begin = max(begin, text.rfind(" ", begin, at))  # no character goes on after a space but with it
-    begin = next((place for place in range(at - 1, begin, -1) if _APART.match(text, place - 1)), begin)
+    begin = next((position for position in range(at - 1, begin, -1) if _APART.match(text, position - 1)), begin)
     while begin and "\U0001f1e6" <= text[begin] <= "\U0001f1ff":  # flags are pairs, counted from the first letter
         begin -= 1
     return at - begin in _ends(CharacterBreaker, text[begin : at + 1])
 
 
 def find_last_character_end(text: str, at: int, start: int = 0) -> int | None:
-    """Return the last place from `start` to `at` that splits no character; None if there is none."""
-    return next((place for place in range(at, start - 1, -1) if is_character_end(text, place)), None)
+    """Return the last position from `start` to `at` that splits no character; None if there is none."""
+    return next((position for position in range(at, start - 1, -1) if is_character_end(text, position)), None)
 
 
 def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> list[int]:
@@ -119,13 +119,15 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
     marked = _GREEK_QUESTION.sub("?", window) if ";" in window else window
     for mark, same in _SENTENCE_MARKS.items():
         marked = marked.replace(mark, same)
-    for place in _ends(SentenceBreaker, marked):
-        near = window[max(0, place - 4) : place]
-        at = place - len(near) + len(near.rstrip(_OPENING))  # ICU leaves these to the sentence before, without a space
+    for position in _ends(SentenceBreaker, marked):
+        near = window[max(0, position - 4) : position]
+        at = position - len(near) + len(near.rstrip(_OPENING))  # ICU ends a sentence after these
         if start < begin + at <= end and not _ABBREVIATION.search(window, max(0, at - 8), at):
             ends.add(at)
     ends.update(match.end() - begin for match in _PARAGRAPH_END.finditer(text, start, end))
-    return sorted(begin + place for place in ends if start < begin + place <= end and begin + place < len(text))
+    return sorted(
+        begin + position for position in ends if start < begin + position <= end and begin + position < len(text)
+    )
 
 
 def find_paragraph_ends(text: str, start: int, end: int) -> list[int]:
@@ -136,8 +138,8 @@ def find_paragraph_ends(text: str, start: int, end: int) -> list[int]:
 def find_word_ends(text: str, start: int, end: int) -> list[int]:
     """Return where words end after `start` and up to `end`; by a dictionary in scripts without spaces."""
     begin = max(0, start - _REACH)
-    ends = (begin + place for place in _ends(WordBreaker, text[begin : end + _REACH]))
-    return [place for place in ends if start < place <= end]
+    ends = (begin + position for position in _ends(WordBreaker, text[begin : end + _REACH]))
+    return [position for position in ends if start < position <= end]
 
 
 def is_unspaced(text: str) -> bool:

@@ -228,7 +228,7 @@ class PerLoop(Generic[T]):
         return self._values[loop][0]
 
     async def aclose(self) -> None:
-        """Close the running loop's value, if it has one; the next use makes another."""
+        """Close the running loop's value, if there is one. The next use creates another."""
         if (entry := self._values.pop(asyncio.get_running_loop(), None)) is not None:
             await entry[1].aclose()
 

@@ -28,7 +28,7 @@ class Pace:
 
     @contextmanager
     def reader(self) -> Iterator[Reach]:
-        """Add a reader at the document's beginning; it leaves when the context ends."""
+        """Add a reader at the document's beginning. The reader leaves when the context ends."""
         key = object()
         self._move(key, -1)
 

@@ -94,9 +94,9 @@ class AllowedRoots:
         The file is checked again when it is opened, because it may have been replaced.
 
         Raises:
-            RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
-                too large. The message is for a model: it says what would work, and nothing about files or folders
-                outside.
+            RefusedSourceError: the path is not valid, leads outside the roots, does not exist, is not a regular file,
+                or is too large. The message is for a model: it says what would work, and nothing about files or
+                folders outside.
         """
         name = shortened_name(path)
         if _SCHEME.match(path):

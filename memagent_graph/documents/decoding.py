@@ -136,7 +136,7 @@ def decode_pieces(
 
     Raises:
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
-        UnsupportedDocumentError: it is not text.
+        UnsupportedDocumentError: the source is not text.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
     decoder = StreamDecoder(name, encoding=charset, errors=errors)

@@ -69,8 +69,8 @@ def open_document(
         converter: the user's converter, as in `conversion.convert_parts`.
 
     Raises:
-        DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
-        MissingExtraError: its converter needs an extra that is not installed.
+        DocumentError: the document cannot be opened or read, is of another kind, or exceeds a bound of conversion.
+        MissingExtraError: the converter needs an extra that is not installed.
     """
     errors: Errors = "replace" if replace else "strict"
     content = document.content

@@ -82,8 +82,8 @@ class DocumentStore:
             cancellation: ends a conversion from another thread.
 
         Raises:
-            DocumentError: it cannot be read or stored. The subclass tells the reason.
-            MissingExtraError: its converter needs an extra that is not installed.
+            DocumentError: the document cannot be read or stored. The subclass tells the reason.
+            MissingExtraError: the converter needs an extra that is not installed.
         """
         document = Document.of(document)
         with self._translate_disk_errors():
@@ -326,7 +326,7 @@ def open_store(folder: Path | str | None) -> DocumentStore:
     """Return the store in a folder, by default in the data folder.
 
     Raises:
-        DocumentStoreError: it is an address, not a folder.
+        DocumentStoreError: `folder` is an address.
     """
     if isinstance(folder, str) and "://" in folder:
         raise DocumentStoreError(

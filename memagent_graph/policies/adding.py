@@ -231,7 +231,7 @@ def load_adapter(folder: Path) -> Adapter:
     """Read `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        PolicyError: they are missing, damaged, or of an unsupported kind.
+        PolicyError: the files are missing, damaged, or of an unsupported kind.
     """
     from safetensors import SafetensorError  # noqa: PLC0415  an optional dependency
     from safetensors.torch import load_file  # noqa: PLC0415  an optional dependency

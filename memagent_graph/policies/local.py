@@ -58,7 +58,7 @@ class LocalPolicy:
     Raises:
         MissingExtraError: torch or transformers is not installed.
         PolicyError: the model cannot be loaded, or not in this format.
-        ProfileError, PromptError: its profile cannot be parsed.
+        ProfileError, PromptError: the profile of the model cannot be parsed.
     """
 
     def __init__(
@@ -425,7 +425,7 @@ class _Engine:
 
 
 class _PrefixCache:
-    """The common prefix of the last batch, with its keys and values by layer; empty at first."""
+    """The common prefix of the last batch, with its keys and values by layer. At first, it is empty."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         self._ids = ids or []

@@ -286,7 +286,7 @@ async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an error; empty if it is too long."""
+    """Return the body of an error, or an empty one if it is too long."""
     try:
         return await read_body(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:

@@ -22,7 +22,7 @@ def check_url(url: str) -> str:
     """Return the address, unchanged.
 
     Raises:
-        PolicyRequestError: it is not one.
+        PolicyRequestError: the text is not the address of a server.
     """
     _parts(url)
     return url
@@ -32,7 +32,7 @@ def without_password(url: str) -> str:
     """Return the address without user name and password.
 
     Raises:
-        PolicyRequestError: it is not one.
+        PolicyRequestError: the text is not the address of a server.
     """
     parts = _parts(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -45,7 +45,7 @@ def without_query(url: str) -> tuple[str, dict[str, str]]:
 
 
 def extract_password(url: str) -> str:
-    """Return the decoded password in the address; empty if there is none."""
+    """Return the decoded password in the address, or an empty text without one."""
     return unquote(_parts(url).password or "")
 
 
@@ -61,7 +61,7 @@ def parse_origin(url: str) -> tuple[str, str, int]:
     """Return scheme, host and port. Addresses of the same server have the same origin.
 
     Raises:
-        PolicyRequestError: it is not an address.
+        PolicyRequestError: the text is not the address of a server.
     """
     parts = _parts(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -121,7 +121,7 @@ def check_header(name: str, taken: Mapping[str, str]) -> str:
     """Return the name of a header unchanged.
 
     Raises:
-        PolicyRequestError: it is invalid, or a request has this header already.
+        PolicyRequestError: the name is invalid, or requests have this header already.
     """
     _require_header(name, "")
     if name.lower() in {header.lower() for header in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:

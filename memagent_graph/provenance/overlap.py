@@ -61,22 +61,22 @@ class WordedText:
 
     def names(self) -> dict[str, list[int]]:
         """Return the positions of capitalized words within sentences, by spelling."""
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, (start, end) in enumerate(self.spans):
             if _NAME.match(self.text, start):
-                places.setdefault(self.text[start:end], []).append(index)
-        return places
+                positions.setdefault(self.text[start:end], []).append(index)
+        return positions
 
-    def places(self, anchors: Container[str]) -> dict[str, list[int]]:
+    def positions(self, anchors: Container[str]) -> dict[str, list[int]]:
         """Return the positions of some anchors."""
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, word in enumerate(self.words):
             if word in anchors:
-                places.setdefault(word, []).append(index)
+                positions.setdefault(word, []).append(index)
         for start, characters in self._unspaced():
             if characters in anchors:
-                places.setdefault(characters, []).append(start)
-        return places
+                positions.setdefault(characters, []).append(start)
+        return positions
 
     def _unspaced(self) -> Iterator[tuple[int, str]]:
         if self.text.isascii():
@@ -128,18 +128,18 @@ def find_shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     chunk writes as names count (the month May, or Will).
     """
     if anchors := line.anchors():
-        places = chunk.places({anchor for _, anchor in anchors})
+        positions = chunk.positions({anchor for _, anchor in anchors})
     else:
-        places = chunk.names()
+        positions = chunk.names()
         anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
     runs: list[Run] = []
     ends: dict[int, int] = {}
     for of, anchor in anchors:
-        for at in places.get(anchor, ())[:_MAX_OCCURRENCES]:
+        for at in positions.get(anchor, ())[:_MAX_OCCURRENCES]:
             if ends.get(at - of, -1) <= of:
                 run = _extend(line.words, chunk.words, of, at)
                 ends[at - of] = run.line_start + run.length
-                if run.length > 1 or len(places[anchor]) <= _MAX_REPEATS:
+                if run.length > 1 or len(positions[anchor]) <= _MAX_REPEATS:
                     runs.append(run)
     return runs
 

@@ -113,9 +113,9 @@ class ReaderState(TypedDict):
     question: str
     document: DocumentRef
     settings: NotRequired[str]
-    """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume with other settings is refused."""
+    """The fingerprint of strategy, tokenizer, chunk size and prompts. A resume with other settings is refused."""
     memory: NotRequired[str]
-    """The trunk's memory; at the end, the memory that the answer is based on."""
+    """The memory of the trunk. At the end, it is the memory that the answer is based on."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]

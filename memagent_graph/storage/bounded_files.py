@@ -38,8 +38,8 @@ def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = Fal
     """Return the text of a file in UTF-8.
 
     Raises:
-        OSError: it cannot be read, or it is a pipe or device and `pipes` is False.
-        ValueError: it is not UTF-8, or too large.
+        OSError: the file cannot be read, or is a pipe or device and `pipes` is False.
+        ValueError: the file is not UTF-8, or too large.
     """
     with path.open("rb") if pipes else open_regular(path) as file:
         content = file.read(max_bytes + 1)
@@ -57,7 +57,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)

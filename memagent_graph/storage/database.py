@@ -38,8 +38,8 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
         schema: the statements that create tables and indexes, one per line.
 
     Raises:
-        OtherTablesError: it has other tables.
-        OSError, sqlite3.Error: it cannot be opened, or is not a database.
+        OtherTablesError: the file has other tables.
+        OSError, sqlite3.Error: the file cannot be opened, or is not a database.
     """
     create_private_file(path)
     connection = _connect(path)

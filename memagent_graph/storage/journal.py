@@ -40,7 +40,7 @@ class Journal:
             sync: whether to wait for the disk. Without it, a killed process loses nothing, but a power failure may.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the rows cannot be written.
         """
         lines = [json.dumps(row) for row in rows]
         self._file.write("".join(f"{line}\n" for line in lines).encode())
@@ -71,8 +71,8 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         error: the class of errors.
 
     Raises:
-        MemAgentError: another process has it open, or it is not a journal. The class is `error`.
-        OSError: it cannot be opened.
+        MemAgentError: another process has the file open, or it is not a journal. The class is `error`.
+        OSError: the file cannot be opened.
     """
     create_private_file(path)
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: it is not a journal, or cannot be read. The class is `error`.
+        MemAgentError: the file is not a journal, or cannot be read. The class is `error`.
     """
     try:
         with open_regular(path) as file:

@@ -18,7 +18,7 @@ def create_private_folder(folder: Path) -> None:
     """Create a folder, and missing folders above it, for their owner only.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -30,7 +30,7 @@ def create_private_file(path: Path) -> None:
     """Create a file for its owner only, if it does not exist. SQLite would create a file that everyone can read.
 
     Raises:
-        OSError: it, or its folder, cannot be created.
+        OSError: the file or its folder cannot be created.
     """
     create_private_folder(path.parent)
     if not path.exists():
@@ -54,7 +54,7 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
         The new file, open for writing.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX]}-", dir=path.parent)
     unfinished = Path(name)
@@ -73,7 +73,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file as `open_atomically` does. Text is written as UTF-8.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

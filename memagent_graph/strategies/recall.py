@@ -77,7 +77,7 @@ class Recall(Strategy):
     passage_chars: int = 600
     """Maximum characters of a passage, which ends with a sentence if possible."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
-    """Ranks memories and passages; BM25 by default."""
+    """Ranks memories and passages. The default is BM25."""
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
     state: ClassVar[type] = RecallState

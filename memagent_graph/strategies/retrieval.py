@@ -34,11 +34,11 @@ class Retrieval(Excerpt):
     """
 
     chunks: int = 0
-    """The number of chunks to show; 0 means as many as fit."""
+    """The number of chunks to show. 0 means as many as fit."""
     chunk_tokens: int = 0
-    """The length of a chunk; 0 means 256, or an eighth of the room in the window if that is less."""
+    """The number of tokens of a chunk. 0 means 256, or an eighth of the room in the window if that is less."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
-    """Ranks chunks; BM25 by default."""
+    """Ranks chunks. The default is BM25."""
 
     name: ClassVar[str] = "retrieval"
     shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"

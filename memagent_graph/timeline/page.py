@@ -76,7 +76,7 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
 
     Raises:
         FileExistsError: the path is another kind of file. The message has no path.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if (what := _in_the_way(path, force=force)) is not None:
         raise FileExistsError(what)

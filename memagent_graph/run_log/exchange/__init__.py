@@ -105,7 +105,7 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
     """Check that a file can be written, and may be replaced if it exists.
 
     Raises:
-        RunLogError: it cannot, or may not.
+        RunLogError: the file cannot be written, or must not be replaced.
     """
     if destination.suffix.lower() in {".jsonl", ".ndjson", ".json", ".csv"}:
         raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Use the suffix .parquet.")
