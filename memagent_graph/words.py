@@ -125,9 +125,8 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
         if start < begin + at <= end and not _ABBREVIATION.search(window, max(0, at - 8), at):
             ends.add(at)
     ends.update(match.end() - begin for match in _PARAGRAPH_END.finditer(text, start, end))
-    return sorted(
-        begin + position for position in ends if start < begin + position <= end and begin + position < len(text)
-    )
+    positions = sorted(begin + position for position in ends)
+    return [position for position in positions if start < position <= end and position < len(text)]
 
 
 def find_paragraph_ends(text: str, start: int, end: int) -> list[int]:
