@@ -338,7 +338,8 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             try:
                 restored[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
                 low, high, value = notes["min"], notes["max"], restored[name]
-                if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+                is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
+                if not is_within:  # as is NaN
                     raise ValueError(f"{value} is out of bounds")
             except ValueError as error:
                 raise RunLogError(
