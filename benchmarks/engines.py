@@ -95,7 +95,7 @@ def quantise_gguf(source: Path, kind: str, target: Path) -> Path:
 
     matrix_type = gguf.GGMLQuantizationType[kind]
     reader: Any = gguf.GGUFReader(source)
-    writer: Any = gguf.GGUFWriter(target, "llama")
+    writer: Any = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in {"general.architecture", "general.file_type"}:
             continue

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     path: Path | None = config.getoption("--soak")
     if path is None:
         return
-    passed = {each["test"] for each in _results(path) if each["commit"] == _commit()}
+    passed = {result["test"] for result in _results(path) if result["commit"] == _commit()}
     chosen = [item for item in items if item.get_closest_marker("soak") and item.nodeid not in passed]
     for item in chosen:
         item.add_marker(pytest.mark.timeout(0))
@@ -86,7 +86,7 @@ def size(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], int]]:
             "seconds": round(time.monotonic() - begin),
             "figures": figures,
         }
-        others = [each for each in _results(path) if each["test"] != entry["test"]]
+        others = [result for result in _results(path) if result["test"] != entry["test"]]
         whole = path.with_suffix(".partial")
         whole.write_text(json.dumps([*others, entry], indent=1) + "\n", encoding="utf-8")
         whole.replace(path)

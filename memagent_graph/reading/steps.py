@@ -341,10 +341,11 @@ async def update_memory(state: LineState, step: StepContext) -> Change:
     return {"memory": (await read_with_memory(UPDATE, state, step)).text}
 
 
-async def read_with_memory(role: Role, state: LineState, step: StepContext) -> Reply:
+async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepContext) -> Reply:
     """Show the policy the memory and the chosen chunk in a role. The reply's text becomes the memory."""
-    memory = state.get("memory") or ""
-    return await step.read(role, chosen_chunk(state), memory=memory, previous=memory)
+    memory, chunk = state.get("memory") or "", chosen_chunk(state)
+    slot = (state.get("earlier_chunks") or 0) + chunk.index
+    return await step.read(role, chunk, memory=memory, previous=memory, slot=slot)
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
@@ -370,8 +371,8 @@ def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
         reason = StopReason.INVALID_ANSWER
     elif reply.text and step.state.get("enough"):
         cursor = step.state.get("cursor") or start_cursor()
-        is_at_end = cursor["byte"] == step.state["document"]["size"]
-        reason = StopReason.ANSWERED if is_at_end else StopReason.ENOUGH
+        has_read_all = step.state.get("earlier_chunks") or cursor["byte"] == step.state["document"]["size"]
+        reason = StopReason.ANSWERED if has_read_all else StopReason.ENOUGH
     return {"memory": memory, "answer": reply.value, "raw_answer": reply.raw, "stop_reason": reason.value}
 
 

@@ -15,7 +15,8 @@ retrieval           the chunks that are most similar to the question
 middle_truncation   the document's beginning and end
 full_context        the whole document, if it fits in the window
 
-Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128".
+Options follow a name: "gated:stop=yes", "parallel:passes=3:width=128". With `passes=2`, `overwrite`, `gated` and
+`refine` read the document again.
 
 Other packages add strategies with entry points in the group "memagent.strategies". The user's own code is loaded only
 by its name, "path/to/file.py:Name" or "module:Name".

@@ -8,11 +8,10 @@ from typing import ClassVar, NotRequired
 
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
-from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
-from memagent_graph.reading.strategy import Strategy, StrategyGraph
+from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
-from memagent_graph.strategies.overwrite import wire_line
+from memagent_graph.strategies.overwrite import PassState, SequentialStrategy
 
 
 class Decision(StrEnum):
@@ -54,7 +53,7 @@ GATED_UPDATE_OR_STOP = Role(
 )
 
 
-class GatedState(LineState):
+class GatedState(PassState):
     """The state of a read that may end early."""
 
     enough: NotRequired[bool]
@@ -62,7 +61,7 @@ class GatedState(LineState):
 
 
 @dataclass(frozen=True)
-class Gated(Strategy):
+class Gated(SequentialStrategy):
     """read_chunk -> update_or_keep -> read_chunk -> ... -> answer (after GRU-Mem, arXiv 2602.10560).
 
     A reply in another form is malformed. By default the policy is asked again; then the memory is kept.
@@ -75,11 +74,12 @@ class Gated(Strategy):
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_or_keep")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "roles", (GATED_UPDATE_OR_STOP if self.stop else GATED_UPDATE, ANSWER))
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the paper, with an early exit."""
-        wire_line(graph, "update_or_keep", self._update_or_keep, leave=_route_when_enough)
+        self.wire_loop(graph, "update_or_keep", self._update_or_keep, leave=_route_when_enough)
 
     async def _update_or_keep(self, state: GatedState, step: StepContext) -> Change:
         reply = await read_with_memory(self.roles[0], state, step)

@@ -2,47 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 
 from memagent_graph.reading.state import LineState
-from memagent_graph.reading.steps import Route, Step, answer, read_chunk, route_after_read_chunk, update_memory
+from memagent_graph.reading.steps import (
+    Change,
+    Route,
+    Step,
+    StepContext,
+    answer,
+    read_chunk,
+    route_after_read_chunk,
+    update_memory,
+)
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
+class PassState(LineState):
+    """The state of a read that may read the document several times."""
+
+    pass_number: NotRequired[int]
+    """The number of the pass, from 1; None means 1."""
+    earlier_chunks: NotRequired[int]
+    """The number of chunks that the earlier passes read."""
+    earlier_memory: NotRequired[str]
+    """The memory after the earlier passes."""
+
+
 @dataclass(frozen=True)
-class Overwrite(Strategy):
+class SequentialStrategy(Strategy):
+    """A strategy that reads one chunk after the other, and carries the memory on from pass to pass.
+
+    In a later pass the policy can note what it could not know to matter before, such as a fact about a person whose
+    name stands in a later chunk than the fact.
+    """
+
+    passes: int = field(default=1, kw_only=True)
+    """Maximum number of times to read the document. A pass that leaves the memory unchanged is the last."""
+    state: ClassVar[type] = PassState
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "passes")
+
+    def wire_loop(self, graph: StrategyGraph, node: str, read: Step, *, leave: Route | None = None) -> None:
+        """Wire the loop from the choice of a chunk to the step that reads it, and the answer.
+
+        Args:
+            graph: the graph of the strategy.
+            node: the name of the step that reads the chosen chunk.
+            read: the step.
+            leave: the route after the step, if it may end the loop: to "read_chunk" or to "answer".
+        """
+        graph.add_node("read_chunk", self._read_chunk)
+        graph.add_node(node, read)
+        graph.add_node("answer", answer)
+        graph.add_edge(OPEN, "read_chunk")
+        graph.add_conditional_edges("read_chunk", route_after_read_chunk(node), [node, "answer", END])
+        if leave is None:
+            graph.add_edge(node, "read_chunk")
+        else:
+            graph.add_conditional_edges(node, leave, ["read_chunk", "answer"])
+        graph.add_edge("answer", END)
+
+    async def _read_chunk(self, state: PassState, step: StepContext) -> Change:
+        """Choose the next chunk; at the document's end the first one, if there is another pass."""
+        change = await read_chunk(state, step)
+        number, memory = state.get("pass_number") or 1, state.get("memory") or ""
+        is_last = number >= self.passes or memory == (state.get("earlier_memory") or "")
+        chunks = state.get("chunks_read") or 0
+        if is_last or change.get("span", state) is not None or chunks - (state.get("earlier_chunks") or 0) < 2:
+            return change
+        begin = {"cursor": None, "pass_number": number + 1, "earlier_chunks": chunks, "earlier_memory": memory}
+        at_beginning: Any = {**state, **begin}
+        return {**begin, **await read_chunk(at_beginning, step)}
+
+
+@dataclass(frozen=True)
+class Overwrite(SequentialStrategy):
     """read_chunk -> update_memory -> ... -> read_chunk -> answer (MemAgent, arXiv 2507.02259)."""
 
     name: ClassVar[str] = "overwrite"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
-    state: ClassVar[type] = LineState
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "update_memory")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the paper."""
-        wire_line(graph, "update_memory", update_memory)
-
-
-def wire_line(graph: StrategyGraph, node: str, read: Step, *, leave: Route | None = None) -> None:
-    """Wire the loop of a strategy that reads one chunk after the other.
-
-    Args:
-        graph: the graph of the strategy.
-        node: the name of the step that reads the chosen chunk.
-        read: the step.
-        leave: the route after the step, if it may end the loop: to "read_chunk" or to "answer".
-    """
-    graph.add_node("read_chunk", read_chunk)
-    graph.add_node(node, read)
-    graph.add_node("answer", answer)
-    graph.add_edge(OPEN, "read_chunk")
-    graph.add_conditional_edges("read_chunk", route_after_read_chunk(node), [node, "answer", END])
-    if leave is None:
-        graph.add_edge(node, "read_chunk")
-    else:
-        graph.add_conditional_edges(node, leave, ["read_chunk", "answer"])
-    graph.add_edge("answer", END)
+        self.wire_loop(graph, "update_memory", update_memory)

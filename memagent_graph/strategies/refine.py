@@ -8,16 +8,16 @@ from typing import ClassVar
 from memagent_graph.prompts import read_template
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, read_with_memory
-from memagent_graph.reading.strategy import Strategy, StrategyGraph
+from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
-from memagent_graph.strategies.overwrite import wire_line
+from memagent_graph.strategies.overwrite import SequentialStrategy
 
 IMPROVE = Role("refine", template=read_template("refine"), fallback="update")
 """Writes a new draft from a draft and the next chunk. A policy with its own prompts updates the draft like a memory."""
 
 
 @dataclass(frozen=True)
-class Refine(Strategy):
+class Refine(SequentialStrategy):
     """The loop of the paper, but the memory is a draft of the answer instead of notes.
 
     The draft includes its reasons. The answer is taken from it at the end.
@@ -25,12 +25,11 @@ class Refine(Strategy):
 
     name: ClassVar[str] = "refine"
     roles: ClassVar[tuple[Role, ...]] = (IMPROVE, ANSWER)
-    state: ClassVar[type] = LineState
     loop: ClassVar[tuple[str, str]] = ("read_chunk", "improve_draft")
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the chain."""
-        wire_line(graph, "improve_draft", improve_draft)
+        self.wire_loop(graph, "improve_draft", improve_draft)
 
 
 async def improve_draft(state: LineState, step: StepContext) -> Change:

@@ -114,7 +114,9 @@ def memory(browser: Any) -> list[str]:
 
 
 def button(browser: Any, label: str) -> Any:
-    return next(each for each in browser.find_elements(By.TAG_NAME, "button") if each.accessible_name.startswith(label))
+    return next(
+        element for element in browser.find_elements(By.TAG_NAME, "button") if element.accessible_name.startswith(label)
+    )
 
 
 def started(browser: Any, *, holds: str = "harbor 4711") -> None:
@@ -147,7 +149,7 @@ def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
     page.find_element(By.ID, "run-page").click()
     until(page, "performance.getEntriesByName('timeline-ready').length")
     assert "thumbs 1" in page.find_element(By.ID, "facts").text
-    next(each for each in page.find_elements(By.CSS_SELECTOR, ".line-text") if "harbor" in each.text).click()
+    next(element for element in page.find_elements(By.CSS_SELECTOR, ".line-text") if "harbor" in element.text).click()
     page.find_element(By.CSS_SELECTOR, ".passage.current a").click()
     assert "harbor is 4711" in until(page, "document.querySelector('#passage mark')?.textContent")
     assert complaints(page) == []
@@ -274,7 +276,7 @@ def test_every_control_has_a_name_and_every_picture_of_state_words(page: Any) ->
             until(page, "document.querySelectorAll('#reads li').length")
         shown = page.find_elements(By.CSS_SELECTOR, "button, input, textarea, a, progress")
         nameless = [
-            each.get_attribute("outerHTML") for each in shown if each.is_displayed() and not each.accessible_name
+            item.get_attribute("outerHTML") for item in shown if item.is_displayed() and not item.accessible_name
         ]
         assert nameless == []
     assert page.execute_script("return document.querySelectorAll('main h1').length") >= 1
@@ -363,7 +365,9 @@ def test_nothing_is_fetched_from_elsewhere_and_markup_that_came_in_runs_nothing(
     page.refresh()
     until(page, "!document.getElementById('view-home').hidden")
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    urls = [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
     assert [url for url in urls if not url.startswith((server.url, "data:"))] == []
     assert not any(server.sessions.token in url for url in urls)
     page.execute_script(

@@ -215,7 +215,7 @@ def test_branches_have_a_lane_each_and_the_merge_leads_to_them(browser: Any, bra
     browser.get(branched_page.as_uri() + "#merge")
     assert until(browser, "document.querySelector('.step.current')?.id === 'merge'")
     sources = browser.find_elements(By.CSS_SELECTOR, "#merge .joined a")
-    assert [each.text for each in sources] == ["chunk 8, branch 0", "chunk 16, branch 1", "chunk 24, branch 2"]
+    assert [source.text for source in sources] == ["chunk 8, branch 0", "chunk 16, branch 1", "chunk 24, branch 2"]
     sources[1].click()
     assert current(browser) == "chunk-16-1"
     strip = browser.find_element(By.ID, "strip")
@@ -238,7 +238,7 @@ def test_one_branch_can_be_shown_alone(browser: Any, branched_page: Path) -> Non
     browser.get("about:blank")
     browser.get(branched_page.as_uri())
     select = browser.find_element(By.ID, "branch")
-    next(each for each in select.find_elements(By.TAG_NAME, "option") if each.text == "Branch 1").click()
+    next(element for element in select.find_elements(By.TAG_NAME, "option") if element.text == "Branch 1").click()
     browser.execute_script("document.querySelectorAll('.fold button').forEach(button => button.click())")
     ids = browser.execute_script("return [...document.querySelectorAll('.step')].map(step => step.id)")
     assert ids == [f"chunk-{chunk}-1" for chunk in range(9, 17)]
@@ -249,7 +249,7 @@ def test_one_branch_can_be_shown_alone(browser: Any, branched_page: Path) -> Non
             "body.querySelectorAll('del, .more').forEach(node => node.remove()); return body.textContent.trimEnd()"
         )
     )
-    assert shown == next(each.memory for each in branched_run().updates if each.chunk_index == 12)
+    assert shown == next(update.memory for update in branched_run().updates if update.chunk_index == 12)
 
 
 def test_a_line_of_chunks_shows_no_choice_of_branches(opened: Opened) -> None:

@@ -61,7 +61,7 @@ def test_the_answer_is_guided_by_the_schema_and_memories_are_not(server, random_
     assert answer.logprobs is not None
     assert len(answer.token_ids) == len(answer.logprobs)
     assert updates
-    assert not any("json_schema" in each.sampling for each in updates)
+    assert not any("json_schema" in update.sampling for update in updates)
     log.close()
 
 

@@ -24,8 +24,8 @@ NAME = "english"
 ADDED = policies_folder()
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Norway", "Greece")
 PROMPTS = [
-    [{"role": "user", "content": words.format(each)}]
-    for each in COUNTRIES
+    [{"role": "user", "content": words.format(country)}]
+    for country in COUNTRIES
     for words in ("What is the capital of {}?", "Name a river in {}.\n\n12 words at most.")
 ]
 
@@ -51,11 +51,11 @@ def server(home) -> Iterator[str]:
 async def test_its_greedy_answers_are_those_of_this_process(server, home) -> None:
     sampling = SamplingParams(max_tokens=16, logprobs=True)
     remote, local = OpenAICompatiblePolicy(base_url=server), LocalPolicy(home, dtype="float32")
-    there = [await remote.complete(each, sampling) for each in PROMPTS]
-    here = await asyncio.gather(*(local.complete(each, sampling) for each in PROMPTS))
+    there = [await remote.complete(prompt, sampling) for prompt in PROMPTS]
+    here = await asyncio.gather(*(local.complete(prompt, sampling) for prompt in PROMPTS))
     await remote.aclose()
-    assert [each.usage.prompt_tokens for each in there] == [each.usage.prompt_tokens for each in here]
-    assert [each.text.strip() for each in there] == [each.text.strip() for each in here]
+    assert [item.usage.prompt_tokens for item in there] == [each.usage.prompt_tokens for each in here]
+    assert [item.text.strip() for item in there] == [each.text.strip() for each in here]
 
 
 async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:

@@ -56,7 +56,7 @@ def rounded(value: Any) -> Any:
             else rounded(each)
             for key, each in value.items()
         }
-    return [rounded(each) for each in value] if isinstance(value, list) else value
+    return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
@@ -85,7 +85,7 @@ def test_logged_ids_are_those_of_what_was_sent_and_said(embedded_server, tmp_pat
         assert list(row.prompt_token_ids) == list(rendered)
         assert tokenizer.decode(list(row.token_ids), skip_special_tokens=True).strip() == row.text.strip()
         assert len(row.token_ids) == len(row.logprobs) == row.completion_tokens <= body["max_tokens"]
-        assert all(math.isfinite(each) and each <= 0 for each in row.logprobs)
+        assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.logprobs)
         assert row.policy_version == "first"
     memories = ["", *(update.memory for update in result.updates)]
     prompts = load_prompts()

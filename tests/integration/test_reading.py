@@ -216,6 +216,8 @@ async def test_many_questions_on_one_document_run_side_by_side(embedded_server, 
     tokenizer = load_tokenizer("embedded")
     composed = make_number_document(tokenizer, tokens=5_000, questions=16, seed=1)
     async with served(embedded_server, tmp_path) as reader:
-        results = await asyncio.gather(*(reader.aread(composed.text, each.question) for each in composed.questions))
+        results = await asyncio.gather(
+            *(reader.aread(composed.text, question.question) for question in composed.questions)
+        )
     assert len({result.chunks_read for result in results}) == 1
     assert sum(result.usage.cached_tokens for result in results) > 0

@@ -42,7 +42,10 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def versions_of(out: Path) -> dict[str, set[str]]:
     """The weights that wrote each run."""
     log = RunLog(out / "runs.sqlite")
-    return {record.run_id: {each.policy_version for each in log.conversations(record.run_id)} for record in log.runs()}
+    return {
+        record.run_id: {conversation.policy_version for conversation in log.conversations(record.run_id)}
+        for record in log.runs()
+    }
 
 
 def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
@@ -54,16 +57,16 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
         gap: the most that the server's log-probs may differ from the trainer's on average, in nats.
     """
     journal = LoopJournal(out / "journal.jsonl")
-    assert [each.iteration for each in journal.records if each.is_enough] == list(range(iterations))
-    assert [each.number for each in journal.records] == list(range(len(journal.records)))
-    trained = Counter(run_id for each in journal.records if each.is_enough for run_id in each.group_of)
+    assert [record.iteration for record in journal.records if record.is_enough] == list(range(iterations))
+    assert [record.number for record in journal.records] == list(range(len(journal.records)))
+    trained = Counter(run_id for record in journal.records if record.is_enough for run_id in record.group_of)
     assert set(trained.values()) == {1}
     assert trained.keys() <= versions_of(out).keys()
     newest = find_checkpoints(out).newest
     assert newest is not None
     history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
-    assert [each["step"] for each in history if "loss" in each] == list(range(1, iterations + 1))
-    assert all(each["sampling/sampling_logp_difference/mean"] < gap for each in history if "loss" in each)
+    assert [entry["step"] for entry in history if "loss" in entry] == list(range(1, iterations + 1))
+    assert all(entry["sampling/sampling_logp_difference/mean"] < gap for entry in history if "loss" in entry)
 
 
 def test_it_runs_through(server, tmp_path) -> None:
@@ -76,15 +79,17 @@ def test_it_runs_through(server, tmp_path) -> None:
     assert_whole(found.policy)
 
     journal = LoopJournal(found.policy / "journal.jsonl")
-    assert {each.iteration: each.version for each in journal.records} == {0: 0, 1: 1, 2: 2}
+    assert {record.iteration: record.version for record in journal.records} == {0: 0, 1: 1, 2: 2}
     for run_id, versions in versions_of(found.policy).items():
         assert versions == {f"iteration-{run_id.split('-')[1]}"}
-    assert {each.name for each in found.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
-    ways = [(each.iteration, each.as_deployed) for each in found.measurements]
+    assert {path.name for path in found.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
+    ways = [(measurement.iteration, measurement.as_deployed) for measurement in found.measurements]
     assert ways == [
         (iteration, as_deployed) for iteration in (0, 2, 3) for as_deployed in (True, False)
     ]  # it has a guard
-    assert all(set(each.accuracy) == {500} and each.accuracy[500].n == 4 for each in found.measurements)
+    assert all(
+        set(measurement.accuracy) == {500} and measurement.accuracy[500].n == 4 for measurement in found.measurements
+    )
     assert found.best is not None
     assert watcher.steps == [1, 2, 3]
     phases = [Phase.SYNC, Phase.MEASURE, Phase.COLLECT, Phase.TRAIN]
@@ -171,13 +176,13 @@ def test_a_loop_that_is_killed_while_it_reads_and_while_it_trains_goes_on(server
     first = process("collect", 2)
     assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
     log = RunLog(out / "runs.sqlite")
-    before = {each.run_id: log.rewards(each.run_id) for each in log.runs()}
+    before = {run.run_id: log.rewards(run.run_id) for run in log.runs()}
     assert not LoopJournal(out / "journal.jsonl").records
 
     second = process("step", 2)
     assert second.returncode == -signal.SIGKILL, second.stderr[-3000:]
-    assert [each.iteration for each in LoopJournal(out / "journal.jsonl").records if each.is_enough] == [0, 1]
-    assert {each.name for each in out.glob("checkpoint-*")} == {"checkpoint-1"}
+    assert [record.iteration for record in LoopJournal(out / "journal.jsonl").records if record.is_enough] == [0, 1]
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-1"}
     # The kill may have come while a group's rewards were written: such a group is rewarded again.
     partial = {run_id.rpartition("-")[0] for run_id, rewards in before.items() if not rewards}
     whole = [run_id for run_id in before if run_id.rpartition("-")[0] not in partial]

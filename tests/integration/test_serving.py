@@ -95,7 +95,7 @@ def test_a_short_request_is_answered_as_the_model_server_answers_it(
         """What a stream says. A busy vLLM joins parts, and its log-probs differ a little from batch to batch."""
         lines = post(url, {**body, "stream": True, "stream_options": {"include_usage": True}}).text.splitlines()
         parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        choices = [choice for each in parts for choice in each["choices"]]
+        choices = [choice for part in parts for choice in part["choices"]]
         said = [token["token"] for choice in choices for token in (choice["logprobs"] or {}).get("content", ())]
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
         return content, said, choices[-1]["finish_reason"], parts[-1]["usage"], lines[-2], {*parts[0]}, {*choices[0]}
@@ -110,7 +110,7 @@ def test_the_official_client_reads_a_long_document_plain_and_streaming(client: o
     reply: Any = client.chat.completions.create(**request)
     assert FACT.value in reply.choices[0].message.content
     assert reply.usage.prompt_tokens > 12_000
-    assert any(FACT.value in each.url_citation.quote for each in reply.choices[0].message.annotations)
+    assert any(FACT.value in annotation.url_citation.quote for annotation in reply.choices[0].message.annotations)
     assert (
         RunLog(tmp_path / "home" / "runs.sqlite").get(reply.memagent["run_id"]).answer
         == reply.choices[0].message.content
@@ -218,15 +218,19 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
     log, ledger = RunLog(tmp_path / "home" / "runs.sqlite"), Ledger(tmp_path / "home" / "serve" / "reads.sqlite")
     logged = 0
     for owner, key in (("tests", KEY), ("others", OTHER_KEY)):
-        assert {each["status"] for each in answers[key]} == {200}
-        assert all(facts[key].value in each["content"] for each in answers[key])
-        ids = [each["run_id"] for each in answers[key]]
+        assert {answer["status"] for answer in answers[key]} == {200}
+        assert all(facts[key].value in answer["content"] for answer in answers[key])
+        ids = [answer["run_id"] for answer in answers[key]]
         entries = ledger.list_reads(owner, newest=10**6)
-        assert sorted(ids) == sorted(each.run_id for each in entries), "each request is one read of its key"
-        assert {each.state for each in entries} == {ReadState.FINISHED}
-        positions = [[each.position for each in log.conversations(run_id, with_ids=False)] for run_id in ids]
-        assert all(each == list(range(len(each))) for each in positions), "a chunk counts twice, or is missing"
-        assert len({len(each) for each in positions}) == 1, "each read of one document has as many chunks"
+        assert sorted(ids) == sorted(entry.run_id for entry in entries), "each request is one read of its key"
+        assert {entry.state for entry in entries} == {ReadState.FINISHED}
+        positions = [
+            [conversation.position for conversation in log.conversations(run_id, with_ids=False)] for run_id in ids
+        ]
+        assert all(position == list(range(len(position))) for position in positions), (
+            "a chunk counts twice, or is missing"
+        )
+        assert len({len(position) for position in positions}) == 1, "each read of one document has as many chunks"
         logged += sum(map(len, positions))
     ledger.close()
     kills_of_servers = rounds * 2

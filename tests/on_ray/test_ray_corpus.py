@@ -43,7 +43,7 @@ class Told(CountingServer):
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         words = (await request.json())["messages"][-1]["content"].split()
-        named = (found for each in words if (found := re.fullmatch(r"(d\d+)w\d+", each)))
+        named = (found for word in words if (found := re.fullmatch(r"(d\d+)w\d+", word)))
         if (first := next(named, None)) is not None:
             self.sessions.add((request.headers.get("X-Session-Id"), first[1]))
         return await super()._complete(request)

@@ -61,7 +61,7 @@ def test_each_conversation_is_an_output(tmp_path: Path, strategy: str) -> None:
     with MemAgent(LocalPolicy.embedded(), **options) as agent:
         result = agent.read(Document.from_text(TEXT), QUESTION)
     assert result.answer == "48213"
-    logged = {tuple(each.prompt_token_ids): each for each in log.conversations(result.run_id)}
+    logged = {tuple(conversation.prompt_token_ids): conversation for conversation in log.conversations(result.run_id)}
     assert len(found) == len(logged) > 3
     assert logged[tuple(found[-1].prompt_ids)].role == "answer"
     for output in found:

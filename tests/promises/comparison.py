@@ -40,7 +40,7 @@ def jsonable(value: Any) -> Any:
         return value
     if hasattr(value, "__iter__"):
         items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [jsonable(each) for each in items]
+        return [jsonable(item) for item in items]
     return str(value)
 
 

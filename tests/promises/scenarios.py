@@ -324,7 +324,7 @@ def twice(place: Place) -> Any:
         refused = refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
     with place.reader(ScriptedPolicy(perfect_reader)) as reader:
         results.append(reader.resume("broken"))
-    return {"results": [outcome(each) for each in results], "refused": refused, "log": place.logged()}
+    return {"results": [outcome(result) for result in results], "refused": refused, "log": place.logged()}
 
 
 def several(place: Place) -> Any:
@@ -332,11 +332,11 @@ def several(place: Place) -> Any:
     policy = ScriptedPolicy(perfect_reader)
     with place.reader(policy) as reader:
         questions = [QUESTION, "What is the key of castle?"]
-        batch = reader.batch([(TEXT, each) for each in questions] * 2, max_concurrency=2)
+        batch = reader.batch([(TEXT, question) for question in questions] * 2, max_concurrency=2)
         parts = list(reader.stream(TEXT, QUESTION, run_id="streamed", limits=Limits(max_chunks=4)))
         rest = _resumed(reader)
         return {
-            "batch": [{**outcome(each), "to_dict": None} for each in batch], "prompts": sorted(policy.prompts),
+            "batch": [{**outcome(item), "to_dict": None} for item in batch], "prompts": sorted(policy.prompts),
             "stream": [[type(part).__name__, jsonable(part)] for part in (*parts, *rest)],
         }  # fmt: skip
 
@@ -417,7 +417,10 @@ def in_agents(place: Place) -> Any:
                     await session.call_tool("show_run", {"run_id": "nobody"}),
                 ]
                 schemas = {tool.name: tool.inputSchema["properties"] for tool in tools.tools}
-                return [schemas, [[each.isError, each.structuredContent, each.content[0].text] for each in results]]
+                return [
+                    schemas,
+                    [[result.isError, result.structuredContent, result.content[0].text] for result in results],
+                ]
 
         return {
             "node": node, "message": [message.status, message.text, message.artifact],
@@ -442,7 +445,7 @@ def embedded(place: Place) -> Any:
         rows = [
             {
                 "prompt_ids": _digest(row.prompt_token_ids), "ids": _digest(row.token_ids), "text": row.text,
-                "logprobs": [round(float(each), 6) for each in row.logprobs or ()], "outcome": str(row.outcome),
+                "logprobs": [round(float(logprob), 6) for logprob in row.logprobs or ()], "outcome": str(row.outcome),
                 "has_ids": row.has_ids, "tokens": [row.prompt_tokens, row.completion_tokens],
                 "tokenizer": row.tokenizer,
             }
@@ -621,7 +624,7 @@ def training(place: Place) -> Any:
     found = {}
     for name, (options, settings) in TRAININGS.items():
         out = place.folder / name
-        given = [part for each in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*each))]
+        given = [part for item in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*item))]
         given = [part.replace("'", '"') for part in given]
         code, _, errors = run("train", log, "--model", TRAINING / "model", "--out", out, *options, *given)
         assert code == 0, errors

@@ -83,7 +83,7 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
     assert again <= count["cancels"], "a cancel loses the reply in flight, or the one whose checkpoint is being written"
     log = RunLog(tmp_path / "runs.sqlite")
     for number in range(reads):
-        positions = [each.position for each in log.conversations(f"r{number}")]
+        positions = [conversation.position for conversation in log.conversations(f"r{number}")]
         assert positions == list(range(len(positions)))
     record_property("cancels", count["cancels"])
     record_property("requests asked again per cancel", round(again / count["cancels"], 2))

@@ -120,7 +120,7 @@ def test_the_benchmark_reads_with_the_policy_that_is_named_and_prints_a_line_for
     lines = [line.split() for line in printed.splitlines()]
     assert {line[0] for line in lines if line} >= set(FIELDS), printed
     [company] = [line for line in lines if line and line[0] == "company"]
-    rights = sum(not each.truth.company.endswith("Trust") for each in generate_filings(5))
+    rights = sum(not filing.truth.company.endswith("Trust") for filing in generate_filings(5))
     assert company[1] == f"{rights / 5:.1%}"
 
 

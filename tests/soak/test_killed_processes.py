@@ -67,20 +67,20 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
         answers = {client: client.answers() for client in clients}
 
     for key, client in zip((ALICE, BOB), clients, strict=True):
-        assert {each["status"] for each in answers[client]} == {200}
+        assert {answer["status"] for answer in answers[client]} == {200}
         expected = [SHARED if number % 2 else VALUES[key] for number in range(len(answers[client]))]
-        assert [each["content"] for each in answers[client]] == expected
+        assert [answer["content"] for answer in answers[client]] == expected
 
     ledger, log = Ledger(home / "serve" / "reads.sqlite"), RunLog(home / "runs.sqlite")
     reads = 0
     for owner, client in zip(("alice", "bob"), clients, strict=True):
         entries = ledger.list_reads(owner, newest=10**6)
-        assert {each.state for each in entries} == {ReadState.FINISHED}
-        ids = [each["run_id"] for each in answers[client]]
-        assert sorted(ids) == sorted(each.run_id for each in entries), "each request is one read of its key"
+        assert {entry.state for entry in entries} == {ReadState.FINISHED}
+        ids = [answer["run_id"] for answer in answers[client]]
+        assert sorted(ids) == sorted(entry.run_id for entry in entries), "each request is one read of its key"
         assert len(set(ids)) == len(ids)
         for run_id in ids:
-            positions = [each.position for each in log.conversations(run_id, with_ids=False)]
+            positions = [conversation.position for conversation in log.conversations(run_id, with_ids=False)]
             assert positions == list(range(len(positions))), "a chunk counts twice, or is missing"
         reads += len(ids)
     ledger.close()

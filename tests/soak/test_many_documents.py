@@ -26,9 +26,9 @@ def test_every_chunk_of_many_documents_is_lossless_and_counted_right(
         ref = store.add(Document.from_text(text))
         wanted = generator.randint(4, 120)
         found = list(Chunker(store, ref, tokenizer, wanted, BOUNDARIES[number % 3]).chunks())
-        assert "".join(each.text for each in found) == text, number
-        for each in found[:-1]:
-            assert each.tokens <= wanted or len(each.text) == 1, number
+        assert "".join(item.text for item in found) == text, number
+        for item in found[:-1]:
+            assert item.tokens <= wanted or len(item.text) == 1, number
         chunks, characters = chunks + len(found), characters + len(text)
         store.remove(ref)
     record_property("chunks", chunks)

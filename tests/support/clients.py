@@ -52,7 +52,7 @@ def _llm(api: str, key: str, model: str, messages: Messages, folder: Path, *, st
     """`llm` puts what is on its input before the prompt: a document, and the question about it."""
     settings = f"- {{model_id: memagent, model_name: {model!r}, api_base: {api!r}, api_key_name: memagent}}\n"
     (folder / "extra-openai-models.yaml").write_text(settings, encoding="utf-8")
-    *documents, question = [each["content"] for each in messages]
+    *documents, question = [message["content"] for message in messages]
     command = [_environment("openai-3") / "llm", "prompt", "-m", "memagent", "--key", key, "-o", "temperature", "0"]
     command += [] if streams else ["--no-stream"]
     return [_run([*command, question], "\n\n".join(documents), folder, LLM_USER_PATH=str(folder)).removesuffix("\n")]

@@ -54,5 +54,5 @@ def failed(system: str = "memagent", length: int = 1024, index: int = 0, *, outc
 
 def results(*rows: ResultRow, settings: dict[str, Any] | None = None) -> Results:
     """A finished table of these rows."""
-    plans = [EvaluationPlan.grid((each.system,), (each.task,), (each.length,), 0) for each in rows]
+    plans = [EvaluationPlan.grid((row.system,), (row.task,), (row.length,), 0) for row in rows]
     return make_results(rows, plans, settings or {"policy": {"model": "m"}}, "e", ["memagent eval keys"])

@@ -158,7 +158,7 @@ class FakeServer:
         ]
         choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
         choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        chunks = [{**head, "choices": each} for each in choices]
+        chunks = [{**head, "choices": choice} for choice in choices]
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append({**head, "choices": [], "usage": whole["usage"]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

@@ -54,8 +54,8 @@ def imperfect_reader(prompt: str) -> str:
         for name, pattern in _FACTS.items():
             found = pattern.search(section)
             if found and name not in memory and (name != "company" or not memory):
-                memory[name] = " | ".join(each for each in found.groups() if each)
-        risks = [each for each in memory.get("risks", "").split(" | ") if each] + _RISK.findall(section)
+                memory[name] = " | ".join(group for group in found.groups() if group)
+        risks = [part for part in memory.get("risks", "").split(" | ") if part] + _RISK.findall(section)
         memory["risks"] = " | ".join(risks[:MOST_RISKS])
         return "\n".join(f"{name}: {value}" for name, value in memory.items())
     if memory["company"].endswith("Trust"):

@@ -68,7 +68,7 @@ class ScriptedSource:
         self.seen.append(list(self.saved))
         if iteration == 1 and self.failure is not None:
             raise self.failure
-        versions = [f"v{each}" for each in range(iteration + 1)]
+        versions = [f"v{index}" for index in range(iteration + 1)]
         return IterationGroups(self.groups[iteration], versions, {"collect/reward": float(iteration)})
 
 

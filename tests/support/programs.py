@@ -79,9 +79,9 @@ class Program:
         )
         _start(self._process)
         self.pid: int = self._process.pid
-        for each in theirs:
-            if each is not None:
-                each.close()
+        for connection in theirs:
+            if connection is not None:
+                connection.close()
 
     @property
     def returncode(self) -> int | None:
@@ -128,7 +128,7 @@ class Program:
             texts[name] = stream.read()
 
         named = [(name, stream) for name in texts if (stream := getattr(self, name)) is not None]
-        readers = [threading.Thread(target=read, args=each, daemon=True) for each in named]
+        readers = [threading.Thread(target=read, args=name, daemon=True) for name in named]
         for reader in readers:
             reader.start()
         if self.stdin is not None:

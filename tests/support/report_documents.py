@@ -30,7 +30,7 @@ def real_documents(folder: Path) -> list[Path]:
 
 def sentences_of(text: str) -> list[str]:
     """What ends with a full stop, in one line each."""
-    return [" ".join(each.split()) for each in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if each.strip()]
+    return [" ".join(part.split()) for part in re.split(r"(?<=[.])\s+(?=[A-Z])|\n\n+", text) if part.strip()]
 
 
 def writes_reports(prompt: str) -> str:
@@ -54,7 +54,9 @@ def writes_reports(prompt: str) -> str:
         return memory
     wanted = _wanted(part(prompt, "problem"))
     sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
-    return next((each for each in sentences if f" {wanted} " in each.lower() and len(each) < 300), "nothing yet")
+    return next(
+        (sentence for sentence in sentences if f" {wanted} " in sentence.lower() and len(sentence) < 300), "nothing yet"
+    )
 
 
 def reads_keys(prompt: str) -> str:

@@ -141,7 +141,7 @@ def main() -> None:
 def is_whole(out: Path, group: str) -> bool:
     """Whether all rewards of a group of four are logged."""
     totals = RunLog(out / RUN_LOG).totals(f"{group}-{place}" for place in range(4))
-    return all(each.rewards for each in totals.values())
+    return all(total.rewards for total in totals.values())
 
 
 if __name__ == "__main__":

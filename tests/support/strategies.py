@@ -20,6 +20,7 @@ SEGMENTS = f"{__file__}:Segments"
 EVERY = (
     "overwrite",
     "gated:stop=yes",
+    "gated:passes=2",
     "refine",
     "map_reduce",
     "parallel",

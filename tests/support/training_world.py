@@ -114,7 +114,7 @@ def _conversation(
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     own = logits.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
-    logged = array("f", (min(each + source.gauss(0, 0.3), 0.0) for each in own))
+    logged = array("f", (min(item + source.gauss(0, 0.3), 0.0) for item in own))
     return TrainingConversation(array("I", prompt), array("I", completion), logged, *at, False, "v1")
 
 

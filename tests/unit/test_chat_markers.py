@@ -184,9 +184,9 @@ def test_places_in_the_document_and_budgets_hold_though_much_is_escaped() -> Non
         assert tokenizer.count(memory) <= SMALL.memory_tokens
     assert ends[-1] == len(HOSTILE)
     assert any("\\" in part(prompt, "memory") for prompt in policy.prompts)
-    quotes = [each for each in result.evidence if "4711" in each.quote]
+    quotes = [item for item in result.evidence if "4711" in item.quote]
     assert quotes
-    assert all(HOSTILE[each.start_char : each.end_char] == each.quote for each in result.evidence)
+    assert all(HOSTILE[item.start_char : item.end_char] == item.quote for item in result.evidence)
 
 
 def test_a_question_is_counted_as_it_is_shown() -> None:

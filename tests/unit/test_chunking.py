@@ -262,8 +262,8 @@ def test_text_without_any_token_is_still_read(store):
 def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store: DocumentStore) -> None:
     sentences = [f"{'The grey heron waits ' * (1 + number % 4)}by pond number {number}." for number in range(60)]
     reference = store.add(Document.from_text(" ".join(sentences)))
-    chunks = [each.text for each in Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=50).chunks()]
+    chunks = [chunk.text for chunk in Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=50).chunks()]
     assert "".join(chunks) == " ".join(sentences)
-    assert all(any(each in chunk for chunk in chunks) for each in sentences)
-    cut = [each.text for each in Chunker(store, reference, TOKENIZER, 80, "sentence").chunks()]
-    assert not all(any(each in chunk for chunk in cut) for each in sentences)
+    assert all(any(sentence in chunk for chunk in chunks) for sentence in sentences)
+    cut = [chunk.text for chunk in Chunker(store, reference, TOKENIZER, 80, "sentence").chunks()]
+    assert not all(any(sentence in chunk for chunk in cut) for sentence in sentences)

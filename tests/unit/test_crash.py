@@ -150,12 +150,14 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
         counted = Counter(
-            (record.run_id, each.position) for record in log.runs() for each in log.conversations(record.run_id)
+            (record.run_id, conversation.position)
+            for record in log.runs()
+            for conversation in log.conversations(record.run_id)
         )
         assert finished <= set(counted), "a finished conversation is missing"
         assert not counted or max(counted.values()) == 1, "a conversation counts twice"
     for record in log.runs():
-        positions = [each.position for each in log.conversations(record.run_id)]
+        positions = [conversation.position for conversation in log.conversations(record.run_id)]
         assert positions == list(range(len(positions)))
     record_property("conversations finished before a kill", len(finished))
 

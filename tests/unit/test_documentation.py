@@ -141,7 +141,7 @@ def typed_in(page: Path) -> list[list[str]]:
     )
     lines = [line for block in code for line in block.replace("\\\n", " ").splitlines()]
     words = [shlex.split(re.sub(r"\[OPTIONS\]|\$\((.*?)\)", "", line), comments=True) for line in lines]
-    return [each[each.index("memagent") + 1 :] for each in words if "memagent" in each]
+    return [word[word.index("memagent") + 1 :] for word in words if "memagent" in word]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -152,7 +152,9 @@ def test_every_command_in_the_pages_exists_with_its_options(page: Path) -> None:
         name = " ".join(words[:2]) if words[0] == "policy" else words[0]
         assert name in COMMANDS, words
         context = COMMANDS[name].make_context(name, [], resilient_parsing=True)
-        known = {option for each in COMMANDS[name].get_params(context) for option in (*each.opts, *each.secondary_opts)}
+        known = {
+            option for param in COMMANDS[name].get_params(context) for option in (*param.opts, *param.secondary_opts)
+        }
         assert not {word for word in words if re.match(r"--?[a-z]", word)} - known, words
 
 

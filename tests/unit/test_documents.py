@@ -65,7 +65,7 @@ def test_any_source_is_kept_as_it_is_under_one_key(source, store, tmp_path):
 @given(text=st.text(min_size=1).filter(str.strip))
 def test_any_text_is_lossless(text, tmp_path_factory):
     store = DocumentStore(tmp_path_factory.mktemp("store"))
-    if any("\ud800" <= each <= "\udfff" for each in text):
+    if any("\ud800" <= character <= "\udfff" for character in text):
         with pytest.raises(EncodingError):
             store.add(Document.from_text(text))
     else:

@@ -121,7 +121,7 @@ def test_it_reads_right_and_says_who_read(finished) -> None:
     agent, log, result = finished
     assert result.answer == "4711"
     assert result.stop_reason is StopReason.ANSWERED
-    chunks = [each.chunk_index for each in result.updates if each.chunk_index is not None]
+    chunks = [update.chunk_index for update in result.updates if update.chunk_index is not None]
     assert len(chunks) == result.chunks_read
     assert set(chunks) == set(range(max(chunks) + 1))
     assert len(set(Counter(chunks).values())) == 1, "each pass reads every chunk"
@@ -137,14 +137,19 @@ def test_it_is_logged_exactly(finished) -> None:
         comparable(result.trace), key=lambda step: step.id
     )
     conversations = list(log.conversations("r"))
-    assert sorted(each.seq for each in conversations) == list(range(result.usage.turns))
-    assert sum(each.prompt_tokens for each in conversations) == result.usage.prompt_tokens
-    steps = {each.step for each in conversations}
-    for each in conversations:
-        assert list(each.token_ids) == policy_prompt_ids(each.text)
-        assert set(each.parents) <= steps
-        assert all(span.start_char < span.end_char for span in each.reads)
-    assert len({(each.branch, each.role, each.slot, each.attempt) for each in conversations}) == len(conversations)
+    assert sorted(conversation.seq for conversation in conversations) == list(range(result.usage.turns))
+    assert sum(conversation.prompt_tokens for conversation in conversations) == result.usage.prompt_tokens
+    steps = {conversation.step for conversation in conversations}
+    for conversation in conversations:
+        assert list(conversation.token_ids) == policy_prompt_ids(conversation.text)
+        assert set(conversation.parents) <= steps
+        assert all(span.start_char < span.end_char for span in conversation.reads)
+    assert len(
+        {
+            (conversation.branch, conversation.role, conversation.slot, conversation.attempt)
+            for conversation in conversations
+        }
+    ) == len(conversations)
 
 
 def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(finished) -> None:
@@ -171,7 +176,7 @@ def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log) -> None:
     assert (result.answer, result.memory, result.chunks_read) == (whole.answer, whole.memory, whole.chunks_read)
     asked = list(log.conversations("r", superseded=True))
     assert result.usage.turns == len(asked)
-    assert [each.role for each in asked] == [each.role for each in log.conversations("whole")]
+    assert [each.role for each in asked] == [conversation.role for conversation in log.conversations("whole")]
 
 
 def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path, strategy, log) -> None:
@@ -194,10 +199,13 @@ def test_broken_off_it_reads_at_most_the_open_chunks_again(make_reader, tmp_path
     assert result.answer == log.get("r").answer == "4711"
     sections = [prompt for prompt in policy.prompts if "<section>" in prompt]
     assert len(sections) - len(set(sections)) <= broken_off * 2 * branches
-    places = Counter((each.branch, each.role, each.slot, each.attempt) for each in log.conversations("r"))
+    places = Counter(
+        (conversation.branch, conversation.role, conversation.slot, conversation.attempt)
+        for conversation in log.conversations("r")
+    )
     assert max(places.values()) == 1
-    assert {span.index for each in log.conversations("r") for span in each.reads} == {
-        each.chunk_index for each in result.updates if each.chunk_index is not None
+    assert {span.index for conversation in log.conversations("r") for span in conversation.reads} == {
+        update.chunk_index for update in result.updates if update.chunk_index is not None
     }
 
 
@@ -209,9 +217,9 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     assert [event.kind.value for event in result.events] == ["memory_edited"]
     edited = log.trace("r")
     assert edited.final_memory == result.memory
-    assert {each.id for each in edited.steps} == {each.id for each in result.trace.steps}
-    assert [(each.chunk_index, each.branch, each.memory) for each in edited.updates] == [
-        (each.chunk_index, each.branch, each.memory) for each in agent.resume("r").updates
+    assert {step.id for step in edited.steps} == {step.id for step in result.trace.steps}
+    assert [(update.chunk_index, update.branch, update.memory) for update in edited.updates] == [
+        (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
 
 
@@ -236,7 +244,9 @@ def test_it_is_shown_in_a_terminal_and_on_a_page(finished) -> None:
     assert agent.strategy.name in out.getvalue() or agent.strategy.name == "overwrite"
     assert "harbor 4711" in render_page(timeline)
     assert timeline.provenance.evidence[0].quote
-    assert timeline.totals.completion_tokens == sum(each.completion_tokens for each in log.conversations("r"))
+    assert timeline.totals.completion_tokens == sum(
+        conversation.completion_tokens for conversation in log.conversations("r")
+    )
 
 
 def test_runs_of_two_ways_of_reading_are_no_group(make_reader, log) -> None:
@@ -314,11 +324,14 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     record_property("kills", kills)
     record_property("requests asked again per kill", round(again / kills, 2))
     log = RunLog(tmp_path / "runs.sqlite")
-    counted = Counter((each.branch, each.role, each.slot, each.attempt) for each in log.conversations("r"))
+    counted = Counter(
+        (conversation.branch, conversation.role, conversation.slot, conversation.attempt)
+        for conversation in log.conversations("r")
+    )
     assert max(counted.values()) == 1
-    read = {span.index for each in log.conversations("r") for span in each.reads}
+    read = {span.index for conversation in log.conversations("r") for span in conversation.reads}
     assert read == set(range(max(read) + 1))
     assert int(done[-1]) % len(read) == 0, "each pass reads every chunk"
     trace = log.trace("r")
-    assert {step for each in trace.steps for step in each.parents} <= {each.id for each in trace.steps}
+    assert {step for each in trace.steps for step in each.parents} <= {step.id for step in trace.steps}
     assert log.get("r").answer == "4711"

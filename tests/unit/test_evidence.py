@@ -220,7 +220,7 @@ def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
 def test_the_answers_words_are_found_in_memory() -> None:
     line = "The lighthouse was built by Ilse Thornbury in 1743"
     found = find_support("Ilse Thornbury", ["nothing here", line])
-    assert [(each.line_index, line[each.start : each.end]) for each in found] == [(1, "Ilse Thornbury")]
+    assert [(item.line_index, line[item.start : item.end]) for item in found] == [(1, "Ilse Thornbury")]
 
 
 def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> None:
@@ -312,7 +312,7 @@ def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:
     text = "It was dark. The key of harbor is 4711, as all know.\n\nnext part. No, 4711 was not meant. The end."
     reader = make_reader(ScriptedPolicy(lambda _: "\\boxed{4711}"), strategy="retrieval:chunks=1")
     found = reader.read(text, "What is the key of harbor?").evidence
-    assert [each.quote for each in found] == ["The key of harbor is 4711, as all know."]
+    assert [item.quote for item in found] == ["The key of harbor is 4711, as all know."]
     assert text[found[0].start_char : found[0].end_char] == found[0].quote
 
 

@@ -57,7 +57,7 @@ def write_run(log: RunLog, run_id: str = "r", count: int = 3, **changes: Any) ->
     )
     said = [conversation(at, run_id=run_id, **changes) for at in range(count)]
     log.add(record, said, templates={load_prompts().fingerprint: load_prompts().wording})
-    return [each.id for each in log.conversations(run_id)]
+    return [conversation.id for conversation in log.conversations(run_id)]
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def content(log: RunLog) -> dict[str, Any]:
                 repr(replace(each, id=None)) + repr((each.prompt_token_ids, each.token_ids, each.logprobs))
             )
         rewards = sorted(
-            (replace(each, id=None, conversation=order[each.conversation])
-             for each in log.rewards(run.run_id) if each.conversation in order),
+            (replace(reward, id=None, conversation=order[reward.conversation])
+             for reward in log.rewards(run.run_id) if reward.conversation in order),
             key=lambda each: (each.time, str(each.conversation)),
         )  # fmt: skip
         found[run.run_id] = (run, conversations, rewards, log.events(run.run_id), log.templates(run.run_id))
@@ -116,10 +116,10 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
 
     assert (imported.runs, imported.conversations, imported.rewards, imported.skipped) == (1, 7, 4, 0)
     assert content(other)["r"] == content(log)["r"]
-    assert any(each.superseded for each in other.conversations("r", superseded=True))
+    assert any(conversation.superseded for conversation in other.conversations("r", superseded=True))
     assert other.templates("r")[load_prompts().fingerprint] == load_prompts().wording
-    (judged,) = [each for each in other.rewards("r") if each.note]
-    (answer,) = [each for each in other.conversations("r") if each.writes is Writes.ANSWER]
+    (judged,) = [reward for reward in other.rewards("r") if reward.note]
+    (answer,) = [conversation for conversation in other.conversations("r") if conversation.writes is Writes.ANSWER]
     assert judged.conversation == answer.id != last
 
 
@@ -185,7 +185,7 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
             run_id, draw(times), draw(st.none() | times), draw(stored), document, draw(small_json),
             draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),
         )  # fmt: skip
-        owners = st.sampled_from([None, *(each.id for each in conversations)])
+        owners = st.sampled_from([None, *(conversation.id for conversation in conversations)])
         rewards = draw(st.lists(
             st.builds(Reward, st.just(run_id), stored, finite, stored, times, owners, st.none() | stored), max_size=4
         ))  # fmt: skip
@@ -206,8 +206,8 @@ def test_whatever_a_log_holds_survives_the_round_trip(runs) -> None:
             assert content(second) == content(first)
             again = import_runs(second, Path(folder, "runs.parquet"))
             assert (again.runs, again.skipped) == (0, len(runs))
-            assert report.conversations == sum(len(each[1]) for each in runs)
-            assert report.rewards == sum(len(each[3]) for each in runs)
+            assert report.conversations == sum(len(run[1]) for run in runs)
+            assert report.rewards == sum(len(run[3]) for run in runs)
         finally:
             first.close()
             second.close()
@@ -223,7 +223,7 @@ def test_datasets_reads_a_parquet_export_with_the_same_values(tmp_path, log) -> 
     files = str(tmp_path / "runs.parquet")
     loaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"), split="train")
 
-    stored = [each for run in ("a", "b") for each in log.conversations(run)]
+    stored = [conversation for run in ("a", "b") for conversation in log.conversations(run)]
     assert len(loaded) == 5
     for row, each in zip(loaded, stored, strict=True):
         assert row["run_id"] == each.run_id

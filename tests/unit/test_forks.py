@@ -51,7 +51,7 @@ def test_processes_forked_from_one_that_never_read_give_their_steps_different_id
         child.join(30)
         assert child.exitcode == 0
     log = RunLog(tmp_path / "runs.sqlite")
-    steps = [each.step for each in log.conversations("r")]
+    steps = [conversation.step for conversation in log.conversations("r")]
     assert len(steps) == len(set(steps)) == 6
     assert log.trace("r").update_index(steps[-1]) == 5
 
@@ -88,11 +88,11 @@ def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_be
             ReadLongDocument(agent=reader),
             MemAgentMiddleware(reader),
         )
-        for each in held:
+        for item in held:
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
-                pickle.dumps(each)
+                pickle.dumps(item)
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
-                copy.deepcopy(each)
-            assert type(copy.copy(each)) is type(each)
+                copy.deepcopy(item)
+            assert type(copy.copy(item)) is type(item)
         result = copy.copy(reader).read(TEXT, "When?")
         assert result.answer == "1904" and pickle.loads(pickle.dumps(result)) == result

@@ -94,7 +94,7 @@ def test_state_never_holds_the_document(make_reader) -> None:
     checkpoints = list(saver.list(config))
     assert len(checkpoints) > 50
     assert "word1 and then" not in repr(checkpoints)
-    sizes = [len(repr(each.checkpoint)) for each in checkpoints]
+    sizes = [len(repr(checkpoint.checkpoint)) for checkpoint in checkpoints]
     assert max(sizes) < 4000
 
 

@@ -94,8 +94,8 @@ async def test_ids_logprobs_and_text_agree(policy) -> None:
 
 async def test_a_batch_writes_what_each_request_would_get_alone(policy) -> None:
     prompts = [prompt(question, filler) for question in QUESTIONS for filler in (3, 30)]
-    alone = [await policy.complete(each, GREEDY) for each in prompts]
-    together = await asyncio.gather(*(policy.complete(each, GREEDY) for each in prompts))
+    alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
+    together = await asyncio.gather(*(policy.complete(prompt, GREEDY) for prompt in prompts))
     for one, other in zip(alone, together, strict=True):
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -112,8 +112,8 @@ async def test_concurrent_requests_share_the_beginning_of_their_prompts(policy) 
 async def test_questions_on_two_documents_share_what_is_theirs(policy) -> None:
     facts = ("The river rose. " * 90, "The bridge fell. " * 90)
     prompts = [prompt(question, 0, fact) for question in QUESTIONS for fact in facts]
-    alone = [await policy.complete(each, GREEDY) for each in prompts]
-    requests = [_Request(policy._engine.prompt_ids(each, {}), GREEDY, Future()) for each in prompts]
+    alone = [await policy.complete(prompt, GREEDY) for prompt in prompts]
+    requests = [_Request(policy._engine.prompt_ids(prompt, {}), GREEDY, Future()) for prompt in prompts]
     batches = policy._batches(requests)
     assert [len(batch) for batch in batches] == [len(QUESTIONS)] * len(facts)
     for batch in batches:

@@ -260,7 +260,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
     for tool in tools.values():
         assert len(tool.description) > 60
         assert tool.annotations.readOnlyHint
-        assert all("description" in each for each in tool.inputSchema["properties"].values())
+        assert all("description" in schema for schema in tool.inputSchema["properties"].values())
     answers = tools["read_document"].outputSchema["properties"]["answers"]["description"]
     assert "the limit at which the read stopped" in answers
     for name in ("read_document", "ask_again"):
@@ -450,7 +450,7 @@ async def test_files_are_read_below_the_servers_and_the_clients_roots(tmp_path, 
     told = None
     if declared is not None:
         told = roots(*(each if "://" in each else (tmp_path / each).as_uri() for each in declared))
-    async with in_process(*(tmp_path / each for each in own), list_roots=told) as session:
+    async with in_process(*(tmp_path / item for item in own), list_roots=told) as session:
         for name in ("a", "a/b", "c"):
             arguments = {"path": str(tmp_path / name / "note.txt"), "questions": QUESTION}
             read = await session.call_tool("read_document", arguments)
@@ -645,7 +645,7 @@ def test_standard_output_carries_the_protocol_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "{}"
-    assert all(each in done.stderr for each in ("from Python", "from native code", "from a child"))
+    assert all(name in done.stderr for name in ("from Python", "from native code", "from a child"))
 
 
 # Who may connect

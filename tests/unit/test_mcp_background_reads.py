@@ -258,6 +258,6 @@ def test_the_settings_for_clients_in_the_docs_start_the_server() -> None:
     docs = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
     settings = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", docs, re.S)]
     assert [*map(list, settings)] == [["mcpServers"]]
-    for each in settings:
-        ((name, started),) = each["mcpServers"].items()
+    for setting in settings:
+        ((name, started),) = setting["mcpServers"].items()
         assert (name, started["command"], started["args"][:2]) == ("memagent", "memagent", ["mcp", "--root"])

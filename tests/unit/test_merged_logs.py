@@ -80,8 +80,8 @@ async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp
     repeated = replace(newest[0], id=None, seq=None, step="another", text="read, but not saved")
     RunLog(first).wait(RunLog(first).record(repeated))
     merge_logs(whole, [first, second])
-    counted = [each.step for each in whole.conversations("r")]
-    everything = [each.step for each in whole.conversations("r", superseded=True)]
+    counted = [conversation.step for conversation in whole.conversations("r")]
+    everything = [conversation.step for conversation in whole.conversations("r", superseded=True)]
     assert "another" not in counted and "another" in everything and newest[0].step in counted
 
 
@@ -121,7 +121,7 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
     one.close()
     whole = RunLog(tmp_path / "all.sqlite")
     merge_logs(whole, [first, second])
-    steps = [each.step for each in whole.conversations("r")]
+    steps = [conversation.step for conversation in whole.conversations("r")]
     assert "lost" not in steps
     assert whole.trace("r").answers
 

@@ -333,13 +333,13 @@ class TestToolResults:
         for counter in (counted, around):
             (usage,) = counter.usage_metadata.values()
             assert (usage["input_tokens"], usage["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
-        (span,) = [each for each in recorder.runs if each.name == "MemAgent"]
+        (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
         assert span.inputs["run_ids"] == [found_in(first)["run_id"]]
         assert span.outputs == {"answers": ["4711"]}
         assert span.parent_run_id is not None
-        (asked,) = [each for each in recorder.runs if each.parent_run_id == span.id]
+        (asked,) = [run for run in recorder.runs if run.parent_run_id == span.id]
         assert asked.name == "MemAgent policy"
-        assert not [each for each in recorder.runs if each.name in {"update_memory", "read_chunk"}]
+        assert not [run for run in recorder.runs if run.name in {"update_memory", "read_chunk"}]
         assert "word7 and then" not in repr([(each.inputs, each.outputs) for each in (span, asked)])
 
     async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(
@@ -358,7 +358,7 @@ class TestToolResults:
         await run(agent, ASK)
         (usage,) = counted.usage_metadata.values()
         assert usage["input_tokens"] > 5 * 100
-        (span,) = [each for each in recorder.runs if each.name == "MemAgent"]
+        (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
         assert "no connection" in (span.error or "")
 
     async def test_further_questions_are_counted_too(self, make_reader: MakeReader, run: Any) -> None:
@@ -373,7 +373,7 @@ class TestToolResults:
         again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
         told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
         (usage,) = counted.usage_metadata.values()
-        assert usage["total_tokens"] == sum(each["usage"]["total_tokens"] for each in told.artifact["readings"])
+        assert usage["total_tokens"] == sum(reading["usage"]["total_tokens"] for reading in told.artifact["readings"])
 
 
 class TestHistories:
@@ -436,13 +436,13 @@ class TestHistories:
                 events = list(agent.stream({"messages": messages}, stream_mode="custom"))
             else:
                 events = [each async for each in agent.astream({"messages": messages}, stream_mode="custom")]
-            assert {each["type"] for each in events} == {"memagent.history_update"}
+            assert {event["type"] for event in events} == {"memagent.history_update"}
             assert len(events) == len(policy.prompts) > 4
-            progress = [each["progress"] for each in events]
+            progress = [event["progress"] for event in events]
             assert (progress, progress[-1]) == (sorted(progress), 1.0)
         (usage,) = counted.usage_metadata.values()
         assert usage["input_tokens"] > 2000
-        assert [each.name for each in recorder.runs].count("MemAgent") == 2
+        assert [run.name for run in recorder.runs].count("MemAgent") == 2
 
     @BOTH
     async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
@@ -631,7 +631,7 @@ def histories(draw: st.DrawFn) -> list[BaseMessage]:
         else:
             ids = [f"id{calls_made + index}" for index in range(draw(st.integers(1, 3)))]
             calls_made += len(ids)
-            messages.append(AIMessage("", tool_calls=[{"name": "t", "args": {}, "id": each} for each in ids]))
+            messages.append(AIMessage("", tool_calls=[{"name": "t", "args": {}, "id": id_} for id_ in ids]))
             answered = draw(st.lists(st.sampled_from(ids), unique=True))
             messages.extend(ToolMessage("result", tool_call_id=each) for each in answered)
     return messages

@@ -46,10 +46,10 @@ async def _steps_after_a_failure(path, state: type, config) -> list[list[int]]:
     with pytest.raises(ConnectionError):
         await compiled.ainvoke({"seen": []}, config, durability="sync")
     await compiled.ainvoke(None, config, durability="sync")
-    at_four = {len(each.values["seen"]): each.config async for each in compiled.aget_state_history(config)}[4]
+    at_four = {len(entry.values["seen"]): entry.config async for entry in compiled.aget_state_history(config)}[4]
     fork = await compiled.aupdate_state(at_four, {"seen": [40]})
     assert (await compiled.aget_state(fork)).values["seen"] == [0, 1, 2, 3, 40]
-    history = [each.values["seen"] async for each in compiled.aget_state_history(config)]
+    history = [entry.values["seen"] async for entry in compiled.aget_state_history(config)]
     await saver.conn.close()
     return history
 

@@ -230,9 +230,9 @@ class TestChunksThatEndBeforeHeadings:
         text = self.text(40)
         found = self.chunks(text, 250, "heading", tmp_path)
         assert "".join(found) == text
-        at_headings = [each for each in found[1:] if each.startswith("## 4.")]
+        at_headings = [item for item in found[1:] if item.startswith("## 4.")]
         assert len(at_headings) == len(found) - 1
-        assert sum(each.startswith("## 4.") for each in self.chunks(text, 250, "paragraph", tmp_path)) < len(
+        assert sum(chunk.startswith("## 4.") for chunk in self.chunks(text, 250, "paragraph", tmp_path)) < len(
             at_headings
         )
 

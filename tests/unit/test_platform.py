@@ -172,7 +172,7 @@ async def test_langgraph_dev_serves_a_read_of_many_chunks_whose_memory_can_be_ed
     assert len({section for section in sections if section}) == CHUNKS
 
     history: Any = await client.threads.get_history(thread, limit=60)
-    behind = next(each for each in history if each["values"]["chunks_read"] == CHUNKS - 20)
+    behind = next(entry for entry in history if entry["values"]["chunks_read"] == CHUNKS - 20)
     assert behind["next"] == ["update_memory"]
     edited: Any = await client.threads.update_state(
         thread, {"memory": "the key is 99"}, as_node="update_memory", checkpoint=behind["checkpoint"]
@@ -196,7 +196,7 @@ async def test_studio_finds_the_nodes_the_schemas_and_the_progress(address) -> N
     assert "memory" in schemas["state_schema"]["properties"]
     given = {"question": QUESTION, "document": text_of(10)}
     parts = [part async for part in client.runs.stream(None, "memagent", input=given, stream_mode="custom")]
-    kinds = [each.data["type"] for each in parts if each.event == "custom"]
+    kinds = [part.data["type"] for part in parts if part.event == "custom"]
     assert kinds == ["memagent.memory_update"] * 10 + ["memagent.answer"]
 
 
@@ -256,7 +256,7 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
 def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     described = json.loads(CONFIGURATION.read_text())
-    needed = {re.sub(r">=([\d.]+).*", r"~=\1", each) for each in (*extras["local"], *extras["hub"])}
+    needed = {re.sub(r">=([\d.]+).*", r"~=\1", name) for name in (*extras["local"], *extras["hub"])}
     assert needed == {*described["dependencies"]} - {".."}
     assert described["env"] == ".env"
     named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))

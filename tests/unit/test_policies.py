@@ -64,7 +64,7 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
             await policy.aclose()
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
-        assert [each and list(each) for each in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
+        assert [id_ and list(id_) for id_ in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
         assert ("return_token_ids" in server.requests[0]) is vllm
 
 
@@ -192,7 +192,7 @@ async def test_the_document_s_key_is_in_the_header_that_is_named_and_in_no_other
         await ask(policy)
         await policy.aclose()
         await ask(OpenAICompatiblePolicy("fake", base_url=server.base_url), session="sha256:12")
-    assert [each.get("X-Session-Id") for each in server.headers] == ["sha256:12", None, None]
+    assert [header.get("X-Session-Id") for header in server.headers] == ["sha256:12", None, None]
     assert all("sha256:12" not in str(body) for body in server.requests)
 
 
@@ -285,7 +285,7 @@ async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_wait
             await ask(policy)
         await policy.aclose()
     assert len(server.requests) == 2
-    (waited,) = (each for each in pauses if each)
+    (waited,) = (pause for pause in pauses if pause)
     assert 300 < waited <= 600
 
 

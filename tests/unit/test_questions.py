@@ -100,7 +100,7 @@ def test_a_question_that_stops_early_does_not_hold_up_the_others(make_reader) ->
 
 def test_limits_count_for_each_question(make_reader) -> None:
     results = make_reader().read(TEXT, questions=[HARBOR, CASTLE], limits=Limits(max_chunks=3))
-    assert [(each.stop_reason, each.chunks_read) for each in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
+    assert [(result.stop_reason, result.chunks_read) for result in results] == [(StopReason.MAX_CHUNKS, 3)] * 2
 
 
 def test_hundreds_of_questions_are_read_for_in_passes(make_reader) -> None:
@@ -178,7 +178,7 @@ async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> Non
         return number
 
     outcomes = await read_in_passes([partial(read, number) for number in range(6)], per_pass=4)
-    assert [each for each in outcomes if not isinstance(each, Exception)] == [0, 2, 3, 4, 5]
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Exception)] == [0, 2, 3, 4, 5]
     assert isinstance(outcomes[1], KeyError)
     for together in (range(4), range(4, 6)):
         chunks = [chunk for chunk, number in reached if number in together]

@@ -79,16 +79,16 @@ async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_
         await run(agent, {"messages": [("user", "?")]}, told)
     policy.broken = False
     out = await run(agent, None, again)
-    (message,) = [each for each in out["messages"] if each.type == "tool"]
+    (message,) = [message for message in out["messages"] if message.type == "tool"]
     (reading,) = message.artifact["readings"]
     assert (reading["answer"], reading["chunks_read"]) == (ANSWER, len(policy.sections))
-    assert {each["quote"] for each in reading["evidence"]} == FOUND
+    assert {item["quote"] for item in reading["evidence"]} == FOUND
     for reports in (told, again):
-        shares = [each["progress"] for each in reports]
+        shares = [report["progress"] for report in reports]
         assert shares == sorted(shares)
-        assert len({each["run_id"] for each in reports}) == 1
+        assert len({report["run_id"] for report in reports}) == 1
     assert told[-1]["progress"] > 0.5
     assert again[0]["progress"] > 0.5, "what was read before counts"
     assert again[-1]["progress"] == 1.0
-    chunks = [each["chunk_index"] for each in (*told, *again) if each["chunk_index"] is not None]
+    chunks = [name["chunk_index"] for name in (*told, *again) if name["chunk_index"] is not None]
     assert set(chunks) == set(range(reading["chunks_read"]))

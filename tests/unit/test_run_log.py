@@ -235,7 +235,7 @@ def test_a_redaction_that_raises_ends_the_log_and_not_the_read(make_reader, tmp_
     log = RunLog(tmp_path / "redacted.sqlite", redact=redact)
     result = make_reader(run_log=log).read(TEXT, QUESTION, run_id="r")
     assert result.answer == "4711"
-    (event,) = (each for each in result.events if each.kind is EventKind.LOGGING_STOPPED)
+    (event,) = (event for event in result.events if event.kind is EventKind.LOGGING_STOPPED)
     assert "no such pattern" in event.detail
     assert list(log.conversations("r")) == []
 
@@ -248,7 +248,7 @@ def test_rewards_pile_up_and_the_newest_of_a_name_counts(log) -> None:
     log.reward("r", 1.0, name="thumbs")
     log.reward("r", 0.5, name="step", conversation=row)
     assert log.latest_rewards("r") == {"exact": 1.0, "thumbs": 1.0}
-    assert [(each.name, each.value, each.conversation) for each in log.rewards("r")][-1] == ("step", 0.5, row)
+    assert [(reward.name, reward.value, reward.conversation) for reward in log.rewards("r")][-1] == ("step", 0.5, row)
     with pytest.raises(RunNotFoundError):
         log.reward("other", 1.0)
     with pytest.raises(RunNotFoundError, match="no conversation 99"):
@@ -568,7 +568,7 @@ def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
     first = next(reading)
     log.wait(log.record(replace(conversation(1), parents=(first.step,))))
     assert list(reading) == []
-    assert [each.parents for each in log.conversations("r")] == [first.parents, (first.step,)]
+    assert [conversation.parents for conversation in log.conversations("r")] == [first.parents, (first.step,)]
 
 
 def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:

@@ -61,7 +61,7 @@ def texts_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def found_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
-    return [(place, each) for place, content in texts for each in SPELLINGS if each.encode() in content]
+    return [(place, spelling) for place, content in texts for spelling in SPELLINGS if spelling.encode() in content]
 
 
 def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:

@@ -73,5 +73,5 @@ async def test_a_retry_after_of_one_request_holds_the_others() -> None:
         others = [asyncio.create_task(policy.complete(hello, SamplingParams())) for _ in range(20)]
         completions = await asyncio.gather(first, *others)
         await policy.aclose()
-    assert [each.retries for each in completions] == [1, *[0] * 20], "the others were not refused"
+    assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"
     assert len(arrived) == 22

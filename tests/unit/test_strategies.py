@@ -158,6 +158,43 @@ def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> No
         make_reader(strategy=Only()).read(TEXT, QUESTION)
 
 
+def follow_the_link(prompt: str) -> str:
+    """Note the place of the harbor, and the key of a place that the memory names."""
+    memory = (part(prompt, "memory") or part(prompt, "draft")).removeprefix("(empty)")
+    section = part(prompt, "section")
+    if "<section>" not in prompt:
+        return "\\boxed{4711}" if "4711" in memory else "\\boxed{unknown}"
+    facts = ["The harbor is in Fernley.", *(["The key of Fernley is 4711."] if "in Fernley" in memory else [])]
+    return "\n".join(dict.fromkeys([*filter(None, memory.splitlines()), *(fact for fact in facts if fact in section)]))
+
+
+@pytest.mark.parametrize("name", ["overwrite", "refine"])
+def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader, name) -> None:
+    text = document_with({0.1: "The key of Fernley is 4711.", 0.9: "The harbor is in Fernley."}, words=600)
+    once, several = (
+        make_reader(ScriptedPolicy(follow_the_link), strategy=strategy).read(text, QUESTION)
+        for strategy in (name, f"{name}:passes=4")
+    )
+    assert (once.answer, several.answer) == ("unknown", "4711")
+    assert several.chunks_read == 3 * once.chunks_read, "the third pass changes nothing, so it is the last"
+    slots = [call.slot for call in several.trace.steps if call.reads]
+    assert slots == list(range(several.chunks_read))
+    assert [call.chunk_index for call in several.trace.steps if call.reads] == [*range(once.chunks_read)] * 3
+    assert [(quote.quote, quote.chunk_index) for quote in several.evidence] == [("The key of Fernley is 4711", 0)]
+
+
+def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_reader) -> None:
+    once, several = (
+        make_reader(ScriptedPolicy(follow_the_link), strategy=strategy)
+        for strategy in ("overwrite", "overwrite:passes=2")
+    )
+    filler = document_with({}, words=600)
+    assert several.read(filler, QUESTION).chunks_read == once.read(filler, QUESTION).chunks_read > 1
+    assert several.read("The harbor is in Fernley.", QUESTION).chunks_read == 1
+    with pytest.raises(StrategyError, match="overwrite:passes must be at least 1, got 0"):
+        load_strategy("overwrite:passes=0")
+
+
 def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
     """A document cannot close a field of a role's own template."""
     asked: list[str] = []

@@ -97,9 +97,9 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 def test_every_package_of_the_distribution_is_marked_as_typed() -> None:
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
-    packages = [ROOT / each for each in targets["wheel"]["packages"]]
+    packages = [ROOT / package for package in targets["wheel"]["packages"]]
     assert {package.name for package in packages} == set(draw_structure.PACKAGES) - {"recipes"}
-    assert [each.name for each in packages if not (each / "py.typed").is_file()] == []
+    assert [package.name for package in packages if not (package / "py.typed").is_file()] == []
 
 
 def test_imports_in_functions_and_for_type_checkers_are_seen_and_told_apart() -> None:

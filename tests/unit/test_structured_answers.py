@@ -99,7 +99,7 @@ def test_the_answer_sees_the_schema_and_memories_see_the_fields(structured_reade
     *updates, answer = reader.policy.prompts
     assert part(answer, "schema") == json.dumps(Key.model_json_schema(), separators=(",", ":"))
     assert "boxed" not in answer
-    assert all(part(each, "problem").endswith("- place (string)\n- key (integer)") for each in updates)
+    assert all(part(update, "problem").endswith("- place (string)\n- key (integer)") for update in updates)
     assert part(answer, "problem") == QUESTION
 
 
@@ -164,7 +164,7 @@ def test_several_questions_share_the_form(structured_reader) -> None:
     reader = structured_reader(*[GOOD] * 2)
     results = reader.read(TEXT, questions=[QUESTION, "What is the key of castle?"], response_format=Key)
     assert [result.value for result in results] == [Key(place="harbor", key=4711)] * 2
-    assert [each.value for each in structured_reader(GOOD).batch([(TEXT, QUESTION)], response_format=Key)] == [  # type: ignore[union-attr]
+    assert [item.value for item in structured_reader(GOOD).batch([(TEXT, QUESTION)], response_format=Key)] == [  # type: ignore[union-attr]
         Key(place="harbor", key=4711)
     ]
 
@@ -173,13 +173,13 @@ def test_every_request_is_a_conversation_and_goes_through_export_and_import(stru
     log = RunLog(tmp_path / "runs.sqlite")
     reader = structured_reader("no", '{"place": "harbor"}', GOOD, run_log=log)
     result = reader.read(TEXT, QUESTION, response_format=Key)
-    found = [each for each in log.conversations(result.run_id) if each.role != "update"]
-    assert [(each.role, each.slot, each.writes.value) for each in found] == [
+    found = [conversation for conversation in log.conversations(result.run_id) if conversation.role != "update"]
+    assert [(item.role, item.slot, item.writes.value) for item in found] == [
         ("answer", 0, "answer"), ("repair", 0, "answer"), ("repair", 1, "answer"),
     ]  # fmt: skip
-    assert [each.parents for each in found[1:]] == [(found[0].step,), (found[1].step,)]
-    assert all(each.sampling["json_schema"] is True for each in found)
-    assert [event.kind for each in found for event in each.events] == ["invalid_answer"] * 2
+    assert [item.parents for item in found[1:]] == [(found[0].step,), (found[1].step,)]
+    assert all(item.sampling["json_schema"] is True for item in found)
+    assert [event.kind for item in found for event in item.events] == ["invalid_answer"] * 2
     settings = log.get(result.run_id).settings["response_format"]
     assert settings["schema"] == Key.model_json_schema()
     assert log.trace(result.run_id).final_memory == result.memory
@@ -187,7 +187,11 @@ def test_every_request_is_a_conversation_and_goes_through_export_and_import(stru
     other = RunLog(tmp_path / "other.sqlite")
     import_runs(other, tmp_path / "runs.parquet")
     assert other.get(result.run_id).settings["response_format"] == settings
-    assert [each.role for each in other.conversations(result.run_id)][-3:] == ["answer", "repair", "repair"]
+    assert [conversation.role for conversation in other.conversations(result.run_id)][-3:] == [
+        "answer",
+        "repair",
+        "repair",
+    ]
     other.close()
     log.close()
 
@@ -240,10 +244,10 @@ class TestResuming:
         with pytest.raises(PolicyUnreachableError):
             await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         saver = await reader.acheckpointer()
-        kept = [each async for each in saver.alist({"configurable": {"thread_id": "r"}})]
-        for each in kept[:-2]:  # as if it had been killed before its first step
+        kept = [checkpoint async for checkpoint in saver.alist({"configurable": {"thread_id": "r"}})]
+        for item in kept[:-2]:  # as if it had been killed before its first step
             await saver.conn.execute(
-                "DELETE FROM checkpoints WHERE checkpoint_id = ?", (each.config["configurable"]["checkpoint_id"],)
+                "DELETE FROM checkpoints WHERE checkpoint_id = ?", (item.config["configurable"]["checkpoint_id"],)
             )
         await saver.conn.execute("DELETE FROM writes")
         await saver.conn.commit()
@@ -329,7 +333,7 @@ class TestAServer:
             "type": "json_schema",
             "json_schema": {"name": "Key", "schema": Key.model_json_schema()},
         }
-        assert not any("response_format" in each for each in updates)
+        assert not any("response_format" in update for update in updates)
 
     def test_that_refuses_the_schema_answers_without_and_is_not_asked_again(self, make_reader) -> None:
         def respond(body: dict[str, Any], number: int) -> Any:
@@ -347,7 +351,7 @@ class TestAServer:
         assert [event.kind for event in results[0].events] == [
             EventKind.SCHEMA_REFUSED, EventKind.INVALID_ANSWER, EventKind.SCHEMA_REFUSED,
         ]  # fmt: skip
-        assert sum("response_format" in each for each in server.requests) == 1
+        assert sum("response_format" in request for request in server.requests) == 1
 
     def test_that_refuses_for_another_reason_is_an_error(self, make_reader) -> None:
         def respond(body: dict[str, Any], number: int) -> Any:

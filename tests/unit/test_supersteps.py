@@ -111,13 +111,21 @@ async def test_so_is_the_run_log(make_reader, tmp_path) -> None:
     await both_ways(make_reader(run_log=log))
     read, streamed = (
         [
-            (each.position, each.role, each.slot, each.attempt, each.outcome, each.text, each.reads)
-            for each in log.conversations(run_id)
+            (
+                conversation.position,
+                conversation.role,
+                conversation.slot,
+                conversation.attempt,
+                conversation.outcome,
+                conversation.text,
+                conversation.reads,
+            )
+            for conversation in log.conversations(run_id)
         ]
         for run_id in ("read", "stream")
     )
     assert read == streamed
-    assert len({each.step for each in log.conversations("read")}) == len(read) > 5
+    assert len({conversation.step for conversation in log.conversations("read")}) == len(read) > 5
     assert log.get("read").stop_reason == log.get("stream").stop_reason
 
 
@@ -128,7 +136,7 @@ async def test_a_failure_names_its_own_chunk(make_reader, tmp_path) -> None:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")
     assert caught.value.run_id == "r"
     assert caught.value.chunk_index == len(policy.prompts) - 1 > 1
-    assert [each.position for each in log.conversations("r")] == list(range(len(policy.prompts) - 1))
+    assert [conversation.position for conversation in log.conversations("r")] == list(range(len(policy.prompts) - 1))
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02])

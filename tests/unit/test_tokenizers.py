@@ -137,7 +137,7 @@ def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
     known = [length for length in lengths if length is not None]
     assert known == sorted(known)
     assert all(0 <= length <= len(text) for length in known)
-    clean = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in text)
+    clean = "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
     assert ids == tokenizer.encode(clean)
 
 

@@ -396,11 +396,11 @@ class TestInAnAgent:
         agent = self.agent(make_tool(), checkpointer=checkpointer)
         config: Any = {"configurable": {"thread_id": "progress"}, **TIGHT}
         parts = list(agent.stream({"messages": [("user", "?")]}, config, stream_mode="custom"))
-        assert {each["type"] for each in parts} == {"memagent.memory_update"}
-        assert [each["chunk_index"] for each in parts] == list(range(len(parts)))
+        assert {part["type"] for part in parts} == {"memagent.memory_update"}
+        assert [part["chunk_index"] for part in parts] == list(range(len(parts)))
         assert len(parts) > 25
         assert parts[-1]["progress"] == 1.0
-        assert {(each["question"], each["run_id"]) for each in parts} == {(HARBOR, parts[0]["run_id"])}
+        assert {(part["question"], part["run_id"]) for part in parts} == {(HARBOR, parts[0]["run_id"])}
 
     def test_a_second_turn_on_the_same_thread_reads_afresh(self, make_tool) -> None:
         tool, saver = make_tool(), InMemorySaver()
@@ -638,7 +638,7 @@ async def test_called_by_hand_in_a_node_it_streams_and_keeps_two_calls_apart(mak
     graph = builder.compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
     parts = [part async for part in graph.astream({"messages": []}, config, stream_mode="custom")]
-    assert {each["question"] for each in parts} == {HARBOR, CASTLE}
+    assert {part["question"] for part in parts} == {HARBOR, CASTLE}
     text = (await graph.aget_state(config)).values["messages"][-1].text
     assert "Answer: 4711" in text
     assert "Answer: 12" in text

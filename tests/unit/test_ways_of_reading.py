@@ -81,7 +81,7 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_p
     kept = [update for update in result.updates if not update.changed]
     assert len(kept) == result.chunks_read - 1
     assert {update.memory for update in result.updates} == {"", memory.strip()}
-    counts = {each.text: each.outcome.value for each in log.conversations("r")}
+    counts = {conversation.text: conversation.outcome.value for conversation in log.conversations("r")}
     assert counts["KEEP"] == "kept_previous"
     assert not result.events
     log.close()
@@ -177,8 +177,8 @@ def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing
     found = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
     assert found.branch.startswith("2.")
     assert [answers[2].trace.by_id[parent].text for parent in found.parents] == ["Anna owns a chest"]
-    assert "Anna owns a chest" in {each.quote for each in answers[2].view().provenance.evidence}, "of all the memory"
-    assert [each.quote for each in answers[2].evidence] == ["The chest stands at the pier"], "what the answer rests on"
+    assert "Anna owns a chest" in {item.quote for item in answers[2].view().provenance.evidence}, "of all the memory"
+    assert [item.quote for item in answers[2].evidence] == ["The chest stands at the pier"], "what the answer rests on"
 
 
 def test_a_document_of_few_chunks_has_no_more_segments(make_reader) -> None:
@@ -218,7 +218,7 @@ def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, 
     result = make_reader(ScriptedPolicy(two_hops), strategy=strategy, run_log=log).read(HOPS, HOPS_QUESTION, run_id="r")
     assert result.answer == answer
     if answer == "pier":
-        assert any("chest stands at the pier" in each.quote for each in result.evidence)
+        assert any("chest stands at the pier" in item.quote for item in result.evidence)
         pier = result.evidence[-1]
         assert HOPS[pier.start_char : pier.end_char] == pier.quote
     assert log.trace("r").final_memory == result.memory
@@ -278,7 +278,7 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path)
     assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
     logged = next(each for each in log.trace("r").steps if each.id == step.id)
     assert (logged.reads, logged.parents) == (step.reads, step.parents)
-    asked = next(each for each in log.conversations("r") if each.step == step.id)
+    asked = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
     assert asked.slot == step.reads[0].index
     log.close()
 
@@ -297,7 +297,7 @@ def test_look_ups_are_bounded_and_one_after_the_last_chunk_still_counts(make_rea
     roles = [step.role for step in result.trace.steps]
     assert roles[-2:] == ["recall_last", "answer"]
     shown = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
-    assert sum(each != "(nothing)" for each in shown) == 4
+    assert sum(item != "(nothing)" for item in shown) == 4
     assert kinds(result).count("not_recalled") == result.chunks_read - 4
 
 
@@ -340,7 +340,7 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, stra
     result = make_reader(ScriptedPolicy(reads), strategy=strategy, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert "refused" in kinds(result)
     assert result.memory
-    assert {each.id: each.text for each in log.trace("r").steps} == {each.id: each.text for each in result.trace.steps}
+    assert {step.id: step.text for step in log.trace("r").steps} == {step.id: step.text for step in result.trace.steps}
     log.close()
 
 
@@ -353,8 +353,8 @@ def test_no_reply_ends_a_read_under_any_rule(make_reader, tmp_path, strategy, ru
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
-    logged = {each.id: each.text for each in log.trace("r").steps}
-    assert logged == {each.id: each.text for each in result.trace.steps}
+    logged = {step.id: step.text for step in log.trace("r").steps}
+    assert logged == {step.id: step.text for step in result.trace.steps}
     log.close()
 
 
@@ -362,7 +362,7 @@ def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, 
     reader = make_reader(ScriptedPolicy(two_hops), strategy="reread", checkpoints=tmp_path / "checkpoints.sqlite")
     reader.read(HOPS, HOPS_QUESTION, run_id="r")
     reader.edit_memory("r", 2, "Anna owns a bag", branch="")
-    first = [each for each in reader.resume("r").updates if not each.branch]
+    first = [update for update in reader.resume("r").updates if not update.branch]
     assert [each.memory for each in first if each.chunk_index == 2] == ["Anna owns a bag"]
     assert "Anna owns a bag" in first[-1].memory
 
@@ -372,7 +372,7 @@ def test_what_was_looked_up_at_the_end_belongs_to_no_chunk(make_reader, tmp_path
     reader = make_reader(policy, strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite")
     result = reader.read(TEXT, QUESTION, run_id="r")
     assert result.updates[-1].chunk_index is None
-    assert [each.chunk_index for each in result.updates[:-1]] == list(range(result.chunks_read))
+    assert [update.chunk_index for update in result.updates[:-1]] == list(range(result.chunks_read))
     reader.edit_memory("r", 0, "an edit")
     assert reader.history("r")[0].memory == "an edit"
     assert len(reader.history("r")) == 1

@@ -19,6 +19,10 @@ llm = OpenAILike(
     timeout=3600,
     max_retries=0,
 )
-messages = [ChatMessage(role=each["role"], content=each["content"]) for each in json.load(sys.stdin)]
-pieces = [llm.chat(messages).message.content] if way == "plain" else [each.delta for each in llm.stream_chat(messages)]
+messages = [ChatMessage(role=item["role"], content=item["content"]) for item in json.load(sys.stdin)]
+pieces = (
+    [llm.chat(messages).message.content]
+    if way == "plain"
+    else [response.delta for response in llm.stream_chat(messages)]
+)
 print(json.dumps([piece for piece in pieces if piece]))

@@ -94,7 +94,7 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
         resumed = invoke("resume", "r", *shared)
         shown = json.loads(invoke("show", "r", "--json", *shared[:2], *files[2:]).stdout)
     assert (resumed.exit_code, answers(resumed.stdout)) == (0, ["4711"]), resumed.stderr
-    assert any("harbor is 4711" in each["quote"] for each in shown["evidence"])
+    assert any("harbor is 4711" in item["quote"] for item in shown["evidence"])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_several_questions_are_read_for_in_one_pass(book, tmp_path) -> None:
     assert [record["question"] for record in records(done.stdout)][2] == ["What is the key of tower?"]
     assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped.stdout))
     results = json.loads(as_json.stdout)["results"]
-    assert [each["run_id"] for each in results] == ["r-0", "r-1", "r-2"]
-    assert [each["question"] for each in results][2] == "What is the key of tower?"
+    assert [result["run_id"] for result in results] == ["r-0", "r-1", "r-2"]
+    assert [result["question"] for result in results][2] == "What is the key of tower?"
     assert answers(resumed.stdout) == ["4711"]
     assert stopped.exit_code == 5
     assert stopped.stderr.count("continue with: memagent resume") == 3

@@ -199,7 +199,7 @@ def test_other_settings_are_refused_before_any_question(task, tmp_path) -> None:
 def test_bad_input_is_refused_with_a_remedy_before_any_work(tmp_path, options, code, words) -> None:
     out = tmp_path / "out"
     with FakeServer(respond) as server:
-        tasks = [each for each in options[:2] if not each.startswith("-")]
+        tasks = [option for option in options[:2] if not option.startswith("-")]
         done = memagent(
             "eval", *tasks, "--base-url", server.base_url, *SMALL, "--lengths", "2k", "-n", 2, "--out", out,
             *options[len(tasks) :], code=code,
@@ -280,9 +280,9 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(task, tmp_path, o
                  "--logprobs", "--keep-documents", "--log", tmp_path / "mine.sqlite")  # fmt: skip
     (row,) = load_results(out).rows
     log = RunLog(tmp_path / "mine.sqlite")
-    assert all(each.has_ids for each in log.conversations(row.run_id))
+    assert all(conversation.has_ids for conversation in log.conversations(row.run_id))
     shown = json.loads(memagent("show", row.run_id, "--log", tmp_path / "mine.sqlite", "--json").stdout)
-    assert any(row.answer in each["quote"] for each in shown["evidence"])
+    assert any(row.answer in item["quote"] for item in shown["evidence"])
     assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
     assert not (out / "runs.sqlite").exists()
     assert not list(out.glob("*documents*")), "a log elsewhere has its documents in the user's own store"

@@ -78,7 +78,7 @@ def test_the_way_of_reading_is_listed_where_one_is_not_the_papers(log) -> None:
     header, newest, oldest = memagent("runs").stdout.splitlines()[:3]
     assert "strategy" in header and "map_reduce" in newest and "overwrite" in oldest
     listed = json.loads(memagent("runs", "--json").stdout)["runs"]
-    assert [(each["strategy"], each["strategy_fingerprint"]) for each in listed] == [
+    assert [(item["strategy"], item["strategy_fingerprint"]) for item in listed] == [
         ("map_reduce", "f1"),
         ("overwrite", ""),
     ]

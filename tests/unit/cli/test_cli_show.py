@@ -52,10 +52,10 @@ def test_a_run_as_json_has_the_memory_after_every_chunk_and_its_evidence(runs) -
     shown = json.loads(invoke("show", "first", "--json").stdout)
     assert shown["answer"] == "4711"
     assert shown["updates"][-1]["memory"] == shown["memory"]
-    quotes = [each["quote"] for each in shown["evidence"]]
+    quotes = [item["quote"] for item in shown["evidence"]]
     assert any("4711" in quote for quote in quotes)
-    for each in shown["evidence"]:
-        assert TEXT[each["start_char"] : each["end_char"]] == each["quote"]
+    for item in shown["evidence"]:
+        assert TEXT[item["start_char"] : item["end_char"]] == item["quote"]
 
 
 def test_a_page_is_written(runs, tmp_path) -> None:

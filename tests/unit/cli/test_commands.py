@@ -177,7 +177,7 @@ def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
     told = memagent("read", "--help").stdout
     assert all(f"─ {group} ─" in told for group in ("Policy and server", "Sampling", "Limits", "Output"))
     assert "─ Load ─" not in told, "those are of memagent serve"
-    places = [told.index(f"─ {each} ─") for each in ("Arguments", "Options", *OPTION_GROUPS) if f"─ {each} ─" in told]
+    places = [told.index(f"─ {name} ─") for name in ("Arguments", "Options", *OPTION_GROUPS) if f"─ {name} ─" in told]
     assert places == sorted(places)
     common = told[: told.index("─ Policy and server ─")]
     assert all(option in common for option in ("--question", "--model", "--base-url", "--strategy"))

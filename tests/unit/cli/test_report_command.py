@@ -55,7 +55,7 @@ def test_files_are_written_to_a_folder(books: list[Path], tmp_path: Path) -> Non
         done = invoke(
             "report", "Keys?", *books, "--base-url", server.base_url, *SMALL, "-q", f"@{tmp_path / 'questions.txt'}",
             "--out", tmp_path / "out", "--extractive", "--judge", "--json",
-            *(word for each in formats for word in ("--format", each)),
+            *(word for name in formats for word in ("--format", name)),
         )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     values = json.loads(done.stdout)

@@ -36,7 +36,7 @@ def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(tmp_path: 
         assert not server.read and not (tmp_path / "out").exists()
         assert (told["documents"], told["questions"], told["counted"]) == (5, 15, 5)
         assert told["price"] > 0 and told["seconds"] > 0
-        words = memagent(*[each for each in estimate if each != "--json"]).stdout
+        words = memagent(*[argument for argument in estimate if argument != "--json"]).stdout
         assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
         summary = json.loads(memagent(*typed(source, tmp_path / "out", server, "--json")).stdout)
     assert (summary["read"], summary["rows"], summary["ended"]) == (5, 15, "done")
@@ -50,7 +50,7 @@ def test_questions_from_a_file_and_progress_in_words(tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
     with CountingServer() as server:
         command = typed(source, tmp_path / "out", server)
-        command = [each for each in command if each not in {"-q", *QUESTIONS}]
+        command = [argument for argument in command if argument not in {"-q", *QUESTIONS}]
         told = memagent(*command, "--questions", f"@{tmp_path / 'q.txt'}").stderr
     assert "3 documents read" in told and "9 rows in" in told
     assert len(rows_in(tmp_path / "out")) == 9
@@ -65,7 +65,9 @@ def test_a_row_of_a_table_without_a_question_is_counted_as_that(tmp_path: Path) 
     ]
     table.write_text("\n".join(map(json.dumps, rows)))
     with CountingServer() as server:
-        command = [each for each in typed(table, tmp_path / "out", server) if each not in {"-q", *QUESTIONS}]
+        command = [
+            argument for argument in typed(table, tmp_path / "out", server) if argument not in {"-q", *QUESTIONS}
+        ]
         said = memagent(*command, "--question-column", "ask").stderr
     assert "1 document read" in said and "2 without a question" in said and "skipped" not in said
 

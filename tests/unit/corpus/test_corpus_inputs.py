@@ -175,7 +175,7 @@ def test_a_table_of_texts(tmp_path: Path, kind: str) -> None:
     assert inputs.total().documents == 2
     named = open_inputs(str(path), columns=InputColumns(id="name"))
     assert list(texts(named, tmp_path)) == ["x", "y"] and list(named.ids()) == ["x", "y"]
-    before, after = [[each.version for each in open_inputs(str(path)).documents()] for _ in range(2)]
+    before, after = [[document.version for document in open_inputs(str(path)).documents()] for _ in range(2)]
     assert before == after and len(set(before)) == 2
 
 
@@ -193,7 +193,7 @@ def test_a_column_of_paths_stays_below_the_table_s_folder(files: Path, tmp_path:
     paths = ["a.txt", "sub/b.md", "../secret.txt", str(tmp_path / "secret.txt"), "missing.txt", "file:///etc/passwd",
              "s3://bucket/key", "http://127.0.0.1/x", "http://169.254.169.254/latest", "\0",
              "zip://x::https://host/y.zip"]  # fmt: skip
-    path = table(files, "jsonl", [{"path": each} for each in paths])
+    path = table(files, "jsonl", [{"path": path} for path in paths])
     found = list(texts(open_inputs(str(path)), tmp_path).values())
     assert found[:2] == ["one", "two"]
     assert all("is outside the" in text for text in (*found[2:4], *found[5:7]))

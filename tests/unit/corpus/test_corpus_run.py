@@ -179,7 +179,7 @@ def test_one_bad_file_is_a_row_with_an_error_that_does_not_show_this_machine(wor
     world.write("good.txt", 7)
     (world.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (world.folder / "empty.txt").write_text("  \n")
-    (made,) = (each for each in made_documents() if each.name == "unread.eml")  # it is not wholly text
+    (made,) = (document for document in made_documents() if document.name == "unread.eml")  # it is not wholly text
     (world.folder / made.name).write_bytes(made.data)
     summary = world.run()
     assert (summary.read, summary.failed, summary.failed_rows, summary.incomplete) == (4, 2, 2, 1)
@@ -481,7 +481,7 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
             raise OSError(errno.ENOSPC, "No space left on device")
         return open_atomically(path)
 
-    monkeypatch.setattr("memagent_corpus.table_folder.whole_file", full)
+    monkeypatch.setattr("memagent_corpus.table_folder.open_atomically", full)
     with pytest.raises(CorpusError, match="cannot be written") as caught:
         world.run()
     assert "Finished rows are not lost" in str(caught.value.hint)

@@ -163,7 +163,7 @@ TYPES = {
 
 def test_each_property_has_the_type_of_arrow_that_fits_it() -> None:
     columns = columns_for_schema(ResponseFormat.of(Everything), ())
-    assert {each.name: each.arrow_type(pa) for each in columns} == TYPES
+    assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
 
 
 def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
@@ -206,7 +206,7 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
     form = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
-    assert [each.name for each in columns_for_schema(form, ("document", "id"))] == ["value_Document", "key"]
+    assert [column.name for column in columns_for_schema(form, ("document", "id"))] == ["value_Document", "key"]
     form = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})
     with pytest.raises(CorpusError, match="Key and key would be the same column"):
         columns_for_schema(form, ())
@@ -260,7 +260,7 @@ def test_an_answer_that_does_not_fit_has_null_columns_an_event_and_an_error_and_
     assert (row["place"], row["key"], row["value"], row["answer"]) == (None, None, None, "It is 22.")
     assert row["stop_reason"] == "invalid_answer" and row["error_kind"] == "InvalidAnswer"
     assert "not JSON" in row["error"]
-    assert [each["kind"] for each in row["events"]] == ["invalid_answer"] * 3, "the first answer and two repairs"
+    assert [event["kind"] for event in row["events"]] == ["invalid_answer"] * 3, "the first answer and two repairs"
     assert corpus.run(SCHEMA).read == 0, "an error is not read again by itself"
     assert corpus.run(SCHEMA, retry_failed=True).read == 1
     assert {row["key"] for row in corpus.rows.values()} == {1, 22}
@@ -280,7 +280,7 @@ def test_a_number_too_large_for_its_column_stands_in_value_and_an_event_says_so(
     row = corpus.rows["d1.txt"]
     assert row["key"] is None and row["place"] == "x" and row["error"] is None
     assert json.loads(row["value"])["key"] == 10**30
-    assert [(each["kind"], each["detail"].partition(":")[0]) for each in row["events"]] == [
+    assert [(event["kind"], event["detail"].partition(":")[0]) for event in row["events"]] == [
         ("value_not_in_column", "key")
     ]
 

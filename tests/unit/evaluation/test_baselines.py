@@ -279,7 +279,7 @@ async def test_attempts_are_logged_with_the_places_of_what_was_shown(make_reader
         assert (attempt.run_id, attempt.answer, attempt.usage.turns) == ("one", "4711", len(policy.prompts))
     run = log.get("one")
     assert (run.strategy, run.answer, run.settings["answer_tokens"]) == (name, "4711", 60)
-    reads = [span for each in log.conversations("one") for span in each.reads]
+    reads = [span for conversation in log.conversations("one") for span in conversation.reads]
     shown = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
     assert FACT in shown
     assert all(shown in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
@@ -326,7 +326,7 @@ async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
     policy = Reader()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
     shown = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
-    assert [("key" in each, "north" in each, "4711" in each) for each in shown] == [
+    assert [("key" in item, "north" in item, "4711" in item) for item in shown] == [
         (True, False, False),
         (False, True, False),
         (True, False, True),

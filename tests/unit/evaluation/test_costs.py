@@ -18,8 +18,8 @@ from memagent_graph.results import Prices
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent) -> None:
     found = percentile(values, percent)
     enough = math.ceil(percent / 100 * len(values))
-    assert sum(each <= found for each in values) >= enough
-    assert sum(each < found for each in values) < enough
+    assert sum(value <= found for value in values) >= enough
+    assert sum(value < found for value in values) < enough
 
 
 def test_the_report_has_slow_questions_and_the_price() -> None:

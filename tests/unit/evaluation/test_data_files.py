@@ -49,7 +49,9 @@ def write_parquet(path: Path, rows: list[dict[str, Any]], **named: Any) -> Path:
 
 
 def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    context = [[f"Title {each}", [f"Paragraph {each} says nothing.", f" It has {each} lines."]] for each in range(10)]
+    context = [
+        [f"Title {index}", [f"Paragraph {index} says nothing.", f" It has {index} lines."]] for index in range(10)
+    ]
     context[3] = ["Port Alder", ["Port Alder is a town.", f" Its mayor is Ada Born {number}."]]
     context[7] = ["Ada Born", [f"Ada Born {number} was born in 1901."]]
     return {
@@ -65,7 +67,7 @@ def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def squad_file(**changes: Any) -> dict[str, Any]:
     def asked(name: str, answers: list[str], **more: Any) -> dict[str, Any]:
-        given_answers = [{"text": each, "answer_start": 0} for each in answers]
+        given_answers = [{"text": answer, "answer_start": 0} for answer in answers]
         return {"id": name, "question": f"Which is {name}?", "answers": given_answers} | more
 
     first = [
@@ -85,7 +87,7 @@ def longbench_row(**changes: Any) -> dict[str, Any]:
 
 
 def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
-    context = "\n\n".join(f"Document {each}:\nThe Document 9: of it is {each}." for each in range(1, passages + 1))
+    context = "\n\n".join(f"Document {index}:\nThe Document 9: of it is {index}." for index in range(1, passages + 1))
     return {"_id": "r0", "context": context, "input": "What is it?", "answers": ["it", "that"]} | changes
 
 
@@ -95,14 +97,14 @@ def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
 def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -> None:
     (record, other) = read_records([write_json(tmp_path / "h.json", [hotpot_row(), hotpot_row(1)])], "hotpotqa")
     assert (record.id, record.answers, other.id) == ("h0", ("1901",), "h1")
-    assert [each.title for each in record.gold] == ["Port Alder", "Ada Born"]
+    assert [answer.title for answer in record.gold] == ["Port Alder", "Ada Born"]
     assert record.gold[0].text == "Port Alder is a town. Its mayor is Ada Born 0."
     assert len(record.distractors) == 8
 
 
 def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(tmp_path) -> None:
     records = read_records([write_json(tmp_path / "s.json", squad_file())], "squad")
-    assert [each.id for each in records] == ["q1", "q2", "q4"]
+    assert [record.id for record in records] == ["q1", "q2", "q4"]
     first, second, third = records
     assert first.answers == ("Oslo", "in Oslo")
     assert first.gold == second.distractors == (Paragraph("Old towns", ("Oslo is in Norway. " * 9).strip()),)
@@ -116,7 +118,7 @@ def test_squad_is_found_however_its_file_is_written(tmp_path, indent, version_la
     if version_last:
         content["version"] = content.pop("version")
     records = read_records([write_json(tmp_path / "s.json", content, indent=indent)], "squad")
-    assert [each.id for each in records] == ["q1", "q2", "q4"]
+    assert [record.id for record in records] == ["q1", "q2", "q4"]
 
 
 def hugging_face_row() -> dict[str, Any]:
@@ -167,13 +169,13 @@ def test_hotpotqa_is_a_task_of_shuffled_paragraphs_with_its_needles_where_they_a
     text = text_of(samples[0])
     assert text == text_of(samples[0])
     assert len(text.split("\n\n")) == 10
-    orders = {tuple(text_of(each).find(title) for title in ("Port Alder\n", "Ada Born\n")) for each in samples}
+    orders = {tuple(text_of(sample).find(title) for title in ("Port Alder\n", "Ada Born\n")) for sample in samples}
     assert len(orders) > 1
     assert {needle.gold for needle in samples[0].needles} == {"1901", "Port Alder"}
     for needle in samples[0].needles:
         assert text[slice(*needle.span(len(text)))] == needle.text
     other_seed = load_data_task("hotpotqa", tmp_path / "h.json", TaskSettings(SETTINGS.tokenizer, seed=6))
-    assert [text_of(other_seed.sample(length, at)) for at in range(5)] != [text_of(each) for each in samples]
+    assert [text_of(other_seed.sample(length, at)) for at in range(5)] != [text_of(sample) for sample in samples]
 
 
 def test_a_records_own_length_is_near_its_documents_tokens(tmp_path) -> None:
@@ -277,7 +279,7 @@ def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
     task = load_data_task("ruler_hqa_files", tmp_path, SETTINGS)
     assert (task.unit, task.metric) == (LengthUnit.PASSAGES, Metric.ANY)
     assert task.lengths == (50, 100, 200, 1600)
-    assert [task.count(each) for each in task.lengths] == [2, 2, 1, 2]
+    assert [task.count(length) for length in task.lengths] == [2, 2, 1, 2]
     sample = task.sample(1600, 1)
     assert (sample.question, sample.gold) == ("What is it?", ("it", "that"))
     assert text_of(sample).endswith("Document 1600:\nThe Document 9: of it is 1600.")
@@ -360,7 +362,7 @@ def test_a_list_of_long_documents_is_never_in_memory_as_a_whole(tmp_path) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert [each.question for each in samples] == [f"q{at}?" for at in range(30)]
+    assert [sample.question for sample in samples] == [f"q{at}?" for at in range(30)]
     assert peak < 10_000_000
 
 

@@ -20,7 +20,7 @@ def test_the_splits_share_no_person_no_town_and_no_wording() -> None:
 
 
 def test_held_out_relations_are_drawn_only_where_they_are_asked_for() -> None:
-    held_out = {each.name for each in relations() if each.held_out}
+    held_out = {relation.name for relation in relations() if relation.held_out}
     assert len(held_out) >= 5
     drawn = {EnglishFacts(seed).fact().relation.name for seed in SEEDS}
     assert not drawn & held_out
@@ -63,17 +63,17 @@ def test_a_near_miss_answers_no_question_about_the_fact() -> None:
 def test_near_misses_of_one_fact_say_nothing_twice_in_one_relation() -> None:
     for seed in SEEDS:
         facts = EnglishFacts(seed)
-        fact = facts.fact(next(each for each in relations() if each.name == "founded_year"))
+        fact = facts.fact(next(relation for relation in relations() if relation.name == "founded_year"))
         misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
         assert len({(each.relation.name, each.subject) for each in [fact, *misses]}) == 4
 
 
 def test_nobody_is_drawn_twice_for_a_relation_that_two_persons_have_to_each_other() -> None:
-    neighbours = next(each for each in relations() if each.name == "neighbour_of")
+    neighbours = next(relation for relation in relations() if relation.name == "neighbour_of")
     for seed in range(20):
         facts = EnglishFacts(seed, held_out=True)
         drawn = [facts.fact(neighbours) for _ in range(20)]
-        assert len({person for each in drawn for person in (each.subject, each.value)}) == 40
+        assert len({person for item in drawn for person in (item.subject, item.value)}) == 40
 
 
 def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:

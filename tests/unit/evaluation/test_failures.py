@@ -23,7 +23,7 @@ NEEDLE = Needle("The key is 4711.", "4711", 0.5)
 
 
 def sample(*needles: Needle) -> Sample:
-    return Sample(Keys(), 100, 0, "What?", tuple(each.gold for each in needles), lambda: iter(["text"]), needles)
+    return Sample(Keys(), 100, 0, "What?", tuple(needle.gold for needle in needles), lambda: iter(["text"]), needles)
 
 
 def view(*memories: str, answer: str | None = "no idea", cut: int | None = None, **changes) -> RunView:
@@ -111,13 +111,13 @@ def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
     told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
-    assert [each.loss for each in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
+    assert [message.loss for message in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
     assert analyse(sample(), view("x")) == ()
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_the_loss_follows_from_the_memories_that_held_the_fact(held) -> None:
-    (told,) = analyse(sample(NEEDLE), view(*("key 4711" if each else "nothing" for each in held)))
+    (told,) = analyse(sample(NEEDLE), view(*("key 4711" if item else "nothing" for item in held)))
     if not any(held):
         assert told.loss is Loss.NEVER_WRITTEN
     elif held[-1]:

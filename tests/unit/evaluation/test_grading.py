@@ -26,7 +26,7 @@ def journal(tmp_path):
 
 
 def graded(journal: ResultJournal) -> dict[int, float | None]:
-    return {each.index: each.judged for each in journal.rows.values()}
+    return {row.index: row.judged for row in journal.rows.values()}
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ async def run(
     names = tuple(system.name for system in systems)
     evaluation = Evaluation(
         plan=replace(plan, systems=names), tasks={"keys": task or Keys()},
-        systems={each.name: each for each in systems}, store=store, **options,
+        systems={system.name: system for system in systems}, store=store, **options,
     )  # fmt: skip
     with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
         ended = await evaluate(evaluation, journal, watcher)
@@ -104,9 +104,9 @@ async def run(
 
 async def test_what_only_leads_to_the_answer_is_found_with_it(tmp_path, store) -> None:
     _, rows = await run(tmp_path, store, Oracle(store), task=Hops())
-    assert {each.needles_found for each in rows} == {(True, True)}
+    assert {row.needles_found for row in rows} == {(True, True)}
     _, rows = await run(tmp_path / "wrong", store, Oracle(store, answer="the lock"), task=Hops())
-    assert {each.needles_found for each in rows} == {(False, False)}
+    assert {row.needles_found for row in rows} == {(False, False)}
 
 
 async def test_every_system_answers_every_question_of_every_length(tmp_path, store) -> None:
@@ -418,7 +418,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
             assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
             assert row.lost_at == (row.chunks - 1,)
             assert row.calls == row.chunks + 1
-    assert [each async for each in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
+    assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
     await saver.conn.close()
     log.close()
 
@@ -513,12 +513,10 @@ async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and
 async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(tmp_path, store) -> None:
     oracle = Oracle(store)
     _, rows = await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 3))
-    assert [(each.index, each.repeat) for each in rows] == [(0, 0), (1, 0), (2, 0)]
+    assert [(row.index, row.repeat) for row in rows] == [(0, 0), (1, 0), (2, 0)]
     again = Oracle(store)
     ended, rows = await run(tmp_path, store, again, plan=EvaluationPlan.grid((), ("keys",), (100,), 3, repeats=3))
     assert ended is EvaluationEnd.DONE
-    assert [(each.index, each.repeat) for each in rows] == [
-        (index, repeat) for index in range(3) for repeat in range(3)
-    ]
+    assert [(row.index, row.repeat) for row in rows] == [(index, repeat) for index in range(3) for repeat in range(3)]
     assert len(again.asked) == len({*oracle.asked, *again.asked}) - 3 == 6, "each sample has a run of its own"
     assert not list((tmp_path / "documents").rglob("*.txt"))

@@ -32,7 +32,7 @@ def drawn(draw, rows):
 
 
 def lines(axes) -> dict:
-    return {each.get_label(): each for each in axes.get_lines() if not each.get_label().startswith("_")}
+    return {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
 
 
 OPTIONS = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
@@ -54,7 +54,7 @@ def names_only(monkeypatch) -> None:
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
     folder, paths = pictures
-    accuracy = [f"{file_stem('accuracy', each.task)}.png" for each in OPTIONS]
+    accuracy = [f"{file_stem('accuracy', option.task)}.png" for option in OPTIONS]
     assert [path.name for path in paths] == [*accuracy, "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
@@ -89,7 +89,7 @@ def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(name
 
 
 def test_a_script_has_no_accuracy(names_only, tmp_path) -> None:
-    assert draw_all(results(*(replace(each, scripted=True) for each in ROWS)), tmp_path) == []
+    assert draw_all(results(*(replace(row, scripted=True) for row in ROWS)), tmp_path) == []
 
 
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
@@ -106,7 +106,7 @@ def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_
     assert set(told) == {"memagent", "refine"}
     assert list(told["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
     assert axes.get_xscale() == "log"
-    assert [each.get_text() for each in axes.get_xticklabels()] == ["1K", "8K", "64K"]
+    assert [xticklabel.get_text() for xticklabel in axes.get_xticklabels()] == ["1K", "8K", "64K"]
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == pytest.approx((100 * wilson(4, 6).low, 100 * wilson(4, 6).high))
     assert told["memagent"].get_color() != told["refine"].get_color()

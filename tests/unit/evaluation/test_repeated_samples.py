@@ -60,7 +60,7 @@ def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answ
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
     better = sampled({index: [True] * 4 for index in range(12)}, "refine")
-    (one,) = [each for each in standings(results(*ROWS, *better)) if each.system == "refine"]
+    (one,) = [standing for standing in standings(results(*ROWS, *better)) if standing.system == "refine"]
     assert one.against_first is not None
     assert one.against_first.n == 12
     assert one.against_first.difference == pytest.approx(1 - 21 / 48)

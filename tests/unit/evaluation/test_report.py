@@ -17,7 +17,7 @@ from memagent_graph.errors import EvaluationError
 
 def line(report: str, *cells: str) -> str:
     """The one row of a table that begins with these cells."""
-    (found,) = [each for each in report.splitlines() if each.startswith(f"| {' | '.join(cells)} |")]
+    (found,) = [line for line in report.splitlines() if line.startswith(f"| {' | '.join(cells)} |")]
     return found
 
 
@@ -141,7 +141,7 @@ def test_two_evaluations_are_compared_on_the_questions_that_both_have() -> None:
     assert line(report, "all", "all", "old", "40").startswith("| all | all | old | 40 | 0.0 [0.0, 8.8] | -100.0 [")
     assert line(report, "keys", "1K tokens", "old", "20")
     lines = compare_evaluations(first, second, ("new", "old"))["memagent"]
-    assert [(each.length, each.system) for each in lines[::2]] == [
+    assert [(line.length, line.system) for line in lines[::2]] == [
         ("1K tokens", "new"), ("2K tokens", "new"), ("all", "new")
     ]  # fmt: skip
     assert lines[-1].against_first.corrected_for == 3

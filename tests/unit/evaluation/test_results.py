@@ -39,8 +39,8 @@ ROWS = st.builds(
 def begun(folder: Path, *rows) -> ResultJournal:
     journal = open_results(folder, SETTINGS)
     journal.plan(PLAN)
-    for each in rows:
-        journal.add(each)
+    for result in rows:
+        journal.add(result)
     return journal
 
 
@@ -51,7 +51,7 @@ def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows)
     with begun(folder, *rows) as journal:
         held = journal.results
     assert load_results(folder) == held
-    assert {each.key: each for each in held.rows} == {each.key: each for each in rows}
+    assert {row.key: row for row in held.rows} == {row.key: row for row in rows}
 
 
 @given(st.data())
@@ -98,7 +98,7 @@ def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> 
     plan = EvaluationPlan.grid(("refine", "memagent"), ("vt", "keys"), (4096, 1024), 1)
     keys = (("keys", "memagent", 4096), ("vt", "memagent", 1024), ("vt", "refine", 4096), ("vt", "refine", 1024))
     rows = [row(system, length, task=task) for task, system, length in keys]
-    ordered = [(each.task, each.length, each.system) for each in make_results(rows, [plan], {}, "e").rows]
+    ordered = [(row.task, row.length, row.system) for row in make_results(rows, [plan], {}, "e").rows]
     assert ordered == [("vt", 1024, "refine"), ("vt", 1024, "memagent"), ("vt", 4096, "refine"),
                        ("keys", 4096, "memagent")]  # fmt: skip
 

@@ -229,7 +229,7 @@ def test_outcomes_follow_from_why_a_read_stopped() -> None:
 def test_every_score_of_any_text_lies_between_0_and_1(text, gold, metric) -> None:
     for form in AnswerFormat:
         scores = score(asked(*gold, metric=metric), text, text, answer_format=form)
-        assert all(0 <= each <= 1 for each in astuple(scores))
+        assert all(0 <= score <= 1 for score in astuple(scores))
         assert scores.strict in {0, 1}
         assert scores.lenient in {0, 1}
 

@@ -26,7 +26,7 @@ def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_a
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
     rows += [row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
     found = standings(results(*rows))
-    assert [(each.length, each.system) for each in found] == [
+    assert [(item.length, item.system) for item in found] == [
         (length, system) for length in ("1K tokens", "4K tokens", "all") for system in ("memagent", "worse")
     ]
     worse = found[1].against_first
@@ -43,13 +43,13 @@ def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() ->
 
 def test_questions_on_one_document_are_no_independent_trials() -> None:
     alone = [row(index=at, right=at < 80) for at in range(120)]
-    shared = [replace(each, document=f"d{each.index // 4}") for each in alone]
+    shared = [replace(row, document=f"d{row.index // 4}") for row in alone]
     wide, narrow = only(*shared), only(*alone)
     assert (wide.documents, narrow.documents) == (30, 120)
     assert wide.accuracy.mean == narrow.accuracy.mean
     assert wide.accuracy.high - wide.accuracy.low > 1.5 * (narrow.accuracy.high - narrow.accuracy.low)
     assert "| 120 (30) |" in standings_table([wide])
-    others = [replace(each, system="other", lenient=1.0) for each in shared]
+    others = [replace(row, system="other", lenient=1.0) for row in shared]
     told = standings(results(*shared, *others))[1].against_first
     assert told.documents == 30
     assert told.low < 1 / 3 < told.high
@@ -63,7 +63,7 @@ def test_the_cached_share_is_that_of_all_prompt_tokens() -> None:
 def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
     rows = [row(index=at) for at in range(9)] + [row("fast", index=at, scripted=True) for at in range(9)]
     report = render_report(results(*rows))
-    (line,) = [each for each in report.splitlines() if each.startswith("| keys | 1K tokens | fast |")]
+    (line,) = [line for line in report.splitlines() if line.startswith("| keys | 1K tokens | fast |")]
     assert "| scripted |" in line
     assert "| 1,024 |" in line
     assert "### keys" in report
@@ -72,9 +72,9 @@ def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:
 
 def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference() -> None:
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
-    rows += [replace(each, system="short") for each in rows[:10]]
-    rows += [replace(each, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for each in rows[10:20]]
-    short = {each.length: each for each in standings(results(*rows)) if each.system == "short"}
+    rows += [replace(row, system="short") for row in rows[:10]]
+    rows += [replace(row, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for row in rows[10:20]]
+    short = {standing.length: standing for standing in standings(results(*rows)) if standing.system == "short"}
     assert short["4K tokens"].accuracy is None
     assert (short["all"].n, short["all"].accuracy.mean) == (20, 0.5)
     assert (short["all"].against_first.n, short["all"].against_first.difference) == (10, 0.0)
@@ -82,18 +82,18 @@ def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference
 
 def test_systems_that_were_asked_at_other_lengths_are_not_put_together_over_all() -> None:
     rows = [row(index=at) for at in range(4)] + [row("other", 4096, at) for at in range(4)]
-    assert {each.length for each in standings(results(*rows))} == {"1K tokens", "4K tokens"}
+    assert {standing.length for standing in standings(results(*rows))} == {"1K tokens", "4K tokens"}
 
 
 def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
     """Three lengths of the same six questions are no eighteen trials."""
     lengths = (1024, 2048, 4096)
     rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
-    rows += [replace(each, system="refine", lenient=float(each.sample_id == "keys/1024/0")) for each in rows]
+    rows += [replace(row, system="refine", lenient=float(row.sample_id == "keys/1024/0")) for row in rows]
     whole = standings(results(*rows))[-1]
     assert (whole.length, whole.system, whole.n, whole.against_first.n) == ("all", "refine", 6, 6)
     assert whole.against_first.difference == pytest.approx(-17 / 18)
-    apart = standings(results(*(replace(each, question=each.sample_id) for each in rows)))[-1]
+    apart = standings(results(*(replace(row, question=row.sample_id) for row in rows)))[-1]
     assert (apart.n, apart.against_first.n) == (18, 18)
 
 

@@ -72,7 +72,7 @@ def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> 
 
 def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_documents_show() -> None:
     scores = {f"{number}": float(number % 3 > 0) for number in range(300)}
-    documents = {each: str(int(each) // 2) for each in scores}
+    documents = {score: str(int(score) // 2) for score in scores}
     found = compare(scores, scores, clusters=documents)
     assert found.documents == 150
     assert found.high == pytest.approx(wilson(0, 150).high)
@@ -139,7 +139,7 @@ def test_shares_that_cannot_be_are_refused(arguments) -> None:
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemars_p_value_is_that_of_tossing_a_coin(first, second) -> None:
     n, least = first + second, min(first, second)
-    tail = sum(comb(n, each) for each in range(least + 1)) / 2**n
+    tail = sum(comb(n, index) for index in range(least + 1)) / 2**n
     assert sign_flip_p_value([1.0] * first + [-1.0] * second) == pytest.approx(min(1.0, 2 * tail))
 
 

@@ -57,7 +57,7 @@ async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_sys
     make_reader, monkeypatch
 ) -> None:
     systems = [load_system(f"retrieval:chunks={number}", make_reader()) for number in (0, 3, 4, 3)]
-    made = [await each.identity() for each in systems]
+    made = [await system.identity() for system in systems]
     assert len(set(made)) == 3
     assert made[1] == made[3]
     refine = await load_system("refine", make_reader()).identity()
@@ -122,7 +122,8 @@ async def test_the_reader_as_a_system_gives_what_a_read_gives(make_reader, docum
     assert attempt.usage.turns == read.usage.turns == len(policy.prompts)
     assert attempt.chunks == read.chunks_read == len(policy.prompts) - 1
     assert attempt.usage.flops == sum(
-        SHAPE.forward_flops(each.prompt_tokens, each.completion_tokens) for each in log.conversations("evaluation-1")
+        SHAPE.forward_flops(conversation.prompt_tokens, conversation.completion_tokens)
+        for conversation in log.conversations("evaluation-1")
     )
     assert log.get("evaluation-1").answer == "4711"
     assert log.get(attempt.run_id).settings["answer_tokens"] == 60

@@ -90,9 +90,11 @@ def test_nothing_but_the_evidence_answers(name, stated):
     for sample in samples_of(name, count=6, length=3000, questions_per_document=6):
         relation, named = asked[sample.question]
         own = {needle.text for needle in sample.needles}
-        others = [each for each in facts_in("".join(sample.text()), facts) if each.statement not in own]
+        others = [fact for fact in facts_in("".join(sample.text()), facts) if fact.statement not in own]
         assert others
-        assert not [each for each in others if each.relation.name == relation and named in {each.subject, each.value}]
+        assert not [
+            other for other in others if other.relation.name == relation and named in {other.subject, other.value}
+        ]
 
 
 @pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3_backward", "english_list"])
@@ -101,7 +103,7 @@ def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations
     for sample in samples_of(name, count=6, length=2500, questions_per_document=6):
         own = {needle.text for needle in sample.needles}
         found = facts_in("".join(sample.text()), facts)
-        known = {(each.relation.name, each.subject) for each in found if each.statement in own}
+        known = {(item.relation.name, item.subject) for item in found if item.statement in own}
         assert not [e for e in found if e.statement not in own and (e.relation.name, e.subject) in known]
         if name != "english_list":
             assert len({relation for relation, _ in known}) == int(name.split("_")[2]), (

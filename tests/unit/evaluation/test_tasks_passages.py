@@ -63,11 +63,11 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + 32
         assert 0 <= length - tokens < 300, "short by less than a passage"
         assert abs(tokens - sample.reached) <= 2
-        record = next(each for each in RECORDS if each.question == sample.question)
+        record = next(record for record in RECORDS if record.question == sample.question)
         found = passages(text)
         assert len(found) == len(set(found))
-        assert {written(each) for each in record.gold} <= set(found)
-        own = {written(each) for each in record.distractors}
+        assert {written(answer) for answer in record.gold} <= set(found)
+        own = {written(distractor) for distractor in record.distractors}
         assert own <= set(found) if length == 9000 else own & set(found)
         assert sample.gold == record.answers
         carried = {needle.text: needle.gold for needle in sample.needles}
@@ -100,9 +100,9 @@ def test_long_documents_repeat_distractors_but_never_gold():
     sample = task.sample(20_000, 0)
     text = "".join(sample.text())
     found = passages(text)
-    record = next(each for each in RECORDS if each.question == sample.question)
+    record = next(record for record in RECORDS if record.question == sample.question)
     assert len(found) > 2 * len(set(found))
-    assert all(found.count(written(each)) == 1 for each in (*record.gold, *record.distractors))
+    assert all(found.count(written(name)) == 1 for name in (*record.gold, *record.distractors))
 
 
 @pytest.mark.parametrize("length", [2, 7, 10, 50, 300, 600])
@@ -113,11 +113,11 @@ def test_ruler_hqa_has_so_many_different_passages(length):
         sample = task.sample(length, index)
         text = "".join(sample.text())
         found = passages(text)
-        record = next(each for each in RECORDS if each.question == sample.question)
+        record = next(record for record in RECORDS if record.question == sample.question)
         assert len(found) == len(set(found)) == length
-        assert {written(each) for each in record.gold} <= set(found)
-        assert set(found) <= {written(each) for every in RECORDS for each in (*every.gold, *every.distractors)}
-        own = {written(each) for each in record.distractors}
+        assert {written(answer) for answer in record.gold} <= set(found)
+        assert set(found) <= {written(name) for every in RECORDS for name in (*every.gold, *every.distractors)}
+        own = {written(distractor) for distractor in record.distractors}
         assert len(own & set(found)) == min(8, length - 2)
         assert len(sample.needles) == 2
         assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
@@ -130,7 +130,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
         sample = task.sample(400, index)
         record = next(each for each in [*RECORDS, copy] if each.question == sample.question)
         text = "".join(sample.text())
-        assert all(text.count(each.text) == 1 for each in record.gold)
+        assert all(text.count(answer.text) == 1 for answer in record.gold)
 
 
 def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
@@ -166,8 +166,8 @@ def hotpotqa_file(folder):
             "_id": record.id,
             "question": record.question,
             "answer": record.answers[0],
-            "supporting_facts": [[each.title, 0] for each in record.gold],
-            "context": [[each.title, [each.text]] for each in (*record.gold, *record.distractors)],
+            "supporting_facts": [[answer.title, 0] for answer in record.gold],
+            "context": [[name.title, [name.text]] for name in (*record.gold, *record.distractors)],
         }
         for record in RECORDS
     ]
@@ -185,7 +185,7 @@ def squad_file(folder):
                     "context": record.gold[1].text,
                     "qas": [{"id": record.id, "question": record.question, "answers": [{"text": record.answers[0]}]}],
                 },
-                *({"context": each.text, "qas": []} for each in record.distractors),
+                *({"context": distractor.text, "qas": []} for distractor in record.distractors),
             ],
         }
         for record in RECORDS

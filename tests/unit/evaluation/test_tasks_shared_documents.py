@@ -29,16 +29,16 @@ def asking(name, questions, **settings):
 def test_samples_in_a_row_ask_different_things_about_the_same_bytes(name, small):
     task = asking(name, 2, small=small)
     samples = [task.sample(LENGTH, index) for index in range(4)]
-    texts = [text_of(each) for each in samples]
+    texts = [text_of(sample) for sample in samples]
     assert texts[0] == texts[1] != texts[2] == texts[3]
-    assert len({each.question for each in samples[:2]}) == len({each.question for each in samples[2:]}) == 2
-    assert [each.index for each in samples] == list(range(4))
-    evidence = [{(needle.text, needle.depth) for needle in each.needles} for each in samples]
-    assert len({frozenset(each) for each in evidence}) == 4
+    assert len({sample.question for sample in samples[:2]}) == len({sample.question for sample in samples[2:]}) == 2
+    assert [sample.index for sample in samples] == list(range(4))
+    evidence = [{(needle.text, needle.depth) for needle in sample.needles} for sample in samples]
+    assert len({frozenset(item) for item in evidence}) == 4
     for sample, text in zip(samples, texts, strict=True):
         assert sample.needles
         assert {needle.gold for needle in sample.needles} >= set(sample.gold)
-        assert all(text[round(each.depth * len(text)) :].startswith(each.text) for each in sample.needles)
+        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
         tokens = TOKENIZER.count(text) + TOKENIZER.count(sample.question) + task.answer_tokens
         assert LENGTH - 200 <= tokens <= LENGTH
         assert abs(tokens - sample.reached) <= 2
@@ -86,8 +86,8 @@ async def test_the_document_is_stored_once(tmp_path):
     documents = OpenDocuments({task.name: task}, DocumentStore(tmp_path))
     made = [await documents.prepare(task.name, 3000, index, 1) for index in range(6)]
     await documents.close()
-    keys = [each.document["key"] for each in made]
-    assert keys == [each for each in dict.fromkeys(keys) for _ in "abc"]
+    keys = [sample.document["key"] for sample in made]
+    assert keys == [fromkey for fromkey in dict.fromkeys(keys) for _ in "abc"]
 
 
 def test_more_questions_than_the_small_variant_has_keys_are_refused():

@@ -43,15 +43,16 @@ BABI = {
 def told(patterns, what):
     who, things = "|".join(PEOPLE), "|".join(what)
     escaped = (
-        re.escape(each).replace(r"\{person\}", f"({who})").replace(r"\{object\}", f"({things})") for each in patterns
+        re.escape(pattern).replace(r"\{person\}", f"({who})").replace(r"\{object\}", f"({things})")
+        for pattern in patterns
     )
     return [re.compile(each) for each in escaped]
 
 
 SENTENCES = [
-    *(("walk", each) for each in told(WALK_SENTENCES, ROOMS)),
-    *(("find", each) for each in told(PICK_UP_SENTENCES, THINGS)),
-    *(("part", each) for each in told(PUT_DOWN_SENTENCES, THINGS)),
+    *(("walk", message) for message in told(WALK_SENTENCES, ROOMS)),
+    *(("find", message) for message in told(PICK_UP_SENTENCES, THINGS)),
+    *(("part", message) for message in told(PUT_DOWN_SENTENCES, THINGS)),
 ]
 
 
@@ -98,11 +99,11 @@ def test_the_sentences_have_the_answer_and_so_has_the_evidence_by_itself(name, s
         (gold,) = sample.gold
         assert len(events(text)) == task.facts == (8 if small else 20)
         assert answer(text, sample.question) == gold
-        assert answer(" ".join(each.text for each in sample.needles), sample.question) == gold
-        assert gold in {each.gold for each in sample.needles}
+        assert answer(" ".join(needle.text for needle in sample.needles), sample.question) == gold
+        assert gold in {needle.gold for needle in sample.needles}
         assert gold not in sample.question
-        assert all(each.gold in each.text for each in sample.needles)
-        assert all(text[round(each.depth * len(text)) :].startswith(each.text) for each in sample.needles)
+        assert all(needle.gold in needle.text for needle in sample.needles)
+        assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
         assert TOKENIZER.count(sample.question) <= 96
         numbers.add(len(sample.needles))
     assert numbers <= {"state_1": {1}, "state_2": {2}, "state_3": {3, 4}}[name]
@@ -166,7 +167,7 @@ def test_options_are_part_of_the_name_and_of_the_samples():
 
 def test_the_words_are_neither_babis_nor_those_that_other_tasks_plant():
     said = {
-        word.strip(".") for each in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES) for word in each.split()
+        word.strip(".") for name in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES) for word in name.split()
     }
     assert not {*said, *ROOMS, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
     assert not any(one != other and one in other for one in ROOMS for other in ROOMS)

@@ -196,7 +196,7 @@ def test_coded_words_fall_with_the_square_of_their_rank(length):
 def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(name, small):
     sample = load_task(name, TaskSettings(TOKENIZER, small=small)).sample(2000, 1)
     text = "".join(sample.text())
-    assert {each.gold for each in sample.needles} == set(sample.gold)
+    assert {needle.gold for needle in sample.needles} == set(sample.gold)
     assert all(needle.span(len(text))[0] == text.index(needle.text) for needle in sample.needles)
 
 

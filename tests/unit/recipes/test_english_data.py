@@ -149,7 +149,7 @@ def test_the_facts_for_training_have_none_of_what_is_held_out() -> None:
 def test_every_relation_for_training_makes_statements_and_questions() -> None:
     more = MoreFacts.read(RELATIONS)
     facts = EnglishFacts(1, more=more)
-    assert len({each.name for each in facts.relations}) == len(facts.relations) > 150
+    assert len({relation.name for relation in facts.relations}) == len(facts.relations) > 150
     for relation in more.relations:
         for texts in (relation.statements, relation.questions, relation.subject_questions):
             assert relation.worded(texts, held_out=False) == texts

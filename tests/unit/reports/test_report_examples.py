@@ -33,7 +33,7 @@ def reply(body: dict[str, Any], number: int) -> str:
         return f"\\boxed{{{memory or 'not stated'}}}"
     asked = part(prompt, "problem").lower()
     wanted = next((answer for word, answer in WORDS.items() if word in asked), "?")  # a part of a prompt, to be counted
-    found = (each for each in sentences_of(part(prompt, "section")) if wanted in each)
+    found = (sentence for sentence in sentences_of(part(prompt, "section")) if wanted in sentence)
     return memory or next(found, "nothing yet")
 
 

@@ -134,7 +134,7 @@ def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_a
     assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
     (section,) = found.sections
     assert section.heading == "What is the key of harbor?"
-    assert [(each.document, each.text, each.is_quoted) for each in section.sentences] == [
+    assert [(sentence.document, sentence.text, sentence.is_quoted) for sentence in section.sentences] == [
         (0, "4711", True), (1, "12", True)
     ]  # fmt: skip
     assert [quote.text for _, quote in found.matrix.quotes()] == [
@@ -399,8 +399,8 @@ def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(tmp_pa
         graph = builder.compile(checkpointer=saver)
         async with agent:
             state = await graph.ainvoke({}, {"configurable": {"thread_id": "outer"}})
-        assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {"outer"}
-        assert {each.config["configurable"]["checkpoint_ns"] for each in saver.list(None)} == {""}
+        assert {checkpoint.config["configurable"]["thread_id"] for checkpoint in saver.list(None)} == {"outer"}
+        assert {checkpoint.config["configurable"]["checkpoint_ns"] for checkpoint in saver.list(None)} == {""}
         return Report.from_dict(state["report"])
 
     assert [cell.answer for cell in asyncio.run(main()).matrix.cells] == ["4711"]

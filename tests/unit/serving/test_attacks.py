@@ -172,7 +172,7 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
     assert content.headers["content-type"] == "application/octet-stream", "a browser must not run what was uploaded"
     assert content.headers["x-content-type-options"] == "nosniff"
     assert "x-evil" not in content.headers
-    assert not [each for each in caplog.records if "\x1b" in each.getMessage() or "\n" in each.getMessage()]
+    assert not [record for record in caplog.records if "\x1b" in record.getMessage() or "\n" in record.getMessage()]
 
 
 def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
@@ -184,8 +184,8 @@ def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
     with FakeServer(refuse, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
         reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG))
     assert reply.status_code == 502
-    assert [each for each in caplog.records if "forged" in each.getMessage()]
-    assert not [each for each in caplog.records if set("\r\n\x1b") & set(each.getMessage())]
+    assert [record for record in caplog.records if "forged" in record.getMessage()]
+    assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
 
 
 # Reads
@@ -263,7 +263,7 @@ def test_no_file_id_names_a_path(server: Served, file_id: str) -> None:
 def test_the_files_of_one_key_have_a_bound(server: Served) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     kept = [upload(server, f"{n}.txt", b"x" * 400_000, OTHER) for n in range(3)]
-    assert [each.status_code for each in kept] == [200, 200, 413]
+    assert [item.status_code for item in kept] == [200, 200, 413]
     assert "delete some" in kept[-1].json()["error"]["message"]
     assert upload(server, "empty.txt", b"").status_code == 400
 

@@ -65,7 +65,7 @@ class Browser:
         return reply.json()["reads"]
 
     def read(self, run_id: str) -> dict[str, Any]:
-        return next(each for each in self.get("reads", q=run_id)["reads"] if each["id"] == run_id)
+        return next(read for read in self.get("reads", q=run_id)["reads"] if read["id"] == run_id)
 
     @contextmanager
     def events(self, run_id: str) -> Iterator[Callable[[str], Any]]:
@@ -343,7 +343,7 @@ def test_many_reads_are_listed_and_searched_by_pages(server: Served, browser: Br
     assert (first["total"], len(first["reads"]), first["reads"][0]["id"]) == (500, 50, "run-499")
     assert browser.get("reads", newest=50, skip=490)["reads"][-1]["id"] == "run-0"
     found = browser.get("reads", q="frage 123: ärger")
-    assert [each["id"] for each in found["reads"]] == ["run-123"]
+    assert [read["id"] for read in found["reads"]] == ["run-123"]
     assert (found["reads"][0]["state"], found["reads"][0]["answer"]) == ("interrupted", None)
     assert len(browser.get("reads", newest=10**9)["reads"]) == 200
 
@@ -408,7 +408,7 @@ def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(server: Served
     reply = httpx2.post(f"{server.url}/page/session", json={"token": server.sessions.token}, headers=OWN)
     cookie = reply.headers["set-cookie"].lower()
     assert cookie.startswith(f"memagent_page_{server.port}=")
-    assert {"httponly", "samesite=strict", "path=/"} <= {each.strip() for each in cookie.split(";")}
+    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip() for part in cookie.split(";")}
     assert server.sessions.token.lower() not in cookie
 
 

@@ -215,7 +215,7 @@ def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two
             assert reply.status_code == 404
             assert run_id not in reply.text
         listed = httpx2.get(f"{server.api}/reads", headers={"Authorization": f"Bearer {BOB}"}).json()["data"]
-        assert [each["run_id"] for each in listed] == [second.headers["X-Memagent-Run-Id"]]
+        assert [item["run_id"] for item in listed] == [second.headers["X-Memagent-Run-Id"]]
     assert set(sections(slow).values()) == {2}
 
 
@@ -300,7 +300,7 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
         assert waits == sorted(set(waits)), "the more are refused, the later they are to come back"
         short = post(server.api, {"model": "fake", "messages": [{"role": "user", "content": "<problem>x</problem>"}]})
         assert short.status_code == 200, "short requests are not reads"
-        assert [answer(each.result()) for each in taken] == ["4711", "4711"]
+        assert [answer(entry.result()) for entry in taken] == ["4711", "4711"]
         assert answer(post(server.api, body("What is the key of harbor? 0"))) == "4711"
 
 

@@ -69,7 +69,7 @@ def test_of_many_small_messages_the_older_are_read_as_one() -> None:
     found = plan(chat, 1000)
     assert 0 < found.history < 81
     assert found.positions == ()
-    kept = TOKENIZER.count(" ".join(str(each["content"]) for each in messages[found.history - 1 :]))
+    kept = TOKENIZER.count(" ".join(str(message["content"]) for message in messages[found.history - 1 :]))
     assert kept < 1000
 
 

@@ -138,7 +138,7 @@ class TestStepRewards:
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
             mean = sum(there.values()) / len(there)
-            assert [found[name, at] for name in there] == pytest.approx([each - mean for each in there.values()])
+            assert [found[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
 
     def test_keep_a_group_whose_outcomes_are_equal(self):
         mixed = with_steps(0.5, drop_zero_variance=True)
@@ -335,7 +335,7 @@ def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, chosen, rng):
 @given(st.lists(st.integers(-16, 16), min_size=2, max_size=16), st.sampled_from(Baseline), st.booleans())
 def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
     chosen = AdvantageSettings(baseline=baseline, divide_by_std=divide)
-    assert abs(math.fsum(advantages([each / 16 for each in sixteenths], chosen))) < 1e-12
+    assert abs(math.fsum(advantages([sixteenth / 16 for sixteenth in sixteenths], chosen))) < 1e-12
 
 
 @given(many_groups(), SETTINGS)
@@ -345,9 +345,9 @@ def test_groups_stay_or_go_whole(groups, chosen):
     kept = {(row.run_id, row.conversation_index) for row in batch.rows}
     wanted = {
         (one.run_id, k)
-        for each in groups
-        if each.group_id not in batch.dropped
-        for one in each.rollouts_G
+        for group in groups
+        if group.group_id not in batch.dropped
+        for one in group.rollouts_G
         for k, c in enumerate(one.conversations_K)
         if c.learned_tokens and not (chosen.mask_truncated and c.truncated)
     }

@@ -122,8 +122,8 @@ def test_every_option_arrives_in_the_job(loop, tmp_path) -> None:
 
 
 def test_every_field_of_the_job_that_a_command_line_can_give_has_an_option(loop) -> None:
-    plain = {each.name for kind in (RLJob, CollectSettings, WordingSettings) for each in dataclasses.fields(kind)}
-    options = {each.name for each in dataclasses.fields(rl_command.RL)}
+    plain = {field.name for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)}
+    options = {field.name for field in dataclasses.fields(rl_command.RL)}
     named_otherwise = {"tasks": "task", "server_options": "server_option"}
     apart = {"collect", "reading"}
     assert {named_otherwise.get(name, name) for name in plain - apart} <= options
@@ -341,6 +341,6 @@ def test_without_the_extra_it_is_named(loop, monkeypatch) -> None:
 def test_help_names_every_option(loop, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     told = memagent("--help", least=False).stdout
-    for name in {each.name for each in dataclasses.fields(rl_command.RL)} - {"settings", "lora_rank", "as_json"}:
+    for name in {field.name for field in dataclasses.fields(rl_command.RL)} - {"settings", "lora_rank", "as_json"}:
         assert f"--{name.replace('_', '-')}" in told, name
     assert "--set" in told and "--lora" in told and "--json" in told

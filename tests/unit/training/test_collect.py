@@ -179,8 +179,8 @@ async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> No
     assert agent.run_log is not None
     totals = agent.run_log.totals([f"x-{number}-{place}" for number in range(2) for place in range(2)])
     assert found.usage.turns == 8  # an update and an answer in each of four reads that came to their end
-    assert found.usage.prompt_tokens == sum(each.prompt_tokens for each in totals.values())
-    assert found.usage.completion_tokens == sum(each.completion_tokens for each in totals.values())
+    assert found.usage.prompt_tokens == sum(total.prompt_tokens for total in totals.values())
+    assert found.usage.completion_tokens == sum(total.completion_tokens for total in totals.values())
     again = await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
     assert (again.usage.turns, again.usage.prompt_tokens) == (0, 0)
 
@@ -199,7 +199,7 @@ async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> 
     assert asked_by(agent) == []
     for one, other in ((first.groups, second.groups), (first.uniform_groups, second.uniform_groups)):
         assert sorted(one, key=lambda each: each.name) == sorted(other, key=lambda each: each.name)
-    assert [each.name for each in second.uniform_groups] == ["x-1"]
+    assert [group.name for group in second.uniform_groups] == ["x-1"]
 
 
 async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:

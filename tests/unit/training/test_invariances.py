@@ -125,7 +125,7 @@ def test_the_order_of_groups_and_rollouts_changes_nothing(
     model: Any, seed: int, shuffle: random.Random, layout: Layout
 ) -> None:
     groups = make_groups(seed)
-    shuffled = [replace(each, rollouts_G=tuple(_shuffled(shuffle, each.rollouts_G))) for each in groups]
+    shuffled = [replace(group, rollouts_G=tuple(_shuffled(shuffle, group.rollouts_G))) for group in groups]
     gradients = [
         gradient(model, prepare_batch(each, AdvantageSettings()).rows, ranks=2, budget=60, layout=layout).clone()
         for each in (groups, _shuffled(shuffle, shuffled))
@@ -139,8 +139,8 @@ def test_a_duplicated_prefix_costs_nothing_and_changes_nothing(model: Any, seed:
     """Two equal groups are twice one of them: the mean is the same, and the tree no larger."""
     groups = make_groups(seed)
     again = [
-        RolloutGroup(each.group_id + "'", tuple(replace(r, run_id=r.run_id + "'") for r in each.rollouts_G))
-        for each in groups
+        RolloutGroup(group.group_id + "'", tuple(replace(r, run_id=r.run_id + "'") for r in group.rollouts_G))
+        for group in groups
     ]
     once, twice = (prepare_batch(each, AdvantageSettings()).rows for each in (groups, [*groups, *again]))
     budget = 40 * longer + 2000

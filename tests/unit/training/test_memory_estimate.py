@@ -53,7 +53,7 @@ def peak_of(work: Callable[[], None]) -> int:
     """Bytes that tensors took at once, above what was there before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
-    events = [each for each in found.profiler.kineto_results.events() if each.name() == "[memory]"]
+    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = highest = 0
     for event in sorted(events, key=lambda each: each.start_ns()):
         held += event.nbytes()
@@ -109,7 +109,7 @@ def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model = make_model("qwen2, grouped queries")
     model.config.save_pretrained(tmp_path)
     unloaded = unloaded_model(str(tmp_path))
-    assert {each.device.type for each in unloaded.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in unloaded.parameters()} == {"meta"}
     assert ModelSizes.of(unloaded) == ModelSizes.of(model)
 
 

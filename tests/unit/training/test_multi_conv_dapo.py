@@ -100,14 +100,14 @@ def group(*rollouts: tuple[float, Sequence[TrainingConversation]], name: str = "
 
 
 def run_ids(*groups: RolloutGroup) -> list[str]:
-    return [rollout.run_id for each in groups for rollout in each.rollouts_G]
+    return [rollout.run_id for group in groups for rollout in group.rollouts_G]
 
 
 def outcomes(group: RolloutGroup, chosen: Any) -> list[float]:
     """A of rollouts without step rewards: of all conversations of one the same."""
     found = [set(A_K) for A_K in dapo.compute_advantages(group, chosen)]
-    assert all(len(each) == 1 for each in found)
-    return [A for each in found for A in each]
+    assert all(len(item) == 1 for item in found)
+    return [A for item in found for A in item]
 
 
 def log(*probabilities: float) -> Any:
@@ -262,7 +262,7 @@ def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
         )
         for index in range(draw(st.integers(1, 3)))
     ]
-    return [replace(each, rollouts_G=tuple(map(with_steps, each.rollouts_G))) for each in made]
+    return [replace(sample, rollouts_G=tuple(map(with_steps, sample.rollouts_G))) for sample in made]
 
 
 TERMS: list[tuple[dict[str, Any], ...]] = [
@@ -279,8 +279,8 @@ TERMS: list[tuple[dict[str, Any], ...]] = [
 def as_in_the_example(of: AdvantageSettings) -> tuple[Any, ...]:
     """The terms of the package's settings, as the example has them."""
     return tuple(
-        dapo.Term(each.reward, each.weight, each.scope.value, each.of or "*", each.roles or ("*",), each.divide_by_std)
-        for each in of.terms
+        dapo.Term(term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std)
+        for term in of.terms
     )
 
 
@@ -305,7 +305,7 @@ def test_advantages_and_weights_are_the_package_s(
     overlong: tuple[int, int] | None,
     mean: LossWeights,
 ) -> None:
-    if terms and all(each["reward"] != "outcome" for each in terms):
+    if terms and all(term["reward"] != "outcome" for term in terms):
         overlong = None  # it is the outcome's
     theirs = AdvantageSettings(
         credit=parse_terms(terms),
@@ -329,13 +329,13 @@ def test_advantages_and_weights_are_the_package_s(
     for row in batch.rows:
         A_K = dapo.compute_advantages(groups[row.group_index], ours)[row.rollout_index]
         assert A_K[row.conversation_index] == pytest.approx(row.advantage, rel=1e-9, abs=1e-9)
-    for each in groups:
-        if reason_to_drop(each, theirs) is not DropReason.NOTHING_LEARNED:
-            assert dapo.is_trained_on(each, ours) == (reason_to_drop(each, theirs) is None)
+    for group in groups:
+        if reason_to_drop(group, theirs) is not DropReason.NOTHING_LEARNED:
+            assert dapo.is_trained_on(group, ours) == (reason_to_drop(group, theirs) is None)
     if batch.rows:
         expected = -sum(row.weight * row.advantage * row.conversation.learned_tokens for row in batch.rows)
         assert loss(groups, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        turned = [replace(each, rollouts_G=each.rollouts_G[::-1]) for each in reversed(groups)]
+        turned = [replace(group, rollouts_G=group.rollouts_G[::-1]) for group in reversed(groups)]
         assert loss(turned, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     else:
         with pytest.raises(ValueError, match="nothing can be learned"):
@@ -381,7 +381,7 @@ def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
     ]
     model = llama()
     old = {}
-    for rollout in (rollout for each in groups for rollout in each.rollouts_G):
+    for rollout in (rollout for group in groups for rollout in group.rollouts_G):
         for k, each in enumerate(rollout.conversations_K):
             logprobs_T = dapo.forward(model, each, 0.9)[0].detach()
             old[rollout.run_id, k] = logprobs_T + 0.8 * torch.randn(len(logprobs_T), generator=made).double()
@@ -410,8 +410,8 @@ def test_these_steps_clip_on_both_sides_and_twice() -> None:
     groups, old = a_step()
     model = llama()
     pairs = []
-    for each in groups:
-        for rollout, advantage in zip(each.rollouts_G, outcomes(each, PLAIN), strict=True):
+    for group in groups:
+        for rollout, advantage in zip(group.rollouts_G, outcomes(group, PLAIN), strict=True):
             for k, told in enumerate(rollout.conversations_K):
                 logprobs_T, _ = dapo.forward(model, told, 0.9)
                 pairs += [(advantage, float(ratio)) for ratio in (logprobs_T.detach() - old[rollout.run_id, k]).exp()]
@@ -606,7 +606,7 @@ def test_it_has_at_most_255_lines_and_leans_on_nothing_of_the_trainer() -> None:
     assert len(source.splitlines()) <= 255
     nodes = list(ast.walk(ast.parse(source)))
     modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {each for each in modules if each.startswith("memagent")} == {
+    assert {module for module in modules if module.startswith("memagent")} == {
         "memagent_training.data.replay",
         "memagent_training.data.rollouts",
         "memagent_training.rewards.gold_answers",

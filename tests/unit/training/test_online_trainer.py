@@ -73,7 +73,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
         for names in order[number * steps : (number + 1) * steps]:
             optimizer.zero_grad()
             dapo.compute_step_loss(
-                model, [each for each in groups if each.group_id in names], settings, old=old
+                model, [group for group in groups if group.group_id in names], settings, old=old
             ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -112,7 +112,7 @@ def test_every_group_is_in_exactly_one_step_of_its_iteration(
     assert [len(names) for names in found] == [GROUPS // steps] * (ITERATIONS * steps)
     for number, groups in enumerate(world[1]):
         names = [name for step in found[number * steps : (number + 1) * steps] for name in step]
-        assert Counter(names) == Counter(each.group_id for each in groups)
+        assert Counter(names) == Counter(group.group_id for group in groups)
 
 
 @pytest.mark.parametrize("steps", STEPS)
@@ -187,7 +187,7 @@ def test_its_log_probs_are_those_of_the_folder_that_it_writes(trained: dict[int,
     training.trainer.save_model(str(output / "saved"))
     assert training.trainer.row_logprobs is not None
     found, wanted = training.trainer.row_logprobs(rows), folder_logprobs(output / "saved", rows)
-    assert [len(each) for each in found] == [3, 2]
+    assert [len(item) for item in found] == [3, 2]
     assert found == [pytest.approx(each, abs=1e-5) for each in wanted]
 
 

@@ -57,12 +57,12 @@ def ids(one):
 def forwarded(layout, rows, inert):
     """What a micro-batch costs, worked out anew."""
     if layout is Layout.PADDED:
-        prompts = [len(each.conversation.prompt_ids_P) for each in rows] or [1]
-        completions = [len(each.conversation.completion_ids_T) for each in rows] or [1]
+        prompts = [len(row.conversation.prompt_ids_P) for row in rows] or [1]
+        completions = [len(row.conversation.completion_ids_T) for row in rows] or [1]
         return (len(rows) + inert) * (max(prompts) + max(completions))
     if layout is Layout.PACKED:
-        return sum(len(ids(each)) for each in rows) + INERT_TOKENS * inert
-    nodes = {tuple(ids(each)[: end + 1]) for each in rows for end in range(len(ids(each)))}
+        return sum(len(ids(row)) for row in rows) + INERT_TOKENS * inert
+    nodes = {tuple(ids(row)[: end + 1]) for row in rows for end in range(len(ids(row)))}
     return len(nodes) + (INERT_TOKENS if inert else 0)
 
 
@@ -131,7 +131,7 @@ class TestLayouts:
     def test_padding_puts_rows_of_like_length_together(self):
         rows = rows_of(4, 40, 4, 40, 4, 40)
         plan = plan_step(rows, ranks=1, token_budget=120, layout=Layout.PADDED)
-        assert plan.forwarded_tokens == sum(len(ids(each)) for each in rows)
+        assert plan.forwarded_tokens == sum(len(ids(row)) for row in rows)
 
     def test_packed_rows_fill_the_budget(self):
         plan = plan_step(rows_of(7, 6, 4, 3), ranks=1, token_budget=10, layout=Layout.PACKED)
@@ -193,7 +193,7 @@ class TestRanks:
         rows = rows_of(*(int(10 ** rng.uniform(1.5, 3)) for _ in range(800)))
         plan = plan_step(rows, ranks=4, token_budget=4000, layout=layout)
         assert idle_share(plan) < 0.08
-        assert len(plan.micro_batches[0]) < 1.3 * sum(len(ids(each)) for each in rows) / (4 * 4000)
+        assert len(plan.micro_batches[0]) < 1.3 * sum(len(ids(row)) for row in rows) / (4 * 4000)
 
     def test_the_heaviest_micro_batch_comes_first(self):
         plan = plan_step(rows_of(*range(10, 90)), ranks=2, token_budget=200, layout=Layout.PADDED)
@@ -270,8 +270,8 @@ class TestPrefixes:
 
     @given(st.lists(TOKENS, min_size=1, max_size=12))
     def test_a_tree_has_the_nodes_of_the_trie(self, sequences):
-        nodes = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
-        assert len(as_tree([array("I", each) for each in sequences]).ids) == len(nodes)
+        nodes = {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
+        assert len(as_tree([array("I", sequence) for sequence in sequences]).ids) == len(nodes)
 
 
 @pytest.mark.parametrize("mean", LossWeights)

@@ -169,8 +169,8 @@ class FakeVLLM:
             choice["prompt_logprobs"] = [None, *values[1:]]
         else:
             remembered = self.cache.get((name, tuple(prompt)), weights)
-            ids = [(each * 3 + 1) % 256 for each in range(body["max_tokens"])]
-            values = [logprob((weights + remembered) / 2, each) for each in ids]
+            ids = [(index * 3 + 1) % 256 for index in range(body["max_tokens"])]
+            values = [logprob((weights + remembered) / 2, id_) for id_ in ids]
             choice |= {"token_ids": ids, "logprobs": {"token_logprobs": values}}
         self.cache.setdefault((name, tuple(prompt)), weights)
         return web.json_response({"choices": [choice], "usage": {"prompt_tokens_details": None}})
@@ -532,7 +532,7 @@ noise = st.floats(-9e-4, 9e-4)
 def test_differences_within_the_tolerance_are_no_fault_and_one_beyond_it_is(numbers, data) -> None:
     half = len(numbers) // 2
     wanted = ProbeLogProbs(tuple(numbers[:half]), tuple(numbers[half:]))
-    seen = [each + data.draw(noise) for each in numbers]
+    seen = [number + data.draw(noise) for number in numbers]
     near = ProbeLogProbs(tuple(seen[:half]), tuple(seen[half:]))
     assert find_fault(near, wanted, tolerance=1e-3) is None
     assert largest_gap(near, wanted) <= 1e-3
@@ -545,8 +545,8 @@ def test_differences_within_the_tolerance_are_no_fault_and_one_beyond_it_is(numb
 @given(values, st.floats(1e-4, 8e-4), st.floats(0, 1))
 def test_small_moves_are_a_fault_exactly_where_the_server_missed_too_much_of_them(numbers, step, share) -> None:
     old = tuple(numbers)
-    new = ProbeLogProbs(tuple(each + step for each in numbers), (0.0,))
-    seen = ProbeLogProbs(tuple(each + share * step for each in numbers), (0.0,))
+    new = ProbeLogProbs(tuple(number + step for number in numbers), (0.0,))
+    seen = ProbeLogProbs(tuple(number + share * step for number in numbers), (0.0,))
     fault = find_fault(seen, new, tolerance=1e-3, before=PreviousLogProbs(old, old))
     if abs(share - 0.6) > 0.01:
         assert (fault is not None) == (share < 0.6)

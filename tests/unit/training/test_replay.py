@@ -85,7 +85,7 @@ def write(
         stop_reason, "4711",
     )  # fmt: skip
     if conversations is None:
-        conversations = [said(run_id, each, 2, **(changes | (at or {}).get(each, {}))) for each in range(3)]
+        conversations = [said(run_id, index, 2, **(changes | (at or {}).get(index, {}))) for index in range(3)]
     rewards = [] if reward is None else [Reward(run_id, "reward", reward, "test", 5.0)]
     log.add(record, conversations, rewards=rewards)
 
@@ -114,16 +114,19 @@ def test_a_rollout_is_what_the_policy_saw_and_said_token_for_token(make_reader, 
         ("b", 0.0, {}),
     ]
     conversations = [each for rollout in group.rollouts_G for each in rollout.conversations_K]
-    assert [bytes(list(each.prompt_ids_P)).decode() for each in conversations] == policy.prompts
-    assert [bytes(list(each.completion_ids_T)).decode() for each in conversations] == list(
+    assert [bytes(list(conversation.prompt_ids_P)).decode() for conversation in conversations] == policy.prompts
+    assert [bytes(list(conversation.completion_ids_T)).decode() for conversation in conversations] == list(
         map(perfect_reader, policy.prompts)
     )
-    assert all(set(each.logprobs_T) == {-0.25} for each in conversations)
+    assert all(set(conversation.logprobs_T) == {-0.25} for conversation in conversations)
     for rollout in group.rollouts_G:
         *updates, answer = (each.position for each in rollout.conversations_K)
         assert updates == [("update", "", k) for k in range(len(updates))]
         assert answer == ("answer", "", 0)
-    assert {(each.policy_version, each.truncated, each.loss_mask_T) for each in conversations} == {("v7", False, None)}
+    assert {
+        (conversation.policy_version, conversation.truncated, conversation.loss_mask_T)
+        for conversation in conversations
+    } == {("v7", False, None)}
     report = replay.report
     assert (report.runs, report.groups, report.rollouts) == (2, 1, 2)
     assert report.conversations == len(conversations) == report.versions["v7"]
@@ -277,7 +280,7 @@ def test_rewards_are_the_newest_of_a_name_or_computed_now(log) -> None:
     write(log, "a", reward=0.0)
     log.reward("a", 0.5)
     log.reward("a", 0.75, name="other")
-    rows = [each.id for each in log.conversations("a")]
+    rows = [conversation.id for conversation in log.conversations("a")]
     for value, row in enumerate(rows):
         log.reward("a", value, name="step", conversation=row)
 
@@ -411,10 +414,10 @@ def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> Non
         replay = load_groups(log)
         log.close()
     wanted = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
-    whole = [ids for ids in wanted if len(ids) > 1 and all(runs[int(each[1:])][1] for each in ids)]
+    whole = [ids for ids in wanted if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
     assert members(replay.groups) == whole
-    taken = [each for ids in whole for each in ids]
-    left = [each for run_ids in replay.report.refused.values() for each in run_ids]
+    taken = [id_ for ids in whole for id_ in ids]
+    left = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
     assert sorted(taken + left) == sorted(f"r{i}" for i in range(len(runs)))
 
 

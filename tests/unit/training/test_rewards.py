@@ -287,7 +287,7 @@ def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, tmp_path) -
     reader.read("word " * 600, "What is x?", run_id="r", limits=Limits(max_chunks=3))
     conversations = tuple(log.conversations("r"))
     kept = FormatReward()(replace(run("plain"), conversations_K=conversations))
-    assert [each.text for each in conversations] == ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
+    assert [conversation.text for conversation in conversations] == ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
     assert kept == [1.0, 0.0, 0.0, 0.0, 1.0]
     log.close()
 

@@ -40,7 +40,7 @@ def curriculum(seed: int = 0, advance_at: float = 0.8) -> Curriculum:
 
 
 def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:
-    return [each.id for each in islice(of.draw_questions(collection, stage), count)]
+    return [question.id for question in islice(of.draw_questions(collection, stage), count)]
 
 
 # Questions
@@ -57,7 +57,10 @@ def test_questions_depend_on_seed_collection_and_place_alone(seed: int, collecti
 
 def test_other_seeds_and_other_collections_ask_otherwise() -> None:
     lengths_and_tasks = {
-        tuple((each.length, each.task.name) for each in islice(curriculum(seed).draw_questions(collection, 2), 40))
+        tuple(
+            (question.length, question.task.name)
+            for question in islice(curriculum(seed).draw_questions(collection, 2), 40)
+        )
         for seed in range(3)
         for collection in range(3)
     }
@@ -67,7 +70,7 @@ def test_other_seeds_and_other_collections_ask_otherwise() -> None:
 @given(st.lists(COLLECTION, min_size=2, max_size=5, unique=True), STAGE)
 def test_no_question_is_asked_twice_and_none_that_is_measured_with(collections: list[int], stage: int) -> None:
     of = curriculum()
-    indices = [each.index for number in collections for each in islice(of.draw_questions(number, stage), 40)]
+    indices = [question.index for number in collections for question in islice(of.draw_questions(number, stage), 40)]
     assert len(set(indices)) == len(indices)
     assert 0 <= min(indices) <= max(indices) < HELD_OUT_START
 
@@ -81,7 +84,7 @@ def test_the_last_collection_ends_where_held_out_questions_begin_and_there_is_no
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_half_of_the_questions_at_least_have_the_longest_length(stage: int) -> None:
     """Half by themselves, and the others' share of it: lengths of the other half are drawn evenly."""
-    lengths = [each.length for each in islice(curriculum().draw_questions(7, stage), 4000)]
+    lengths = [question.length for question in islice(curriculum().draw_questions(7, stage), 4000)]
     unlocked = LENGTHS[: stage + 1]
     assert set(lengths) == set(unlocked)
     expected = 0.5 + 0.5 / len(unlocked)
@@ -91,7 +94,7 @@ def test_half_of_the_questions_at_least_have_the_longest_length(stage: int) -> N
 
 
 def test_tasks_are_asked_equally_often() -> None:
-    tasks = [each.task.name for each in islice(curriculum().draw_questions(0, 0), 2000)]
+    tasks = [question.task.name for question in islice(curriculum().draw_questions(0, 0), 2000)]
     assert tasks.count("one") / len(tasks) == pytest.approx(0.5, abs=0.04)
 
 

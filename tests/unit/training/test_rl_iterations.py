@@ -75,7 +75,7 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
         await source._measure(iteration)
         assert best.read_text() == expected
     # Both as it will be used, with the rule for invented words in its profile, and as it is sampled.
-    assert [(each.mean, each.as_deployed) for each in source.journal.measurements] == [
+    assert [(measurement.mean, measurement.as_deployed) for measurement in source.journal.measurements] == [
         (mean, as_deployed) for mean in (0.5, 0.4, 0.5, 0.6) for as_deployed in (True, False)
     ]
 
@@ -247,7 +247,7 @@ async def test_while_the_curriculum_goes_on_the_loop_does(
     names = collected_as(monkeypatch, (1.0, 1.0))
     with pytest.raises(EndOfLoop, match=r"1 were always answered right"):
         await source._collector.collect(0, 0)
-    assert [each.stage for each in source.journal.records] == [0, 1, 1, 1]
+    assert [record.stage for record in source.journal.records] == [0, 1, 1, 1]
     assert len(names) == 4
 
 
@@ -273,7 +273,7 @@ async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_wh
     monkeypatch.setattr(collecting.Collector, "_load", refuse)
     with pytest.raises(ReplayError):
         await source._collector.collect(0, 0)
-    assert [each.is_enough for each in source.journal.records] == [False]
+    assert [record.is_enough for record in source.journal.records] == [False]
     monkeypatch.setattr(collecting.Collector, "_load", usable)
     assert (await source._collector.collect(0, 0)).is_enough
     assert names == ["collection-0", "collection-1"]
@@ -285,5 +285,5 @@ async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(
     """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
     names = collected_as(monkeypatch, (0.0, 1.0), refused={"collection-0-0"})
     found = await source._collector.collect(0, 0)
-    assert [each.is_enough for each in source.journal.records] == [False, True]
+    assert [record.is_enough for record in source.journal.records] == [False, True]
     assert (found.number, names) == (1, ["collection-0", "collection-1"])

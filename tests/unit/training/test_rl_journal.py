@@ -144,8 +144,8 @@ def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Pat
 def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     found = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
-    for each in found:
-        journal.add_measurements(each)
+    for item in found:
+        journal.add_measurements(item)
     assert journal.find_measurements(2) == found[1:]
     assert journal.find_measurements(1) == []
 

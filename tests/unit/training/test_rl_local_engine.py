@@ -45,13 +45,18 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
         assert words in card, words
     assert "None" not in card
     log = RunLog(job.out / "runs.sqlite")
-    versions = {each.policy_version for record in log.runs() for each in log.conversations(record.run_id)}
+    versions = {
+        conversation.policy_version for record in log.runs() for conversation in log.conversations(record.run_id)
+    }
     assert versions == {"iteration-0", "iteration-1"}
     state = json.loads((job.out / "checkpoint-2" / "trainer_state.json").read_text())
-    gaps = [each["sampling/sampling_logp_difference/mean"] for each in state["log_history"] if "loss" in each]
+    gaps = [entry["sampling/sampling_logp_difference/mean"] for entry in state["log_history"] if "loss" in entry]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     assert {name for entry in state["log_history"] for name in entry if not IN_TABLE.fullmatch(name)} == set()
-    ways = [(each.iteration, each.as_deployed) for each in LoopJournal(job.out / "journal.jsonl").measurements]
+    ways = [
+        (measurement.iteration, measurement.as_deployed)
+        for measurement in LoopJournal(job.out / "journal.jsonl").measurements
+    ]
     assert ways == [(0, True), (0, False), (2, True), (2, False)]
 
 

@@ -78,11 +78,11 @@ class NowAndThen(ScriptedPolicy):
         )
 
     def _said(self, prompt: str) -> str:
-        section, memory, question = (part(prompt, each) for each in ("section", "memory", "problem"))
+        section, memory, question = (part(prompt, name) for name in ("section", "memory", "problem"))
         if not section:
             return f"\\boxed{{{_NUMBER.findall(memory)[-1] if _NUMBER.search(memory) else 'unknown'}}}"
         key = question.rpartition(" for ")[2].rstrip("?")
-        found = [each for each in section.splitlines() if key in each and _NUMBER.search(each)]
+        found = [line for line in section.splitlines() if key in line and _NUMBER.search(line)]
         draw = self._noise.random()
         if "KEEP" not in prompt:
             return found[0] if found and draw < 0.7 else memory
@@ -121,7 +121,7 @@ def test_an_iteration_is_trained_with_the_rewards_of_a_preset(
     assert finished.steps == 1, finished.reason
     rewards = [rollout.term_rewards for groups in loaded for group in groups for rollout in group.rollouts_G]
     for name in {str(each["reward"]) for each in read_preset(preset)["credit"]} - {"outcome", "format"}:
-        assert len({each[name] for each in rewards}) > 1, name
+        assert len({reward[name] for reward in rewards}) > 1, name
     saved = load_profile(finished.policy)
     assert saved is not None, "the finished policy reads as it was trained to"
     assert MemAgent(NowAndThen(), profile=saved, tokenizer="embedded", strategy=strategy, run_log=False)

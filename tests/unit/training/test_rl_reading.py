@@ -68,7 +68,7 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
     prepared = prepare(small_job(tmp_path / "rl", model=str(model), base_url="http://127.0.0.1:9/v1", reading=reading))
     serving = ServerBackend(prepared)
     contexts = [await serving.reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
-    assert [each.sampling.top_p for each in contexts] == [1.0, 0.95]
+    assert [context.sampling.top_p for context in contexts] == [1.0, 0.95]
     assert serving.rollouts.settings.top_p == 1.0
     assert prepared.profile is not None
     assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)

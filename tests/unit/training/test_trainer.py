@@ -112,13 +112,13 @@ def test_old_checkpoints_go_only_after_the_new_one_is_whole(
     original = recomputed.save
 
     def save(path: Path, *rest: Any) -> None:
-        saved.append({each.parent.name for each in tmp_path.glob(f"checkpoint-*/{recomputed.FILE_NAME}")})
+        saved.append({path.parent.name for path in tmp_path.glob(f"checkpoint-*/{recomputed.FILE_NAME}")})
         original(path, *rest)
 
     monkeypatch.setattr(recomputed, "save", save)
     trainer.train()
     assert saved == [set(), {"checkpoint-1"}, {"checkpoint-2"}]
-    assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
 def test_passes_have_different_orders_and_the_same_groups(

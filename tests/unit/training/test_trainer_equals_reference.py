@@ -110,9 +110,9 @@ class Reference:
             epsilon=config.advantage_epsilon,
             terms=tuple(
                 self.plain.Term(
-                    each.reward, each.weight, each.scope.value, each.of or "*", each.roles or ("*",), each.divide_by_std
+                    term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std
                 )
-                for each in config.advantage_settings.terms
+                for term in config.advantage_settings.terms
             ),
             leave_one_out=config.baseline == "leave_one_out",
             overlong=overlong,
@@ -218,9 +218,9 @@ def test_runs_that_fan_out_and_merge_and_answer_several_questions(
 def test_those_runs_branch_differently_within_a_group(graph_world: tuple[Path, list[RolloutGroup]]) -> None:
     for group in graph_world[1]:
         places = [[each.position for each in rollout.conversations_K] for rollout in group.rollouts_G]
-        assert all(len(set(each)) == len(each) for each in places)
-        assert {len({branch for _, branch, _ in each}) for each in places} >= {3, 4}
-        assert {sum(role == "answer" for role, _, _ in each) for each in places} >= {1, 2}
+        assert all(len(set(place)) == len(place) for place in places)
+        assert {len({branch for _, branch, _ in place}) for place in places} >= {3, 4}
+        assert {sum(role == "answer" for role, _, _ in place) for place in places} >= {1, 2}
 
 
 def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:

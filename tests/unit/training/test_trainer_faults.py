@@ -101,7 +101,7 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world: World) -> None:
     chosen = AdvantageSettings(mask_truncated=True, overlong_penalty=OverlongPenalty(4, 3))
     groups = [truncated_but_for_the_first(group) for group in world[1]]
     batch = prepare_batch(groups, chosen)
-    assert len(batch.rows) < sum(len(rollout.conversations_K) for each in groups for rollout in each.rollouts_G)
+    assert len(batch.rows) < sum(len(rollout.conversations_K) for group in groups for rollout in group.rollouts_G)
     metrics = row_metrics(groups, batch, ())
     assert metrics["penalised_fraction"] <= 1
     assert metrics["completions/clipped_ratio"] > 0
@@ -212,7 +212,7 @@ def test_an_unlikely_logged_token_leaves_the_weights_finite(preset: str, world: 
     groups = [_with_logprob(group, -120.0) for group in world[1]]
     changes = {"old_logprobs": "logged", "max_logprob_gap": 1e9, "max_steps": 2}
     trainer = trained((world[0], groups), tmp_path, preset, **changes)
-    assert all(bool(torch.isfinite(each).all()) for each in trainer.model.parameters())
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
     assert trainer.skipped_steps == 0
 
 
@@ -232,7 +232,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_t
     trainer.train()
     assert [entry["skipped"] for entry in logs_of(trainer)] == [0.0, 1.0, 0.0]
     assert trainer.skipped_steps == 1
-    assert all(bool(torch.isfinite(each).all()) for each in trainer.model.parameters())
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
     stopped = Broken(str(world[0] / "model"), world[1], settings(tmp_path / "b", max_steps=9, max_skipped_steps=1))
     stopped.broken = tuple(range(1, 9))
     with pytest.raises(TrainingError, match=r"not finite in 2 steps in a row, the last of them 3.*max_skipped_steps"):

@@ -28,7 +28,7 @@ def _tree(group: RolloutGroup) -> int:
 @pytest.fixture(scope="module")
 def measured() -> dict[Contender, list[Step]]:
     """All contenders' step, at a tiny size."""
-    others = [AT_ONCE if each.rows_at_once > 1 else each for each in OTHERS]
+    others = [AT_ONCE if other.rows_at_once > 1 else other for other in OTHERS]
     return compare((PADDED, PREFIX_TREE, *others), TINY)
 
 

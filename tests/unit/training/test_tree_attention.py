@@ -59,7 +59,7 @@ def inputs(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values
     source = torch.Generator().manual_seed(len(trie.ids))
     shapes = [(HEADS, WIDTH), (heads, WIDTH), (heads, values)]
     made = [torch.randn(1, len(trie.ids), *shape, generator=source, dtype=torch.float64) for shape in shapes]
-    return [each.to(dtype).transpose(1, 2).requires_grad_() for each in made]
+    return [sample.to(dtype).transpose(1, 2).requires_grad_() for sample in made]
 
 
 def dense_mask(trie: Trie) -> Any:
@@ -133,7 +133,7 @@ def test_values_may_be_of_another_width_than_keys(width: int) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) -> None:
     taken = inputs(BRANCHES)
-    lying = [each.mT.contiguous().mT if transposed else each for each in taken]
+    lying = [entry.mT.contiguous().mT if transposed else entry for entry in taken]
     spread = blockwise(*lying, BRANCHES, None).sum()  # its gradient is one number, seen everywhere
     expected = functional.scaled_dot_product_attention(*taken, attn_mask=dense_mask(BRANCHES)).sum()
     assert_same(torch.autograd.grad(spread, taken), torch.autograd.grad(expected, taken))
@@ -141,10 +141,10 @@ def test_queries_and_gradients_may_lie_in_memory_as_they_like(transposed: bool) 
 
 def test_half_precision_is_as_exact_as_the_numbers_that_it_is_given() -> None:
     taken = inputs(BRANCHES, dtype=torch.bfloat16)
-    exact = [each.detach().double().requires_grad_() for each in taken]
+    exact = [entry.detach().double().requires_grad_() for entry in taken]
     expected = with_gradients(functional.scaled_dot_product_attention(*exact, attn_mask=dense_mask(BRANCHES)), exact)
     found = with_gradients(blockwise(*taken, BRANCHES, None), taken)
-    assert {each.dtype for each in found} == {torch.bfloat16}
+    assert {item.dtype for item in found} == {torch.bfloat16}
     for one, other in zip(found, expected, strict=True):
         assert (one.double() - other).norm() < 0.02 * other.norm()
 

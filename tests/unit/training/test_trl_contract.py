@@ -24,4 +24,4 @@ def test_the_methods_that_are_replaced_or_called_exist(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FIXED))
 def test_options_that_are_fixed_exist(name: str) -> None:
     """A renamed option would be silently on."""
-    assert name in {each.name for each in dataclasses.fields(GRPOConfig)}, f"GRPOConfig has no {name} any more"
+    assert name in {field.name for field in dataclasses.fields(GRPOConfig)}, f"GRPOConfig has no {name} any more"

@@ -69,9 +69,9 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     for record in agent.run_log.runs():
         reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
         groups[question_index(record.run_id)].append(reward)
-        for each in agent.run_log.conversations(record.run_id):
-            key = (*each.prompt_token_ids, *each.token_ids)
-            logged.setdefault(key, []).append((record.run_id, list(each.logprobs), reward))
+        for conversation in agent.run_log.conversations(record.run_id):
+            key = (*conversation.prompt_token_ids, *conversation.token_ids)
+            logged.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
     assert {sample["group_id"] for sample in samples} == {0}
     assert len(samples) == sum(question_index(run_id) == 0 for matches in logged.values() for run_id, *_ in matches)
     for sample in samples:
