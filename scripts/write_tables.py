@@ -177,7 +177,7 @@ def render_training_page() -> str:
     from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  this imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
-    kind, names = config.MultiConvDAPOConfig, job_settings.preset_names()
+    kind, names = config.MultiConvDAPOConfig, job_settings.list_presets()
     docs, values = read_field_docs(kind), {name: job_settings.read_preset(name) for name in names}
     own = [name for name in kind.__annotations__ if name not in config.FIXED]
     own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))

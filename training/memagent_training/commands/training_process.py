@@ -31,7 +31,7 @@ Settings = Annotated[
 ]
 
 
-def from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
+def build_from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
     """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
     names = inspect.signature(kind).parameters.keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)

@@ -1,4 +1,4 @@
-"""The model that a training starts from: what is known before its weights are loaded."""
+"""The model that a training run starts from: what is known before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def find_base_model(name: str) -> BaseModel:
         name=name,
         source=source,
         folder=folder,
-        window=getattr(text_config(folder), "max_position_embeddings", None),
+        window=getattr(read_text_config(folder), "max_position_embeddings", None),
         tokenizer=load_tokenizer(folder).fingerprint,
         version=hash_weights(folder),
     )
@@ -90,7 +90,7 @@ def _locate(name: str) -> tuple[Path, str]:
         raise TrainingError(error.message, hint=error.hint) from error
 
 
-def text_config(folder: Path) -> Any:
+def read_text_config(folder: Path) -> Any:
     """Return a model's configuration, of its text part.
 
     Raises:
@@ -108,7 +108,7 @@ def text_config(folder: Path) -> Any:
         ) from error
 
 
-def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
+def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
     """Return the model without its weights (on the device "meta"), with adapters if there is a rank.
 
     Raises:
@@ -122,7 +122,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
             if lora_rank is not None:
                 from peft import get_peft_model  # noqa: PLC0415  optional
 
-                model = get_peft_model(model, lora_config(lora_rank))
+                model = get_peft_model(model, make_lora_config(lora_rank))
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TrainingError(
             f"{source} is not a causal language model that transformers can build: {error}",
@@ -132,7 +132,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
     return built
 
 
-def lora_config(rank: int | None) -> Any:
+def make_lora_config(rank: int | None) -> Any:
     """Return peft's settings for adapters on every linear layer but the head, twice as strong as their rank.
 
     None without a rank.

@@ -47,7 +47,7 @@ class ServerAPI:
     """One server's administration."""
 
     root_url: str
-    """Without /v1."""
+    """The server's address, without /v1."""
     api_key: str | None
     """The server's bearer token, if it needs one."""
     _: KW_ONLY
