@@ -11,8 +11,8 @@ from torch import nn
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import KNOWN
-from memagent_graph.policies.hub import is_hub_id, model_folder
-from memagent_graph.policies.model_info import weights_version
+from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
+from memagent_graph.policies.model_info import hash_weights
 from memagent_graph.policies.profile import Profile, policy_folder
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
@@ -58,7 +58,7 @@ def find_base_model(name: str) -> BaseModel:
         folder=folder,
         window=getattr(read_text_config(folder), "max_position_embeddings", None),
         tokenizer=load_tokenizer(folder).fingerprint,
-        version=weights_version(folder),
+        version=hash_weights(folder),
     )
 
 
@@ -85,7 +85,7 @@ def _locate(name: str) -> tuple[Path, str]:
             hint=f'Name a folder with config.json and weights, a hub id, "embedded", or one of {", ".join(KNOWN)}.',
         )
     try:
-        return model_folder(name, with_weights=False), name
+        return fetch_model_folder(name, with_weights=False), name
     except PolicyError as error:
         raise TrainingError(error.message, hint=error.hint) from error
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import write_whole
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.storage.private_files import write_atomically
 from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
@@ -90,7 +90,7 @@ def require_folder(out: Path, base: Path) -> None:
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
     """Store what determines the weights; the file appears when it is complete."""
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    write_atomically(out / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
         TrainingError: an input differs; the message says which.
     """
     try:
-        recorded = json_file(out / RECORD)
+        recorded = read_json_file(out / RECORD)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ def complete_policy(out: Path, base: Path) -> None:
 
 def _restore_cache(config: Path, base_config: Path) -> None:
     """Let generation use a cache if the base model does: the Transformers trainer turns it off in saved models."""
-    settings, base_settings = map(json_file, (config, base_config))
+    settings, base_settings = map(read_json_file, (config, base_config))
     use_cache = base_settings.get("use_cache", True)
     if settings.get("use_cache", True) != use_cache:
         settings["use_cache"] = use_cache

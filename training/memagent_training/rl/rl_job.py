@@ -21,7 +21,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
-from memagent_graph.policy_registry import template_arguments
+from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
@@ -337,7 +337,7 @@ def _check(job: RLJob) -> None:
             options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
             hint = f"Leave out {options}, or {remedy}."
             raise TrainingError(f"{', '.join(changed)} can have no effect: {reason}", hint=hint)
-    template_arguments(job.chat_template_kwargs)
+    parse_template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
         _check_server_gpus(job.server_gpus)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.policies.model_info import weights_version
+from memagent_graph.policies.model_info import hash_weights
 from memagent_training.job.base_model import read_text_config
 from memagent_training.job.training_output import ADAPTER_FOLDER
 from memagent_training.training_errors import SyncError, TrainingError
@@ -61,7 +61,7 @@ class PolicyFolder:
         name with these even after they were unloaded.
         """
         assert self.adapter is not None  # noqa: S101  asked for adapters only
-        content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + weights_version(self.adapter).encode()
+        content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + hash_weights(self.adapter).encode()
         return f"{version}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
