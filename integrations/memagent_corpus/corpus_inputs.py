@@ -174,7 +174,7 @@ class FileInputs(CorpusInputs):
             yield _make_document(name, self.location if scheme else root, info)
             return
         root = root.rstrip("/")
-        for info in self._files(filesystem, root):
+        for info in self._iter_files(filesystem, root):
             path = str(info["name"])
             name = path.removeprefix(root).lstrip("/")
             if scheme:
@@ -193,7 +193,7 @@ class FileInputs(CorpusInputs):
                     status = target.stat()
                     yield _make_document(name, path, {"size": status.st_size, "mtime": status.st_mtime})
 
-    def _files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
+    def _iter_files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
         """Yield the information of all files that match, without following links to folders."""
         pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
         relative = pattern.removeprefix(root).lstrip("/")

@@ -297,11 +297,11 @@ class CorpusProgress:
             f"{60 * self._read / seconds:,.1f}/min",
             f"{self._tokens / seconds:,.0f} tokens/s",
         ]
-        if (seconds_left := self._seconds_left(seconds)) is not None:
+        if (seconds_left := self._estimate_seconds_left(seconds)) is not None:
             parts.append(f"{timedelta(seconds=round(seconds_left))} left")
         self._display.update(self._skipped + self._read, ", ".join(filter(None, parts)), total=self._total.documents)
 
-    def _seconds_left(self, seconds: float) -> float | None:
+    def _estimate_seconds_left(self, seconds: float) -> float | None:
         """Estimate the time left from bytes if they are known, else from the number of documents."""
         if self._total.size and self._read_bytes:
             left = self._total.size - self._skipped_bytes - self._read_bytes

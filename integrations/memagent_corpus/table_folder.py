@@ -72,7 +72,7 @@ class TablePart:
         """The part's number.
 
         Raises:
-            ValueError: it is not the name of a part.
+            ValueError: the name is not that of a part.
         """
         match = _PART.fullmatch(self.name)
         if match is None:
@@ -299,7 +299,7 @@ class TableFolder:
         """Write the manifest with exactly these parts.
 
         Raises:
-            CorpusError: it cannot be written, or another run has taken over.
+            CorpusError: the manifest cannot be written, or another run has taken over.
         """
         self._require_writer()
         self._write_manifest(replace(self._current, parts=tuple(sorted(parts, key=lambda part: part.number))))

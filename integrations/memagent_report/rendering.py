@@ -30,9 +30,9 @@ class Passage:
     quote: str = ""
     """Words of a document, shown at the end between quotation marks."""
     mark: str = ""
-    """A warning about it."""
+    """A warning about the passage."""
     details: tuple[str, ...] = ()
-    """Lines below it."""
+    """Lines to show below the passage."""
 
 
 @dataclass(frozen=True, slots=True)

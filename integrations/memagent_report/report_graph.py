@@ -264,7 +264,7 @@ class ReportWork:
         names = ", ".join(role.name for role in roles)
         if not has_prompts_for(roles, context.prompts, trained_prompts_only=context.trained_prompts_only):
             return f"the policy has no prompt for {names}"
-        if _chunk_tokens(strategy, context) < _MIN_TOKENS:
+        if _count_chunk_tokens(strategy, context) < _MIN_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
@@ -272,7 +272,7 @@ class ReportWork:
         """Read a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
-        tokens = _chunk_tokens(strategy, await self.agent.aprepare())
+        tokens = _count_chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         run_id = f"{self.report_id}-{purpose}"
@@ -296,7 +296,7 @@ async def _resume_or_read(
     return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
-def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
+def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
     prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     excess = count_excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)

@@ -43,7 +43,7 @@ from memagent_report.evidence_matrix import (
 )
 
 _MAX_PAIRS: Final = 100
-"""Maximum number of pairs of answers that are judged in one report; each pair needs one call."""
+"""Maximum number of pairs of answers that are judged in one report. Each pair needs one call."""
 
 
 # The roles
@@ -54,7 +54,7 @@ _MAX_HEADING_LENGTH: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
 _INVENTED_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
-"""References that a model invents; code makes the references of the report."""
+"""References that a model invents. The references of the report are made by code."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
@@ -183,7 +183,7 @@ class WritingState(ReaderState):
 
     outline: NotRequired[list[tuple[str, list[int]]]]
     sections: NotRequired[Annotated[dict[str, Any], merge_entries]]
-    """By section number."""
+    """The written sections by number."""
     pairs: NotRequired[int]
     """The number of pairs of answers to judge."""
     judgements: NotRequired[Annotated[dict[str, bool], merge_entries]]

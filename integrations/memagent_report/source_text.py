@@ -113,7 +113,7 @@ class SourceText:
 _MAX_QUOTES = 8
 """Maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
-"""The weights of the answer's words, and of the names, numbers and dates in it; a word of the question has 1."""
+"""The weights of the answer's words, and of its names, numbers and dates. A word of the question has the weight 1."""
 
 
 def make_cell(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:

@@ -47,12 +47,12 @@ class Number:
 
     @property
     def possible_values(self) -> frozenset[Decimal]:
-        """Its possible values."""
+        """The values that the number may have."""
         return frozenset((self.value, self.value if self.joint_value is None else self.joint_value))
 
     @property
     def key(self) -> str:
-        """Its value as text."""
+        """The value as text."""
         return format(self.value.normalize(), "f")
 
 

@@ -128,8 +128,8 @@ class ChatCompletions:
         """Reply to a request.
 
         Raises:
-            ApiError: it is refused.
-            MemAgentError: it failed.
+            ApiError: the request is refused.
+            MemAgentError: the read or the policy failed.
         """
         long_request = await self._receive(request, owner)
         if isinstance(long_request, Response):

@@ -20,7 +20,7 @@ from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, name_speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -112,7 +112,7 @@ def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, stor
     for index, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or index == plan.latest:
             continue
-        yield Block(f"{speaker(message)}: ")
+        yield Block(f"{name_speaker(message)}: ")
         for part_index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
                 for piece in _make_pieces(part, files.get(PartPosition(index, part_index)), store)():

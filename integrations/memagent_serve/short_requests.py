@@ -45,7 +45,7 @@ async def pass_on(
 
     Raises:
         PolicyError: the server cannot be reached, does not answer, or sends too much.
-        ApiError: its reply is neither JSON nor a stream of events.
+        ApiError: the reply is neither JSON nor a stream of events.
     """
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
@@ -173,8 +173,8 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     """Return the policy's reply to a request that fits in its window.
 
     Raises:
-        PolicyError: it failed.
-        ApiError: 400.
+        PolicyError: the call failed.
+        ApiError: 400; a message has something other than text.
     """
     options = request.options
     limit = min(options.answer_tokens or max_tokens, max_tokens)

@@ -44,7 +44,7 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""Attempts at a question before it counts as failed; as many again at the end, if the server may be down."""
+"""Attempts at a question before it counts as failed. If the server may be down, there are as many again at the end."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
 """After this many failures without a success, the server counts as down."""
@@ -117,7 +117,7 @@ class Evaluation:
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    """Keyed by name, as in the plan."""
+    """The tasks by name, as in the plan."""
     systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""

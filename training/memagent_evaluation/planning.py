@@ -22,9 +22,10 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
     LengthUnit.PASSAGES: (50, 200, 800),
 }
-"""Three lengths, each four times the previous length; 50 passages of RULER-HQA have about 7K tokens."""
+"""Three lengths, each four times the previous length. 50 passages of RULER-HQA have about 7K tokens."""
 _TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""About how much text is planned to check a task at a length before the first question; it takes at most a second."""
+"""The approximate amount of text that is planned to check a task at a length before the first question. This takes at
+most a second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 

@@ -21,10 +21,10 @@ from memagent_graph.errors import load_extra
 from memagent_graph.storage.private_files import open_atomically
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
+"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision. The first system is blue."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT = 8.0, 4.4
-"""Inches; 100 pixels each in SVG, 200 in PNG."""
+"""The size in inches. An inch has 100 pixels in SVG, and 200 in PNG."""
 STYLE: Final = {
     "svg.hashsalt": "memagent",
     "svg.fonttype": "path",

@@ -79,7 +79,7 @@ _OUTCOME_TITLES: Final = {
     QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
 _RUN_LOCATION: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
-"""Run, branch and chunk in an error's message; see `MemAgentError`."""
+"""Matches run, branch and chunk in an error's message (see `MemAgentError`)."""
 _MAX_FAILURES: Final = 12
 _MAX_CELL_CHARACTERS: Final = 60
 

@@ -46,7 +46,7 @@ REPLACED: Final = (TABLE, REPORT, "*.png", "*.svg")
 """The files that are made again from the rows at the end."""
 _MAX_PLANNED: Final = 10**7
 _SYNC_SECONDS: Final = 1.0
-"""The seconds of work that a power failure may cost; a killed process loses nothing that it wrote."""
+"""The seconds of work that a power failure may cost. A killed process loses nothing that it wrote."""
 
 
 class _Header(TypedDict):
@@ -104,7 +104,7 @@ class ResultJournal:
         """Enter a row.
 
         Raises:
-            EvaluationError: it cannot be written; the evaluation can be resumed when there is space.
+            EvaluationError: the row cannot be written; the evaluation can be resumed when there is space.
         """
         self._write(asdict(row), sync=time.monotonic() - self._synced > _SYNC_SECONDS)
         self.rows[row.key] = row
@@ -118,7 +118,7 @@ class ResultJournal:
         """Write everything to disk, and let other processes write.
 
         Raises:
-            EvaluationError: it cannot be written; the rest of an incomplete row is tried once more.
+            EvaluationError: the file cannot be written. Before that, the rest of an incomplete row is tried once more.
         """
         with translate_write_errors(self.path):
             self._journal.close()

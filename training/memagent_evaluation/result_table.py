@@ -224,7 +224,7 @@ def write_table(results: Results, path: Path) -> None:
     """Write the Parquet file; it appears when it is complete, or stays unchanged.
 
     Raises:
-        EvaluationError: it cannot be written.
+        EvaluationError: the file cannot be written.
         MissingExtraError: pyarrow is not installed.
     """
     pa = load_pyarrow("eval", "a table of results")
@@ -259,7 +259,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
     """Check that settings equal the settings of a folder's results.
 
     Raises:
-        EvaluationError: they do not; the message names every difference.
+        EvaluationError: the settings differ; the message names every difference.
     """
     old, new = _flatten(stored), _flatten(settings)
     different = [

@@ -37,7 +37,7 @@ class SystemStanding:
     task: str
     """The task's name, or "all"."""
     length: str
-    """With its unit, or "all"."""
+    """The length with its unit, or "all"."""
     n: int
     """The number of questions."""
     documents: int
@@ -94,10 +94,10 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     Args:
         first: the evaluation to compare with.
         second: the other evaluation.
-        names: of the evaluations; in the standings they are the names of the systems.
+        names: the names of the evaluations, which are the names of the systems in the standings.
 
     Raises:
-        EvaluationError: they have no questions in common, or different questions under the same names.
+        EvaluationError: the evaluations have no questions in common, or different questions under the same names.
     """
     others = {(row.system, row.attempt): row for row in second.rows}
     pairs = [(row, other) for row in first.rows if (other := others.get((row.system, row.attempt)))]

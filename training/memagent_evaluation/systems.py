@@ -33,7 +33,7 @@ from memagent_graph.trace import Trace
 READER: Final = "memagent"
 NO_DOCUMENT: Final = "no_document"
 _SEED_STEP: Final = 1_000
-"""The distance between the seeds of a question's samples; retries within a read use the seeds in between."""
+"""The distance between the seeds of a question's samples. Retries within a read use the seeds in between."""
 
 
 @dataclass(frozen=True, slots=True)

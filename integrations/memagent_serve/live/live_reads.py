@@ -53,7 +53,7 @@ class LiveReads:
         """Return the text of an uploaded file.
 
         Raises:
-            DocumentError: its text cannot be read.
+            DocumentError: the file's text cannot be read.
         """
         key = owner.name, file.id
         if key not in self._documents or not self._serving.uploads.has_text(owner, self._documents[key]):

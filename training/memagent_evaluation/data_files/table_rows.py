@@ -249,7 +249,7 @@ class CsvRows:
 
 
 RowSource: TypeAlias = JsonRows | ParquetRows | DatasetRows | CsvRows
-"""The rows of one file, in a fixed order; each is read on request."""
+"""The rows of one file, in a fixed order. Each row is read when it is requested."""
 
 
 def _parse_cell(text: str | None) -> Any:

@@ -72,12 +72,12 @@ def prose(path: Path | None, rng: random.Random) -> Haystack:
     if path is None:
         return make_sentence_haystack(python_prose, skipped)
     files = _list_text_files(path)
-    if next(_paragraphs(files), None) is None:
+    if next(_iter_paragraphs(files), None) is None:
         raise EvaluationError(
             f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
         )
     return make_sentence_haystack(
-        lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped
+        lambda: itertools.chain.from_iterable(_iter_paragraphs(files) for _ in itertools.repeat(None)), skipped
     )
 
 
@@ -151,7 +151,7 @@ def _list_text_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
+def _iter_paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
     """Yield the paragraphs of files, which are separated by empty lines, with white space collapsed."""
     for path in files:
         try:

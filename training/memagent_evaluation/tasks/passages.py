@@ -143,7 +143,7 @@ def load_passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     """Return the task of one of `PASSAGE_TASKS`.
 
     Raises:
-        EvaluationError: its data file is missing, damaged or another data set's.
+        EvaluationError: the data file is missing, damaged or another data set's.
     """
     data_set = PASSAGE_TASKS[name]
     records = read_records(find_data_paths(data_set, settings.data, name), data_set)

@@ -65,7 +65,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     Raises:
         EvaluationError: there is no such task or option, an option has no such value, the data file is missing, or the
             task cannot have several questions on a document.
-        MissingExtraError: it needs an extra that is not installed.
+        MissingExtraError: the task needs an extra that is not installed.
     """
     if settings.questions_per_document < 1:
         raise EvaluationError(
