@@ -29,8 +29,8 @@ from memagent_corpus.table_inputs import (
     FileTable,
     InputColumns,
     choose_name,
-    document_from_row,
     is_table,
+    make_document,
 )
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
@@ -235,7 +235,7 @@ class TableInputs(CorpusInputs):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
                 else:
-                    yield document_from_row(row, f"{name}#{number}", columns, self.access)
+                    yield make_document(row, f"{name}#{number}", columns, self.access)
 
     def ids(self) -> Iterator[str]:
         """Yield the names of all documents; none if there is no id column, because row numbers are unique."""

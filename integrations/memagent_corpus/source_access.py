@@ -151,7 +151,7 @@ class SourceAccess:
         with file:
             yield file
 
-    def below_root(self, path: str) -> str:
+    def resolve_below_root(self, path: str) -> str:
         """Resolve a path from a table to a file's path or URL below the root.
 
         Raises:

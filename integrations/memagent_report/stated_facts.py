@@ -272,7 +272,7 @@ def stem(word: str) -> str:
     return word.removesuffix("e")
 
 
-def content_stems(facts: Facts) -> frozenset[str]:
+def list_content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
     words = [word.text for word in facts.words]
     return frozenset(map(stem, select_content_words(words))) if words else frozenset()

@@ -80,13 +80,13 @@ def _iter_sources(sources: Sequence[Source]) -> Pieces:
 
 def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if reference is not None:
-        return lambda: stored_pieces(store, reference)
+        return lambda: iter_stored_pieces(store, reference)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
     return lambda: iter([Block(text.decode())])
 
 
-def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
+def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
     yield from load_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}

@@ -12,7 +12,7 @@ from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
-from memagent_evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_evaluation.tasks import TaskSettings, find_data_files, load_task
 from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.reading.inputs import check_question
@@ -97,7 +97,7 @@ def build_plan(
     return EvaluationPlan(tuple(systems), tuple(cells), repeats=repeats)
 
 
-def completion_tokens(task: Task, answer_tokens: int) -> int:
+def count_completion_tokens(task: Task, answer_tokens: int) -> int:
     """Return the maximum tokens of an answer's completion: the larger of the reader's and the task's limit.
 
     RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
@@ -130,7 +130,7 @@ def check_plan(
     )
     for task in tasks.values():
         try:
-            bound = completion_tokens(task, context.budget.answer_tokens)
+            bound = count_completion_tokens(task, context.budget.answer_tokens)
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
@@ -183,13 +183,13 @@ def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, An
     }
 
 
-def data_identities(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
+def describe_data_files(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
     """Return the name and the data files of each task that reads data files.
 
     Raises:
         EvaluationError: the data files do not exist.
     """
-    files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
+    files = {name: find_data_files(name, settings) for name in dict.fromkeys(names)}
     return tuple((name, "; ".join(map(_describe, paths))) for name, paths in files.items() if paths)
 
 

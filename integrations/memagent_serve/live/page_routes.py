@@ -39,11 +39,12 @@ _STREAMS_PER_OWNER: Final = 32
 _MAX_NOTE_LENGTH: Final = 4000
 """In characters: a note on an answer."""
 _SEND_SECONDS: Final = 30.0
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+_FILE_HEADERS: Final = {
+    **_HEADERS,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
 _RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 """Headers for run pages, which contain their own content security policy."""
 
@@ -125,7 +126,12 @@ class LivePage:
         ]
 
     async def _serve_file(self, request: Request) -> Response:
-        return _make_file_response(request.path_params.get("name", "index.html"))
+        name = request.path_params.get("name", "index.html")
+        if name not in _FILES:
+            raise not_found("the page has no such file")
+        package, kind = _FILES[name]
+        text = files(package).joinpath(name).read_text(encoding="utf-8")
+        return Response(text, media_type=f"{kind}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
         body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
@@ -277,15 +283,6 @@ def _json_response(value: Any) -> Response:
 
 def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
-
-
-def _make_file_response(name: str) -> Response:
-    if name not in _FILES:
-        raise not_found("the page has no such file")
-    package, kind = _FILES[name]
-    text = files(package).joinpath(name).read_text(encoding="utf-8")
-    headers = {**_HEADERS, "Content-Security-Policy": _POLICY}
-    return Response(text, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 _FILES: Final = {
