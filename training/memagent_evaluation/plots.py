@@ -20,34 +20,14 @@ from memagent_evaluation.standings import compute_accuracy
 from memagent_graph.errors import load_extra
 from memagent_graph.storage.private_files import open_atomically
 
-CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision. The first system is blue."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT = 8.0, 4.4
 """The size in inches. An inch has 100 pixels in SVG, and 200 in PNG."""
-STYLE: Final = {
-    "svg.hashsalt": "memagent",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 10.5,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "figure.titlesize": 12.5,
-    "figure.titleweight": "bold",
-    "axes.titlesize": 10.0,
-    "axes.titlecolor": "#444444",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "figure.facecolor": "white",
-}
+_STYLE: Final = (
+    "seaborn-v0_8-whitegrid",
+    "seaborn-v0_8-colorblind",
+    {"svg.hashsalt": "memagent", "figure.dpi": 100, "savefig.dpi": 200, "figure.titleweight": "bold"},
+)
 _DEPTH_BINS: Final = 10
 
 
@@ -62,12 +42,12 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
         EvaluationError: a file cannot be written.
     """
-    matplotlib = load_extra("matplotlib", "eval", "drawing results")
+    styles = load_extra("matplotlib.style", "eval", "drawing results")
     figures = load_extra("matplotlib.figure", "eval", "drawing results")
     paths: list[Path] = []
 
     def draw(stem: str, fill: Callable[..., None], *content: Any) -> None:
-        with matplotlib.rc_context(STYLE):
+        with styles.context(_STYLE):
             figure = figures.Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
             fill(figure, *content)
             paths.append(_save(figure, folder / stem))
@@ -107,7 +87,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
             for score in ("lenient", "strict")
         )
         lengths = list(lenient)
-        colour = CURVE_COLOURS[index % len(CURVE_COLOURS)]
+        colour = f"C{index}"
         low, high = [100 * value.low for value in lenient.values()], [100 * value.high for value in lenient.values()]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
@@ -157,9 +137,7 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
 
 def _choose_line_style(number: int) -> dict[str, Any]:
     """Return the look of the line of the n-th system; the first one is in front."""
-    marker, colour = MARKERS[number % len(MARKERS)], CURVE_COLOURS[number % len(CURVE_COLOURS)]
-    return {"color": colour, "zorder": 20 - number, "linewidth": 2.2, "marker": marker, "markersize": 6.5,
-            "markeredgecolor": "white", "markeredgewidth": 0.8}  # fmt: skip
+    return {"color": f"C{number}", "zorder": 20 - number, "linewidth": 2.2, "marker": MARKERS[number % len(MARKERS)]}
 
 
 def _set_length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:

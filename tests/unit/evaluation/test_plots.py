@@ -153,6 +153,6 @@ def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(tmp_pa
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:
     with pytest.raises(EvaluationError, match="cannot be written"):
         draw_all(results(row()), tmp_path / "nowhere")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(MissingExtraError, match="eval"):
         draw_all(results(row()), tmp_path)
