@@ -352,9 +352,8 @@ class MemAgent:
                 yield _result(graph, state, done)
                 return
             if reason:
-                await graph.aupdate_state(
-                    make_thread_config(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after
-                )
+                node = graph.strategy.continues_after
+                await graph.aupdate_state(make_thread_config(run_id), {"stop_reason": None}, as_node=node)
             async with aclosing(self._run(graph, None, state, done, {"limits": limits}, pace=pace)) as parts:
                 async for part in parts:
                     yield part

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _MAX_READERS: Final = 64
 _DEFAULT_SECONDS: Final = 10.0
 _MAX_WAIT_SECONDS: Final = 60
-"""In seconds; the official clients ignore longer times."""
+"""The longest time in `Retry-After`, in seconds. The official clients ignore longer times."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
-from memagent_serve.live.live_events import events
+from memagent_serve.live.live_events import stream_changes
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.live.page_values import format_passage, format_read, format_sources
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
@@ -37,13 +37,14 @@ _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
 _MAX_NOTE_LENGTH: Final = 4000
-"""In characters: a note on an answer."""
+"""The maximum characters of a note on an answer."""
 _SEND_SECONDS: Final = 30.0
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+_FILE_HEADERS: Final = {
+    **_HEADERS,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
 _RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 """Headers for run pages, which contain their own content security policy."""
 
@@ -125,7 +126,12 @@ class LivePage:
         ]
 
     async def _serve_file(self, request: Request) -> Response:
-        return _make_file_response(request.path_params.get("name", "index.html"))
+        name = request.path_params.get("name", "index.html")
+        if name not in _FILES:
+            raise not_found("the page has no such file")
+        package, kind = _FILES[name]
+        text = files(package).joinpath(name).read_text(encoding="utf-8")
+        return Response(text, media_type=f"{kind}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
         body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
@@ -226,7 +232,9 @@ class LivePage:
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
-        parts = events(self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run"))
+        parts = stream_changes(
+            self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run")
+        )
         return _Stream(
             parts,
             lambda: self._streams.subtract([owner.name]),
@@ -259,7 +267,7 @@ async def _parse_body(serving: ServerResources, request: Request, kind: type[T])
     """Parse the JSON body of a small request.
 
     Raises:
-        ApiError: it is too long, does not arrive, or has another form.
+        ApiError: the body is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     seconds = serving.settings.idle_seconds
@@ -277,15 +285,6 @@ def _json_response(value: Any) -> Response:
 
 def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
-
-
-def _make_file_response(name: str) -> Response:
-    if name not in _FILES:
-        raise not_found("the page has no such file")
-    package, kind = _FILES[name]
-    text = files(package).joinpath(name).read_text(encoding="utf-8")
-    headers = {**_HEADERS, "Content-Security-Policy": _POLICY}
-    return Response(text, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 _FILES: Final = {

@@ -93,7 +93,7 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     """Return the value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
-        RewardError: it is not.
+        RewardError: the value is not such a number.
     """
     if not abs(value) <= MAX_REWARD:
         reason = "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"

@@ -102,8 +102,8 @@ def prepare(job: TrainingJob) -> PreparedJob:
     """Load the runs and check that the model can be trained on them as requested.
 
     Raises:
-        TrainingError: it cannot; the message says why and what to do. The subclasses ReplayError and RewardError are
-            about the runs.
+        TrainingError: training is not possible; the message says why and what to do. The subclasses ReplayError and
+            RewardError are about the runs.
         TokenizerError, RunLogError, MissingExtraError: the model's tokenizer or the runs cannot be read.
     """
     config = make_config(job.preset, job.settings, job.out)

@@ -61,7 +61,7 @@ def require_unused(out: Path) -> None:
     """Refuse the folder of an earlier training run.
 
     Raises:
-        TrainingError: it has checkpoints or weights.
+        TrainingError: the folder has checkpoints or weights.
     """
     files = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
     if files:
@@ -75,7 +75,7 @@ def require_folder(out: Path, base: Path) -> None:
     """Refuse a folder that cannot be written to, and the base model's own folder.
 
     Raises:
-        TrainingError: it is one of them.
+        TrainingError: the folder is one of them.
     """
     if out.resolve() == base.resolve():
         raise TrainingError(
@@ -99,7 +99,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     A folder without a record is not checked; each checkpoint has its own record of runs and rewards.
 
     Raises:
-        TrainingError: something differs; the message says what.
+        TrainingError: an input differs; the message says which.
     """
     try:
         recorded = read_json_file(out / RECORD)

@@ -64,7 +64,7 @@ class PolicyBackend(ABC):
             logprobs: the trainer's log-probs, if it has these weights in memory.
 
         Raises:
-            TrainingError: they cannot be used; the message says why.
+            TrainingError: the weights cannot be used; the message says why.
         """
 
     @abstractmethod

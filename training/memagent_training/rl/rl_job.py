@@ -268,7 +268,7 @@ def _reading_profile(
     A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
     Raises:
-        ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
+        ProfileError, PromptError, BudgetError: the profile cannot be made; the message says what to do.
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None

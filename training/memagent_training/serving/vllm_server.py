@@ -166,7 +166,7 @@ class VLLMServer:
 
         Raises:
             VLLMNotInstalledError: see `find_vllm_python`.
-            VLLMServerError: it ended or did not answer in time; no process is left.
+            VLLMServerError: the server ended or did not answer in time; no process is left.
         """
         if self.is_running:
             raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")

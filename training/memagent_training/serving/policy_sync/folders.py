@@ -31,7 +31,7 @@ class PolicyFolder:
         """Inspect a folder. Adapters are in it, or in a training run's subfolder for them.
 
         Raises:
-            TrainingError: it has neither weights nor adapters.
+            TrainingError: the folder has neither weights nor adapters.
         """
         folders = (path, path / ADAPTER_FOLDER)
         adapter = next((folder for folder in folders if (folder / _ADAPTER_CONFIG).is_file()), None)

@@ -98,7 +98,7 @@ class Probe:
         """Return a server's reply to the probe.
 
         Raises:
-            SyncError: it does not answer, or without log-probs.
+            SyncError: the server does not answer, or its answer has no log-probs.
         """
         rows: list[IdRow] = []
         prompt_logprobs: list[float] = []
