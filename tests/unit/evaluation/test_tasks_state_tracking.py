@@ -50,9 +50,9 @@ def told(patterns, what):
 
 
 SENTENCES = [
-    *(("walk", message) for message in told(WALK_SENTENCES, ROOMS)),
-    *(("find", message) for message in told(PICK_UP_SENTENCES, THINGS)),
-    *(("part", message) for message in told(PUT_DOWN_SENTENCES, THINGS)),
+    *(("walk", pattern) for pattern in told(WALK_SENTENCES, ROOMS)),
+    *(("find", pattern) for pattern in told(PICK_UP_SENTENCES, THINGS)),
+    *(("part", pattern) for pattern in told(PUT_DOWN_SENTENCES, THINGS)),
 ]
 
 
@@ -149,7 +149,9 @@ def test_too_few_facts_and_too_little_room_are_refused():
 
 def test_the_words_are_neither_babis_nor_those_that_other_tasks_plant():
     said = {
-        word.strip(".") for name in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES) for word in name.split()
+        word.strip(".")
+        for sentence in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES)
+        for word in sentence.split()
     }
     assert not {*said, *ROOMS, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
     assert not any(one != other and one in other for one in ROOMS for other in ROOMS)
