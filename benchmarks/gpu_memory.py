@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from memagent_training.forward.layouts import IdRow, lay_out
-from memagent_training.job.base_model import lora_config
+from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
 
 RANKS = (1, 2, 6, 8)
@@ -41,7 +41,7 @@ def build_sizes(shape: tuple[int, int, int, int, int, bool], *, with_adapters: b
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = Qwen3ForCausalLM(config)
-        return ModelSizes.of(get_peft_model(model, lora_config(32)) if with_adapters else model)
+        return ModelSizes.of(get_peft_model(model, make_lora_config(32)) if with_adapters else model)
 
 
 def main() -> None:

@@ -267,7 +267,7 @@ async def measure_all(small: bool) -> list[Figure]:
         return [
             *await measure_overhead(2, 320),
             *await measure_large_requests(5, 2 * 2**20),
-            *await measure_idle_streams(50, 8),
+            *await measure_idle_streams(50, 20),  # longer than the 15 s between heartbeats
             *await measure_many_requests(100, 6),
         ]
     return [

@@ -12,7 +12,7 @@ import time
 from benchmarks.figures import Figure, print_table
 from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.provenance.evidence import find_provenance
-from memagent_graph.provenance.word_diff import word_diff
+from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.trace import Trace
 
 LINES = 30
@@ -57,7 +57,7 @@ def measure_comparison(length: int) -> float:
     """Return the processor seconds to compare two memories of `length` words."""
     old, new = make_memories(length)
     start_time = time.process_time()
-    word_diff(old, new)
+    compare_words(old, new)
     return time.process_time() - start_time
 
 

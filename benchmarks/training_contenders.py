@@ -34,7 +34,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.algorithm.advantages import AdvantageSettings, TrainingRow, prepare_batch
-from memagent_training.algorithm.planner import Layout, optimizer_steps
+from memagent_training.algorithm.planner import Layout, split_into_steps
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import pad_rows
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
@@ -182,7 +182,7 @@ def run_contender(contender: Contender, setting: Setting) -> list[Step]:
     config = make_model_config(setting.model_size)
     groups = make_groups(contender.order, setting, config.vocab_size)
     seed = next(
-        seed for seed in count() if optimizer_steps(groups, groups_per_step=1, seed=seed)[0][0].group_id == "warm-up"
+        seed for seed in count() if split_into_steps(groups, groups_per_step=1, seed=seed)[0][0].group_id == "warm-up"
     )
     settings: dict[str, Any] = {
         **_SETTINGS,
@@ -207,7 +207,7 @@ def run_contender(contender: Contender, setting: Setting) -> list[Step]:
                 model, groups, arguments, processing_class=_make_tokenizer(), callbacks=[recorder]
             )
         else:
-            step_groups = optimizer_steps(groups, groups_per_step=1, seed=seed)
+            step_groups = split_into_steps(groups, groups_per_step=1, seed=seed)
             batches = [batch for step in step_groups for batch in _make_stock_batches(step, contender.rows_at_once)]
             trainer = _make_stock_trainer(model, batches, contender.rows_at_once, folder, setting, settings, recorder)
         trainer.remove_callback(PrinterCallback)

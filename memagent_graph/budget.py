@@ -32,7 +32,7 @@ class Budget:
         """Check that both kinds of conversation fit the window with the given templates (in tokens, fields empty).
 
         Raises:
-            BudgetError: it does not fit; the message names the excess and what to shrink.
+            BudgetError: a conversation does not fit. The message names the excess and what to shrink.
         """
         carried = self.question_tokens + self.memory_tokens + CHAT_TEMPLATE_TOKENS
         update = carried + self.chunk_tokens + self.memory_tokens + update_template_tokens

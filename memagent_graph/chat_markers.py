@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.bounded_files import read_json_file
 
 FAMILY_MARKERS: Final[Mapping[str, str]] = {
     "<": "|".join(
@@ -79,7 +79,7 @@ def folder_markers(folder: Path) -> frozenset[str]:
     """Return the control tokens in the tokenizer settings and the chat template of a model folder."""
     markers: frozenset[str] = frozenset()
     with suppress(OSError, ValueError):
-        config = json_file(folder / "tokenizer_config.json")
+        config = read_json_file(folder / "tokenizer_config.json")
         markers |= configured_markers(config) if isinstance(config, Mapping) else frozenset()
     with suppress(OSError, ValueError):
         markers |= markers_in((folder / "chat_template.jinja").read_text("utf-8"))

@@ -7,7 +7,7 @@
     │   ├── EncodingError               bytes that cannot be decoded with the charset
     │   ├── UnsupportedDocumentError    a binary file that cannot be converted to text
     │   ├── DocumentMismatchError       another text than the one of the run
-    │   ├── DocumentStoreError          the place where texts are kept cannot be read or written
+    │   ├── DocumentStoreError          the store of texts cannot be read or written
     │   └── RefusedSourceError          a source that a language model may not read
     ├── TokenizerError              there is no such tokenizer, or it cannot be loaded
     ├── PromptError                 a template with missing, unknown or repeated fields
@@ -35,8 +35,8 @@
 
 Messages say what happened; `hint` says what to do next, and `str(error)` contains both. Hints name options of the
 command line (`--chunk-tokens`); `remedy` and `str(error)` name the same as arguments in Python (`chunk_tokens`).
-Errors that a retry cannot mend are `LastingError`s, too: documents, prompts, budgets, settings, a refused key or
-request, a missing extra.
+Errors that occur again after every retry are also `PermanentError`s: errors of documents, prompts, budgets and
+settings, a refused key or request, a missing extra.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class MemAgentError(Exception):
         )
 
     def __str__(self) -> str:
-        place = []
+        parts = []
         if self.run_id is not None:
-            place.append(f"run {self.run_id}")
+            parts.append(f"run {self.run_id}")
         if self.branch is not None:
-            place.append(f"branch {self.branch}")
+            parts.append(f"branch {self.branch}")
         if self.chunk_index is not None:
-            place.append(f"chunk {self.chunk_index}")
-        text = f"{self.message} ({', '.join(place)})" if place else self.message
+            parts.append(f"chunk {self.chunk_index}")
+        text = f"{self.message} ({', '.join(parts)})" if parts else self.message
         return f"{text}. {self.remedy}" if self.remedy else text
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -110,15 +110,15 @@ class MemAgentError(Exception):
         return copyreg.__newobj__, (type(self), self.message), dict(self.__dict__)  # type: ignore[attr-defined]
 
 
-class LastingError(MemAgentError, RuntimeError):
-    """An error that every retry meets again.
+class PermanentError(MemAgentError, RuntimeError):
+    """An error that would occur again after every retry.
 
     It is a `RuntimeError` because LangGraph's `RetryPolicy` retries after every exception that is none of Python's own;
     not a `ValueError`, which pydantic and LangGraph's server treat as errors of their callers.
     """
 
 
-class DocumentError(LastingError):
+class DocumentError(PermanentError):
     """A source cannot be read, or is another document than expected."""
 
 
@@ -143,34 +143,34 @@ class DocumentMismatchError(DocumentError):
 
 
 class DocumentStoreError(DocumentError):
-    """The place where texts are kept cannot be read or written; it is no defect of a document."""
+    """The store of texts cannot be read or written. The document itself has no defect."""
 
 
 class RefusedSourceError(DocumentError):
     """A source that a language model may not read."""
 
 
-class TokenizerError(LastingError):
+class TokenizerError(PermanentError):
     """There is no such tokenizer, or it cannot be loaded."""
 
 
-class PromptError(LastingError):
+class PromptError(PermanentError):
     """A prompt template with missing, unknown or repeated fields."""
 
 
-class ResponseFormatError(LastingError):
+class ResponseFormatError(PermanentError):
     """A model or JSON schema that is not valid, is too large, or uses what answers cannot be checked against."""
 
 
-class StrategyError(LastingError):
+class StrategyError(PermanentError):
     """A way of reading that is unknown, cannot be loaded, or whose graph, roles or state do not fit together."""
 
 
-class BudgetError(LastingError):
+class BudgetError(PermanentError):
     """Question, memory, chunk, template and output do not fit the context window."""
 
 
-class ProfileError(LastingError):
+class ProfileError(PermanentError):
     """The budgets and prompts of a policy are missing or cannot be parsed."""
 
 
@@ -178,7 +178,7 @@ class PolicyError(MemAgentError):
     """The language model returned nothing usable."""
 
 
-class NoPolicyError(PolicyError, LastingError):
+class NoPolicyError(PolicyError, PermanentError):
     """There is no policy to read with: none is named, no server is set, and none was added to this machine."""
 
 
@@ -186,11 +186,11 @@ class PolicyUnreachableError(PolicyError):
     """No connection to the server, or a time-out."""
 
 
-class PolicyAuthenticationError(PolicyError, LastingError):
+class PolicyAuthenticationError(PolicyError, PermanentError):
     """The server refused the key (401 or 403)."""
 
 
-class PolicyRequestError(PolicyError, LastingError):
+class PolicyRequestError(PolicyError, PermanentError):
     """The server refused the request (another 4xx): a wrong model name, an over-long prompt."""
 
     server_message: str = ""
@@ -199,7 +199,7 @@ class PolicyRequestError(PolicyError, LastingError):
     """If the server has no model of this name: the name of its only model, or NAME if it has several."""
 
 
-class PromptCutError(PolicyError, LastingError):
+class PromptCutError(PolicyError, PermanentError):
     """The server cut the prompt, and a read that is not whole is to stop."""
 
 
@@ -215,11 +215,11 @@ class RunError(MemAgentError):
     """A problem with a run's identity or state."""
 
 
-class RunNotFoundError(RunError, LastingError):
+class RunNotFoundError(RunError, PermanentError):
     """There is no run with this id."""
 
 
-class RunMismatchError(RunError, LastingError):
+class RunMismatchError(RunError, PermanentError):
     """A run resumed with another document, question or settings."""
 
 
@@ -243,11 +243,11 @@ class EvaluationError(MemAgentError):
     """An evaluation cannot use a task, a data file or a results file."""
 
 
-class CorpusError(LastingError):
+class CorpusError(PermanentError):
     """The output of a corpus cannot be used: another run writes to it, it has other settings, or it is not writable."""
 
 
-class MissingExtraError(LastingError):
+class MissingExtraError(PermanentError):
     """An optional dependency is not installed.
 
     Args:
@@ -268,7 +268,7 @@ def load_extra(module: str, extra: str, needed_for: str) -> Any:
     """Import a module that an extra of this distribution installs, and return it.
 
     Raises:
-        MissingExtraError: it is not installed. `needed_for` is the purpose in the message.
+        MissingExtraError: the module is not installed. `needed_for` is the purpose in the message.
     """
     try:
         return importlib.import_module(module)

@@ -78,7 +78,7 @@ class EventKind(StrEnum):
     SPLIT_CHARACTER = "split_character"
     """The chunk ends inside a character, because the character is too long or has no token at its end."""
     UNBOXED_ANSWER = "unboxed_answer"
-    """The answer did not have the required form; the whole completion is the answer."""
+    """The answer did not have the required form, so the whole completion is the answer."""
     INVALID_ANSWER = "invalid_answer"
     """The answer does not have the form of `response_format`. It was requested again if attempts were left."""
     SCHEMA_REFUSED = "schema_refused"
@@ -92,7 +92,7 @@ class EventKind(StrEnum):
     NOT_JUDGED = "not_judged"
     """Contradictions in a report were not judged, because the policy has no prompt for that."""
     LOGGING_STOPPED = "logging_stopped"
-    """The run log could not be written; the read continued without it."""
+    """The run log could not be written, and the read continued without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from typing import Any, Final
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import did_you_mean
 
-_OWN: Final = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
+_NAME: Final = re.compile(r"(?P<source>.+):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 
 
 def names_own_code(text: str) -> bool:
     """Return whether a text has the form of a user's own code, not of a built-in name."""
-    return _OWN.fullmatch(text) is not None
+    return _NAME.fullmatch(text) is not None
 
 
 def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = "") -> Any:
@@ -40,10 +40,10 @@ def load_own(text: str, *, what: str, error: type[MemAgentError], hint: str = ""
     Raises:
         error: there is no such file, module or name, or the code raises an exception when it is imported.
     """
-    match = _OWN.fullmatch(text)
+    match = _NAME.fullmatch(text)
     if match is None:
         raise error(f"{text!r} does not name {what}", hint="Write path/to/file.py:Name or module:Name.")
-    source = match["place"]
+    source = match["source"]
     try:
         value: Any = _file(source, what, error) if source.endswith(".py") else _module(source, what, error)
     except MemAgentError:

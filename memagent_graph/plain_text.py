@@ -36,7 +36,7 @@ def list_names(names: Sequence[object], longest: int) -> str:
     return text if len(names) <= longest else f"{text} and {len(names) - longest:,} more"
 
 
-def without_folders(message: str, roots: Iterable[str] = ()) -> str:
+def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
     """Return a message that does not reveal folders of this machine.
 
     Args:

@@ -21,10 +21,10 @@ from urllib.parse import quote
 from memagent_graph.entry_points import POLICIES, entry_point_error, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import KNOWN, added_policies
+from memagent_graph.policies.added import KNOWN, list_added_policies
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
-from memagent_graph.storage.bounded_files import json_value
+from memagent_graph.storage.bounded_files import parse_json
 
 PolicyFactory: TypeAlias = Callable[[PolicySettings], Policy]
 _OPENAI_CLIENTS: Final = {("openai", "OpenAI"), ("openai", "AsyncOpenAI")}
@@ -35,7 +35,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     """Return the policy that the settings name.
 
     Raises:
-        PolicyError: there is no policy with this name, or it cannot be created.
+        PolicyError: the policy does not exist, or cannot be created.
         MissingExtraError: a local policy without the extra "local".
     """
     name = settings.policy_name
@@ -45,7 +45,7 @@ def make_policy(settings: PolicySettings) -> Policy:
         return _in_process(name, settings)
     entries = list_entry_points(POLICIES)
     if name not in entries:
-        names = policy_names()
+        names = list_policy_names()
         hint = did_you_mean(name, names, f"Choose one of: {', '.join(names)}. For a model on a server, use --model.")
         raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
@@ -61,7 +61,7 @@ def as_policy(value: object, settings: PolicySettings) -> Policy:
     """Return the policy for an object: a policy, a LangChain chat model, or a client of `openai`.
 
     Raises:
-        PolicyError: it is another kind of object.
+        PolicyError: the object is of another kind.
         MemAgentError: a setting belongs to the object itself.
     """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
@@ -101,7 +101,7 @@ def _client_options(client: Any, model: str | None) -> dict[str, Any]:
     also for Azure. A transport or hooks of the client are not.
 
     Raises:
-        PolicyRequestError: its key comes from a function, or it is a client for Azure without a deployment.
+        PolicyRequestError: the key of the client comes from a function, or a client for Azure has no deployment.
     """
     if getattr(client, "_api_key_provider", None) or getattr(client, "_azure_ad_token_provider", None):
         raise PolicyRequestError(
@@ -166,9 +166,9 @@ def require_own_settings(settings: PolicySettings, besides: Collection[str] = ()
         )
 
 
-def policy_names() -> tuple[str, ...]:
+def list_policy_names() -> tuple[str, ...]:
     """Return the names for `make_policy`: policies of this package, then of other packages."""
-    return tuple(dict.fromkeys((*_BUILT_IN, *added_policies(), *list_entry_points(POLICIES))))
+    return tuple(dict.fromkeys((*_BUILT_IN, *list_added_policies(), *list_entry_points(POLICIES))))
 
 
 def _local(settings: PolicySettings) -> Policy:
@@ -178,7 +178,7 @@ def _local(settings: PolicySettings) -> Policy:
 
 
 def _in_process(model: str, settings: PolicySettings) -> Policy:
-    arguments = template_arguments(settings.chat_template_kwargs)
+    arguments = parse_template_arguments(settings.chat_template_kwargs)
     from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
 
     return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
@@ -206,7 +206,7 @@ def _server(settings: PolicySettings) -> Policy:
 
 def _server_options(settings: PolicySettings) -> dict[str, Any]:
     """Return the options of a connection, except address and key."""
-    template = template_arguments(settings.chat_template_kwargs)
+    template = parse_template_arguments(settings.chat_template_kwargs)
     options = {
         "max_concurrency": settings.concurrency,
         "read_timeout": settings.timeout,
@@ -221,14 +221,14 @@ def _server_options(settings: PolicySettings) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def template_arguments(text: str | None) -> dict[str, Any]:
+def parse_template_arguments(text: str | None) -> dict[str, Any]:
     """Return the arguments for a chat template, by name.
 
     Raises:
-        MemAgentError: they are not a JSON object.
+        MemAgentError: the text is not a JSON object.
     """
     try:
-        arguments = json_value(text or "{}")
+        arguments = parse_json(text or "{}")
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

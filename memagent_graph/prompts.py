@@ -21,7 +21,7 @@ from pathlib import Path
 from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
 from memagent_graph.policy import Message
-from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
 
 COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 """The fields that every template may have. A role may allow others."""
@@ -270,7 +270,7 @@ def template_file(path: Path | str, names: frozenset[str] = frozenset()) -> Prom
         PromptError: the file cannot be read, or a field is not between tags.
     """
     try:
-        text = text_file(Path(path), MAX_WORDING_BYTES)
+        text = read_text_file(Path(path), MAX_WORDING_BYTES)
     except (OSError, ValueError) as error:
         raise PromptError(f"the template {path} cannot be read: {error}", hint="Use a UTF-8 text file.") from error
     return PromptTemplate(text.rstrip("\n"), source=str(path), names=COMMON_FIELDS | names)

@@ -16,7 +16,7 @@ from langgraph.errors import EmptyInputError
 from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
     CheckpointError,
@@ -28,12 +28,12 @@ from memagent_graph.errors import (
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
-from memagent_graph.policies.profile import profile_folder, require_profile
+from memagent_graph.policies.profile import find_profile_folder, require_profile
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import as_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
-from memagent_graph.reading.history import edit_memory, newest_snapshot, thread, trace_so_far
+from memagent_graph.reading.history import edit_memory, load_newest_snapshot, load_trace_so_far, make_thread_config
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
 from memagent_graph.reading.outcome import Progress, await_result, raise_first, result_from_state
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
@@ -346,13 +346,15 @@ class MemAgent:
         """
         with hold_run((await self._graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
-            done = await trace_so_far(graph, run_id)
+            done = await load_trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
             if reason and not (past_limit and StopReason(reason).resumable):
                 yield _result(graph, state, done)
                 return
             if reason:
-                await graph.aupdate_state(thread(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after)
+                await graph.aupdate_state(
+                    make_thread_config(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after
+                )
             async with aclosing(self._run(graph, None, state, done, {"limits": limits}, pace=pace)) as parts:
                 async for part in parts:
                     yield part
@@ -364,8 +366,8 @@ class MemAgent:
             RunNotFoundError: there is no such run in the checkpoints.
         """
         graph = await self._graph()
-        await newest_snapshot(graph, run_id)
-        return list((await trace_so_far(graph, run_id)).updates)
+        await load_newest_snapshot(graph, run_id)
+        return list((await load_trace_so_far(graph, run_id)).updates)
 
     history = synchronous(ahistory)
 
@@ -381,7 +383,7 @@ class MemAgent:
             PolicyError: the policy could not be called.
         """
         graph = await self._graph()
-        context, state = graph.reader_context, (await newest_snapshot(graph, run_id)).values
+        context, state = graph.reader_context, (await load_newest_snapshot(graph, run_id)).values
         question = question or state["question"]
         check_question(question, context)
         memory = graph.strategy.current_memory(state, context)
@@ -411,7 +413,7 @@ class MemAgent:
         graph, (_, state) = await self._graph(), await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
-            remaining = {step.id for step in (await trace_so_far(graph, run_id)).steps}
+            remaining = {step.id for step in (await load_trace_so_far(graph, run_id)).steps}
             context = graph.reader_context  # the log of another machine may have the beginning of the run
             self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
             entry = self.run_log.edit(run_id, chunk, text, step=call.id, author=author, remaining=remaining)
@@ -539,7 +541,7 @@ class MemAgent:
     ) -> tuple[ReaderGraph, Mapping[str, Any]]:
         """Return the graph and the newest state of a run, after checking that they match the run's beginning."""
         graph = await self._graph()
-        state = (await newest_snapshot(graph, run_id)).values
+        state = (await load_newest_snapshot(graph, run_id)).values
         logged: Mapping[str, Any] = {}
         if self.run_log is not None:
             with suppress(RunError):  # it need not be logged
@@ -598,7 +600,7 @@ class MemAgent:
             )
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
-        outcomes = dict(zip(reads, await in_passes(list(reads.values()), max_concurrency), strict=True))
+        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
         return [outcomes[question] for question in several]
 
     async def _start(
@@ -649,7 +651,7 @@ class MemAgent:
         )
         values: dict[str, Any] = dict(state)
         traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}
-        config: RunnableConfig = {**traced, **thread(run_id)}
+        config: RunnableConfig = {**traced, **make_thread_config(run_id)}
         stream = graph.astream(initial, config, context=context, stream_mode=["updates", "values"])
         with suppress(EmptyInputError):  # raised for a state without a next step
             async with aclosing(stream):
@@ -692,5 +694,5 @@ def _tokenizer_beside(profile: Path | str) -> Path | str | None:
     """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
     if profile == EMBEDDED:
         return profile
-    folder = profile_folder(profile)
+    folder = find_profile_folder(profile)
     return folder if (folder / "tokenizer.json").is_file() else None

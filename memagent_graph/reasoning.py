@@ -83,7 +83,7 @@ def extract_reply(text: str) -> str:
 
 
 def _final_channel(text: str) -> str:
-    """Return what is in the final channel of a text in channels; other texts unchanged."""
+    """Return the final channel of a text that has channels. Other texts are returned unchanged."""
     if bare := _BARE_CHANNELS.match(text):
         return text[bare.end() :]
     channels = _CHANNEL.findall(text)
@@ -145,7 +145,7 @@ def _is_mention(text: str, begin: int, end: int, after: int) -> bool:
 
 
 def _end_of_open_block(text: str) -> int:
-    """Return where the reasoning ends that began in the prompt; 0 if there is none."""
+    """Return the end of the reasoning that began in the prompt, or 0 without such reasoning."""
     fences = [fence.span() for fence in _FENCE.finditer(text)]
     end = 0
     for closing in _CLOSING.finditer(text):

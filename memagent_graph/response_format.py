@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from memagent_graph.errors import ResponseFormatError, load_extra
 from memagent_graph.own_code import load_own, names_own_code
-from memagent_graph.storage.bounded_files import json_value, text_file
+from memagent_graph.storage.bounded_files import parse_json, read_text_file
 
 MAX_SCHEMA_BYTES: Final = 32_768
 """The maximum size of a schema as JSON. It is part of the prompt of every answer."""
@@ -86,7 +86,7 @@ class ResponseFormat:
                 `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`; or a `ResponseFormat`.
 
         Raises:
-            ResponseFormatError: it is not a schema, is too large, or uses an unsupported keyword.
+            ResponseFormatError: the source is not a schema, is too large, or uses an unsupported keyword.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if isinstance(source, ResponseFormat):
@@ -133,7 +133,7 @@ class ResponseFormat:
         The code of the model runs.
 
         Raises:
-            ResponseFormatError: there is no such file or model, or it cannot be used.
+            ResponseFormatError: the file or model does not exist, or cannot be used.
             MissingExtraError: a JSON schema without the extra "schema".
         """
         if names_own_code(name) and not Path(name).is_file():
@@ -144,7 +144,7 @@ class ResponseFormat:
             return cls.of(model)
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
-            schema = json_value(text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
+            schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, pipes=True))
         except OSError as error:
             reason = f"the schema {name} cannot be read: {error.strerror or error}"
             raise ResponseFormatError(reason, hint=hint) from error
@@ -287,7 +287,7 @@ def _bounded_text(schema: Mapping[str, Any]) -> str:
     """Return the schema as JSON.
 
     Raises:
-        ResponseFormatError: it is not JSON, too deep or too large.
+        ResponseFormatError: the schema is not JSON, too deep or too large.
     """
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.documents.omissions import document_events
+from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import ReadEvent, StopReason
 from memagent_graph.policy import TokenUsage
@@ -164,12 +164,12 @@ class ReadResult:
     @property
     def events(self) -> tuple[ReadEvent, ...]:
         """All events in order, first the omissions of the document."""
-        return (*document_events(self.document), *(event for step in self.trace.steps for event in step.events))
+        return (*list_document_events(self.document), *(event for step in self.trace.steps for event in step.events))
 
     @property
     def is_whole(self) -> bool:
         """Whether the policy saw all of the document (or of the chosen pages), and its text has no omissions."""
-        return self._read_all and not document_events(self.document)
+        return self._read_all and not list_document_events(self.document)
 
     @property
     def _read_all(self) -> bool:
@@ -179,7 +179,10 @@ class ReadResult:
     @property
     def extent(self) -> str:
         """The extent of the document that the policy saw, in sentences."""
-        return ". ".join([self._extent_of_text.rstrip("."), *(e.detail for e in document_events(self.document))]) + "."
+        return (
+            ". ".join([self._extent_of_text.rstrip("."), *(e.detail for e in list_document_events(self.document))])
+            + "."
+        )
 
     @property
     def _extent_of_text(self) -> str:

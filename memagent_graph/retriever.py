@@ -11,7 +11,7 @@ from operator import index
 from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import MemAgentError, RetrievalError, load_extra
-from memagent_graph.words import last_character_end, sentence_ends, terms
+from memagent_graph.words import find_last_character_end, find_sentence_ends, list_terms
 
 _QUESTION_WORDS: Final = frozenset(
     ("what", "which", "who", "whom", "whose", "where", "when", "why", "how", "do", "does", "did")
@@ -30,15 +30,15 @@ class Retriever(Protocol):
             query: the query.
 
         Raises:
-            RetrievalError: they cannot be ranked.
+            RetrievalError: the texts cannot be ranked.
         """
 
 
-async def ranked(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
+async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> list[int]:
     """Return the ranking of a retriever without duplicates.
 
     Raises:
-        RetrievalError: it failed, or returned an index out of range.
+        RetrievalError: the retriever failed, or returned an index out of range.
     """
     count = 0
 
@@ -91,7 +91,7 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     stop_words = frozenset(library.stopwords.STOPWORDS_EN)
 
     def words(text: str) -> Iterator[str]:
-        return (word for word in terms(text) if word not in stop_words)
+        return (word for word in list_terms(text) if word not in stop_words)
 
     numbered = [array("I", [numbers.setdefault(word, len(numbers)) for word in words(text)]) for text in texts]
     known = [word for word in dict.fromkeys(words(question)) if word in numbers]
@@ -104,7 +104,7 @@ def rank_by_words(texts: Iterable[str], question: str) -> list[int]:
     return [number for number in (-scores).argsort(kind="stable").tolist() if scores[number] > 0]
 
 
-def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
+def cut_passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
     """Cut a text into passages that end with a sentence or a line if possible.
 
     Args:
@@ -118,7 +118,7 @@ def passages(text: str, most_chars: int) -> Iterator[tuple[int, int]]:
     while start < len(text):
         end = start + most_chars
         if end < len(text):
-            ends = sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
-            end = ends[0] if ends[0] > start else last_character_end(text, end, start + 1) or end
+            ends = find_sentence_ends(text, start, end)[-1:] or [text.rfind("\n", start, end) + 1]
+            end = ends[0] if ends[0] > start else find_last_character_end(text, end, start + 1) or end
         yield start, min(end, len(text))
         start = end

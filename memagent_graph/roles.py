@@ -2,7 +2,7 @@
 
 The template of a role is its default, a file of the policy's profile (`templates/NAME.txt`), or a file of the user. A
 policy that was trained on its own templates understands no others. If its profile has no template for a role, the
-template of `stand_in` is used, and unfilled fields stay empty.
+template of `fallback` is used, and unfilled fields stay empty.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """Parses a reply. The reply is never empty, and has no reasoning."""
 
 
-def whole_text(text: str, _: Prompts) -> ParsedReply:
+def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
     """Return the reply as it is."""
     return ParsedReply(text)
 
@@ -57,7 +57,7 @@ class Role:
             none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
         parse: parses the reply. Answers are parsed by the reader's answer format.
-        stand_in: the role whose template is used if this role has none, or the policy understands only its own prompts.
+        fallback: the role whose template is used if this role has none, or the policy understands only its own prompts.
         fills_window: whether its step fills {chunk} up to the context window instead of `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
     """
@@ -67,8 +67,8 @@ class Role:
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
-    parse: Parser = whole_text
-    stand_in: str | None = None
+    parse: Parser = keep_whole_text
+    fallback: str | None = None
     fills_window: bool = False
     optional: bool = False
 
@@ -92,7 +92,7 @@ ANSWER = Role("answer", Writes.ANSWER, frozenset({"memory"}), max_tokens="answer
 """The answer of the paper, from memory alone."""
 
 
-def answer_form(answer_format: AnswerFormat) -> str:
+def read_answer_form(answer_format: AnswerFormat) -> str:
     """Return the instructions on the form of the answer, the end of the package's answer prompt."""
     return read_template(f"answer_{answer_format.value}").rpartition("\n\n")[2]
 
@@ -132,7 +132,7 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
         roles: the roles of a strategy.
         prompts: the prompts of the reader. Their template for a role has priority.
         trained_prompts_only: whether the policy understands only the prompts that it was trained on. If so, an optional
-            role without a template in `prompts` and without a `stand_in` gets no template; see `Prompts.templates`.
+            role without a template in `prompts` and without a `fallback` gets no template; see `Prompts.templates`.
 
     Raises:
         PromptError: a template lacks a field of its role, or has one that is not filled.
@@ -146,8 +146,8 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
         if template is not None:
             template, needed = replace(template, names=COMMON_FIELDS | role.fields), role.fields | {"prompt"}
             template.require(needed=needed, allowed=needed)
-        elif role.stand_in is not None:
-            template = prompts.templates[role.stand_in]
+        elif role.fallback is not None:
+            template = prompts.templates[role.fallback]
         elif trained_prompts_only and role.optional:
             continue
         elif trained_prompts_only:
@@ -183,7 +183,7 @@ def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count:
             )
 
 
-def excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
     """Return the excess tokens of the longest prompt with a chunk, and its reply; 0 or less if they fit."""
     with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
     return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)

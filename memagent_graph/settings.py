@@ -23,8 +23,8 @@ import msgspec
 from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLogError
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.policies.added import KNOWN, added_folder, default_policy
-from memagent_graph.policies.server_url import NO_KEY, origin, without_password
+from memagent_graph.policies.added import KNOWN, find_added_folder, find_default_policy
+from memagent_graph.policies.server_url import NO_KEY, parse_origin, without_password
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class PolicySettings:
         if self.base_url is None:
             if self.model == "embedded":
                 return "embedded"
-            if added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
+            if find_added_folder(str(self.model)) or (self.model in KNOWN and not os.environ.get("OPENAI_BASE_URL")):
                 return "local"
             is_folder = self.model is not None and Path(self.model).expanduser().is_dir()
             # With a slash it is a hub id or a misspelt folder.
@@ -299,7 +299,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         Raises:
             MemAgentError: a value of the wrong type, or a name that looks like a misspelt one.
         """
-        kinds = {name: kind for name, (_, kind) in text_fields(cls).items()}
+        kinds = {name: kind for name, (_, kind) in list_text_fields(cls).items()}
         values: dict[str, Any] = {}
         for variable, text in environment.items():
             name = variable.removeprefix(_PREFIX).lower()
@@ -338,7 +338,8 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             try:
                 restored[name] = msgspec.convert(values[name], notes["kind"] if kinds[name] is Any else kinds[name])
                 low, high, value = notes["min"], notes["max"], restored[name]
-                if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+                is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
+                if not is_within:  # as is NaN
                     raise ValueError(f"{value} is out of bounds")
             except ValueError as error:
                 raise RunLogError(
@@ -347,7 +348,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 ) from error
         settings = cls(**restored)
         own_url = os.environ.get("OPENAI_BASE_URL")
-        if settings.base_url is None or (own_url and origin(own_url) == origin(settings.base_url)):
+        if settings.base_url is None or (own_url and parse_origin(own_url) == parse_origin(settings.base_url)):
             return settings
         return replaced(settings, api_key=NO_KEY)
 
@@ -387,7 +388,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         if url and self.base_url is None and (is_open or self.policy_name == "server"):
             resolved = replaced(self, base_url=url, chosen_by="environment" if is_open else self.chosen_by)
         elif is_open:
-            if (name := default_policy()) is None:
+            if (name := find_default_policy()) is None:
                 raise NoPolicyError(
                     "no policy is named, OPENAI_BASE_URL is not set, and no policy was added to this machine",
                     hint="Pass a server with --base-url or a model with --model, or add a policy to this machine: "
@@ -462,7 +463,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 _DEFAULTS: Final = ReadSettings()
 
 
-def text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     """Return the fields that have a text form, by name, with the types of their values."""
     kinds = get_type_hints(cls)
     return {

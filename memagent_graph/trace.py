@@ -78,7 +78,7 @@ class Trace:
 
     @property
     def tokens_shown(self) -> int:
-        """Tokens of the document that any of the steps was shown; each part counts once."""
+        """The number of tokens of the document that the steps were shown. Each part counts once."""
         return sum(span.tokens for span in {span for step in self.steps for span in step.reads})
 
     @property
@@ -199,7 +199,7 @@ class Replayed:
         )
 
     def add(self, step: Call) -> MemoryUpdate | None:
-        """Add the next step; returns the update that it started or changed, if any."""
+        """Add the next step, and return the update that it started or changed, if any."""
         after = [self._after.get(parent, ()) for parent in step.parents]
         before = after[0] if len(after) == 1 else tuple(dict.fromkeys(chain.from_iterable(after)))
         self.sources[step.id] = before

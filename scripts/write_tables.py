@@ -17,7 +17,7 @@ from typing import Final
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.records import Conversation, RunRecord
-from memagent_graph.strategies import load_strategy, strategy_names
+from memagent_graph.strategies import list_strategy_names, load_strategy
 
 REFERENCE: Final = Path(__file__).resolve().parent.parent / "docs/reference"
 _DOCS: Final = {
@@ -133,7 +133,7 @@ def make_template_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield the roles of the strategies that ship: file, strategies, fields and the maximum length of the reply."""
     users: dict[str, list[str]] = {}
     roles = {}
-    for name in strategy_names():
+    for name in list_strategy_names():
         strategy: Strategy = load_strategy(name)
         for role in strategy.roles:
             users.setdefault(role.name, []).append(name)
@@ -177,7 +177,7 @@ def render_training_page() -> str:
     from memagent_training.job import config, job_settings, row_export  # noqa: PLC0415  this imports PyTorch
     from memagent_training.rewards import reward_names  # noqa: PLC0415
 
-    kind, names = config.MultiConvDAPOConfig, job_settings.preset_names()
+    kind, names = config.MultiConvDAPOConfig, job_settings.list_presets()
     docs, values = read_field_docs(kind), {name: job_settings.read_preset(name) for name in names}
     own = [name for name in kind.__annotations__ if name not in config.FIXED]
     own += sorted({name for preset in values.values() for name in preset} - set(own) - set(config.FIXED))

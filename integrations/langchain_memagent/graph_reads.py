@@ -21,7 +21,7 @@ from langgraph.config import get_stream_writer
 
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
@@ -106,7 +106,7 @@ class GraphReads:
             return await await_result(self.reader.astream(reference, question, run_id=name, **options), on_update)
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
-        return await in_passes(reads, MAX_SHARED_READS)
+        return await read_in_passes(reads, MAX_SHARED_READS)
 
 
 def derive_run_id(config: RunnableConfig, *key: object) -> str | None:
@@ -127,7 +127,7 @@ def run_in_graph(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine for a synchronous node or tool. Breaking off the stream of an enclosing graph cancels it.
 
     Raises:
-        LastingError: the stream was broken off.
+        PermanentError: the stream was broken off.
     """
     cancellation = Cancellation()
     for exits in enclosing_exit_stacks(ensure_config()):

@@ -28,7 +28,7 @@ from memagent_graph.reading.outcome import raise_first
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.tracing import detach
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -251,7 +251,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         try:
             context = await self._reads.prepare()
             texts = [
-                shortened(question, context.budget.question_tokens, context.tokenizer.count) for question in questions
+                shorten_text(question, context.budget.question_tokens, context.tokenizer.count)
+                for question in questions
             ]
             run_ids = {text: derive_run_id(caller.config, runtime.tool_call_id, text) or new_run_id() for text in texts}
             outcomes = dict(zip(run_ids, await self._read(documents[run_id], run_ids, caller), strict=True))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from langchain_memagent.transcripts import format_call, get_text
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 
 Questions: TypeAlias = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """The questions of a tool call; a single question may be passed as plain text, as models often do."""
@@ -46,9 +46,9 @@ def make_result_question(request: str | None, tool: str, arguments: Any, tokens:
     Long arguments are cut to a third of the budget, then the request is cut; "[...]" marks the cuts. If the budget is
     below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
-    call = shortened(format_call(tool, arguments), tokens // 3, tokenizer.count)
+    call = shorten_text(format_call(tool, arguments), tokens // 3, tokenizer.count)
     if not request:
-        return shortened(f"What does the result of {call} say?", tokens, tokenizer.count)
+        return shorten_text(f"What does the result of {call} say?", tokens, tokenizer.count)
     return _append_context(request, f"\n(The text is the result of {call}.)", tokens, tokenizer)
 
 
@@ -58,12 +58,12 @@ def make_history_question(request: str | None, tokens: int, tokenizer: Tokenizer
     If the budget is below `_MIN_TOKENS_FOR_CONTEXT`, only the request is used.
     """
     if not request:
-        return shortened(STANDING_QUESTION, tokens, tokenizer.count)
+        return shorten_text(STANDING_QUESTION, tokens, tokenizer.count)
     return _append_context(request, f"\n{STANDING_QUESTION}", tokens, tokenizer)
 
 
 def _append_context(request: str, context: str, tokens: int, tokenizer: Tokenizer) -> str:
     if tokens < _MIN_TOKENS_FOR_CONTEXT:
-        return shortened(request, tokens, tokenizer.count)
+        return shorten_text(request, tokens, tokenizer.count)
     room = max(1, tokens - tokenizer.count(context))
-    return shortened(shortened(request, room, tokenizer.count) + context, tokens, tokenizer.count)
+    return shorten_text(shorten_text(request, room, tokenizer.count) + context, tokens, tokenizer.count)

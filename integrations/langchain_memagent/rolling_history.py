@@ -31,7 +31,7 @@ from memagent_graph.reading.tracing import detach
 from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 
 _MAX_MEMORIES = 1024
 """The maximum number of memories, a few kilobytes each. The least recently used one is dropped first."""
@@ -139,7 +139,7 @@ def _shorten_request(
     position, text = request
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  find_latest_request looks for nothing else
-    short = shortened(text, max(1, tokens // 4), tokenizer.count)
+    short = shorten_text(text, max(1, tokens // 4), tokenizer.count)
     return message if short == text else message.model_copy(update={"content": short})
 
 

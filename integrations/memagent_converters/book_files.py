@@ -7,7 +7,7 @@ from typing import Final
 from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XmlArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.charsets import web_text
+from memagent_graph.documents.charsets import decode_web_text
 
 _FONTS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
 """Encryptions that hide only a book's fonts."""
@@ -39,4 +39,4 @@ def convert(source: SourceFile) -> Parts:
         if not data:
             yield Omission("chapters that are missing", member, "Get the whole book.")
             continue
-        yield from iter_markdown(web_text(data, None), f"chapter {number}", end=GAP)
+        yield from iter_markdown(decode_web_text(data, None), f"chapter {number}", end=GAP)

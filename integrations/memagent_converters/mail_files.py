@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.charsets import web_text
+from memagent_graph.documents.charsets import decode_web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
 _FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")
@@ -108,7 +108,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
 def _decode_text(part: Message[Any, Any]) -> str:
     """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
     data = part.get_payload(decode=True)
-    return web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
+    return decode_web_text(data if isinstance(data, bytes) else b"", part.get_content_charset()).replace("\r\n", "\n")
 
 
 def _render_text(part: Message[Any, Any], kind: str) -> str:

@@ -32,7 +32,7 @@ from memagent_corpus.table_inputs import (
     document_from_row,
     is_table,
 )
-from memagent_graph.documents.allowed_paths import path_below
+from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
 
 DATASET: Final = "dataset:"
@@ -183,7 +183,7 @@ class FileInputs(CorpusInputs):
                 yield _make_document(name, path, info)
             elif info["islink"]:
                 try:
-                    target = path_below(Path(root or "/"), name, hint=PATH_HINT)
+                    target = resolve_below(Path(root or "/"), name, hint=PATH_HINT)
                 except DocumentError as error:
                     yield replace(
                         _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"

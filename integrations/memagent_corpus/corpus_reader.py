@@ -23,7 +23,7 @@ from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_res
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import columns_for_schema
 from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import (
     CheckpointError,
@@ -41,7 +41,7 @@ from memagent_graph.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
-from memagent_graph.plain_text import without_folders
+from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.outcome import await_result
@@ -153,7 +153,7 @@ class CorpusReader:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
             unanswered = [question for question in questions if ids[question] not in answered_ids]
             reads = [partial(self._read, reference, question, ids[question], may_resume) for question in unanswered]
-            outcomes = await in_passes(reads, MAX_SHARED_READS)
+            outcomes = await read_in_passes(reads, MAX_SHARED_READS)
             return [
                 await self._make_row(document, digest, question, settings, outcome)
                 for question, outcome in zip(unanswered, outcomes, strict=True)
@@ -259,7 +259,7 @@ class CorpusReader:
             document=document.name,
             digest=digest,
             question=question,
-            error=without_folders(message, (self.access.root, str(self.agent.store.root))) or type(error).__name__,
+            error=remove_folders(message, (self.access.root, str(self.agent.store.root))) or type(error).__name__,
             error_kind=type(error).__name__,
             metadata=document.metadata,
         )

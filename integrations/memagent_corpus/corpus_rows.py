@@ -16,7 +16,7 @@ from memagent_corpus.typed_columns import TypedColumn, convert_values
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
-from memagent_graph.storage.parquet_rows import pyarrow
+from memagent_graph.storage.parquet_rows import load_pyarrow
 
 _ID_CHARACTERS: Final = 32
 INVALID_ANSWER: Final = "InvalidAnswer"
@@ -217,7 +217,7 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
 
 def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
-    arrow = pyarrow("corpus", "reading and writing tables")
+    arrow = load_pyarrow("corpus", "reading and writing tables")
     text, number, real = arrow.string(), arrow.int64(), arrow.float64()
     kinds: dict[str, Any] = {"str": text, "str | None": text, "int": number, "int | None": number, "float": real}
 

@@ -35,9 +35,9 @@ from memagent_corpus.source_access import SourceAccess, display_url, get_scheme,
 from memagent_corpus.typed_columns import TypedColumn, columns_for_schema
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.storage.parquet_rows import open_parquet, pyarrow, row_parts
+from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
 from memagent_graph.storage.paths import data_folder
-from memagent_graph.storage.private_files import private_folder, whole_file
+from memagent_graph.storage.private_files import create_private_folder, open_atomically
 
 MANIFEST: Final = "_manifest.json"
 WORK: Final = "_work"
@@ -190,12 +190,12 @@ class TableFolder:
                 f"the part {part.name} of {self.display_name} {'is missing' if content is None else 'is damaged'}",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
-        arrow = pyarrow("corpus", "reading and writing tables")
+        arrow = load_pyarrow("corpus", "reading and writing tables")
         try:
             file = open_parquet(io.BytesIO(content), "corpus", "reading tables")
             if missing := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
                 raise arrow.ArrowInvalid(f"it has no column {min(missing)}")
-            for rows in row_parts(file, list(columns) if columns else None):
+            for rows in iterate_rows(file, list(columns) if columns else None):
                 yield from rows.to_pylist()
         except (arrow.ArrowException, OSError) as error:
             raise CorpusError(
@@ -236,7 +236,7 @@ class TableFolder:
             CorpusError: the table has other settings (the message lists them), the folder has other files, or the
                 folder cannot be written.
         """
-        pyarrow("corpus", "reading and writing tables")
+        load_pyarrow("corpus", "reading and writing tables")
         manifest = self.manifest()
         if manifest is None:
             if other_files := [
@@ -276,7 +276,7 @@ class TableFolder:
             CorpusError: the part cannot be written, or another run has taken over.
         """
         self._require_writer()
-        arrow = pyarrow("corpus", "reading and writing tables")
+        arrow = load_pyarrow("corpus", "reading and writing tables")
         schema = arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
         source, count, failed = iter(rows), 0, 0
         batch = list(itertools.islice(source, _BATCH_ROWS))
@@ -369,8 +369,8 @@ class TableFolder:
                     self._filesystem.put_file(file.name, f"{self._path}/{name}")
             return
         if not self._folder.is_dir():
-            private_folder(self._folder)
-        with whole_file(self._folder / name) as file:
+            create_private_folder(self._folder)
+        with open_atomically(self._folder / name) as file:
             yield file
         with suppress(OSError):  # some file systems cannot open folders
             descriptor = os.open(self._folder, os.O_RDONLY)

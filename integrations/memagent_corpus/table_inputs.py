@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, get_scheme, store_errors
-from memagent_graph.documents.allowed_paths import file_below, path_below
+from memagent_graph.documents.allowed_paths import resolve_below, resolve_file_below
 from memagent_graph.errors import DocumentError
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.parquet_rows import open_parquet, row_parts
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.storage.parquet_rows import iterate_rows, open_parquet
 
 SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _TEXT, _PATH = "text", "path"
@@ -100,7 +100,7 @@ class FileTable:
         """Yield rows with at least these columns, if the row has them; an invalid row is an error message instead."""
         with self._open() as file:
             if self._kind == "parquet":
-                for part in row_parts(self._parquet(file), columns):
+                for part in iterate_rows(self._parquet(file), columns):
                     yield from part.to_pylist()
             elif self._kind == "jsonl":
                 yield from _iter_json_rows(file, self.access.encoding)
@@ -195,10 +195,10 @@ class DatasetTable:
         folder = Path(self.location)
         try:
             if (folder / "dataset_dict.json").is_file():
-                folder = path_below(folder, self.split, hint="Choose another --split.")
+                folder = resolve_below(folder, self.split, hint="Choose another --split.")
             if (folder / "state.json").is_file():
-                for part in json_file(folder / "state.json")["_data_files"]:
-                    file_below(folder, part["filename"], hint="Correct its state.json.")
+                for part in read_json_file(folder / "state.json")["_data_files"]:
+                    resolve_file_below(folder, part["filename"], hint="Correct its state.json.")
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir():  # its README could name files and addresses elsewhere
                 raise ValueError("it is not a saved dataset (`save_to_disk`); name the files in the folder instead")

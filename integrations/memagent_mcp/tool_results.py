@@ -14,14 +14,14 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import plain, without_folders
+from memagent_graph.plain_text import plain, remove_folders
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20
@@ -236,12 +236,12 @@ def format_run(timeline: Timeline) -> str:
     file = io.StringIO()
     Console(file=file, width=_TEXT_WIDTH, color_system=None).print(render_timeline(timeline))
     lines = (line.rstrip() for line in file.getvalue().splitlines())
-    return shortened("\n".join(lines), _MAX_RUN_TEXT, len)
+    return shorten_text("\n".join(lines), _MAX_RUN_TEXT, len)
 
 
 def format_error(error: BaseException) -> str:
     """Return an error's message for a client, without folders of this machine."""
-    return plain(without_folders(str(error)))
+    return plain(remove_folders(str(error)))
 
 
 def replace_surrogates(value: Any) -> Any:

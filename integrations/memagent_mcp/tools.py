@@ -12,7 +12,7 @@ import anyio
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
-from memagent_graph.concurrency.pace import Reach, in_passes
+from memagent_graph.concurrency.pace import Reach, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
@@ -254,7 +254,7 @@ class Tools:
         for read in reads.values():
             self.active.register(read)
         readers = [partial(read_one, number, read) for number, read in enumerate(reads.values())]
-        outcomes = in_passes(readers, MAX_QUESTIONS)
+        outcomes = read_in_passes(readers, MAX_QUESTIONS)
         if background:
             self.active.start_in_background(outcomes)
         else:

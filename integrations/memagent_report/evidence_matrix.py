@@ -15,7 +15,7 @@ import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
-from memagent_graph.provenance.evidence import memory_lines
+from memagent_graph.provenance.evidence import split_memory
 from memagent_report.sentence_checks import SentenceProblem
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ def make_extractive_section(matrix: EvidenceMatrix, heading: str, questions: tup
         for question in questions
         for cell in matrix.column(question)
         if cell.state is CellState.ANSWERED and cell.answer
-        for sentence in memory_lines(cell.answer) or [cell.answer]
+        for sentence in split_memory(cell.answer) or [cell.answer]
     ]
     return ReportSection(heading, questions, tuple(sentences))
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memagent_graph.timeline.page import content_policy, escape_html, fill_template, page_title, resource
+from memagent_graph.timeline.page import (
+    escape_html,
+    fill_template,
+    format_page_title,
+    make_content_policy,
+    read_resource,
+)
 from memagent_report.export_safety import markdown_text, writable
 
 _PACKAGE = "memagent_report"
@@ -85,12 +91,12 @@ def _iter_markdown_lines(chapter: Chapter) -> Iterator[str]:
 
 def render_html(manuscript: Manuscript) -> str:
     """Return one page without scripts, that loads nothing and links only within itself; write it in UTF-8."""
-    style = resource("page.css") + resource("report_page.css", _PACKAGE)
+    style = read_resource("page.css") + read_resource("report_page.css", _PACKAGE)
     return fill_template(
-        resource("report_page.html", _PACKAGE),
+        read_resource("report_page.html", _PACKAGE),
         {
-            "policy": content_policy(style),
-            "title": page_title(manuscript.title),
+            "policy": make_content_policy(style),
+            "title": format_page_title(manuscript.title),
             "style": style,
             "report_id": _escape(manuscript.report_id),
             "question": _escape(manuscript.title),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import RunError
-from memagent_graph.plain_text import without_folders
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import private_folder, write_whole
+from memagent_graph.plain_text import remove_folders
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.storage.private_files import create_private_folder, write_atomically
 from memagent_report.export_safety import spreadsheet_cell
 from memagent_report.report_data import Report
 
@@ -94,14 +94,14 @@ def write_report(report: Report, folder: Path, formats: Iterable[str], *, force:
     selection = [FORMATS[name] for name in dict.fromkeys(("json", *formats))]
     contents = {file_name: content(report) for file_name, content in selection}
     try:
-        private_folder(folder)
+        create_private_folder(folder)
         if not force:
             _require_own_files(report, folder, contents)
         for name, content in contents.items():
-            write_whole(folder / name, content)
+            write_atomically(folder / name, content)
     except OSError as error:
         raise RunError(
-            f"the report cannot be written to {without_folders(str(folder))}: {error.strerror}",
+            f"the report cannot be written to {remove_folders(str(folder))}: {error.strerror}",
             hint="Set --out to another folder.",
         ) from error
     return [folder / name for name in contents]
@@ -112,7 +112,7 @@ def _require_own_files(report: Report, folder: Path, names: Iterable[str]) -> No
     if not existing_names:
         return
     try:
-        is_own = json_file(folder / _REPORT_RECORD)["report_id"] == report.report_id
+        is_own = read_json_file(folder / _REPORT_RECORD)["report_id"] == report.report_id
     except (OSError, ValueError, KeyError, TypeError):
         is_own = False
     if not is_own or any((folder / name).is_symlink() for name in existing_names):

@@ -24,17 +24,17 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, in_passes
+from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind
-from memagent_graph.plain_text import without_folders
+from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
-from memagent_graph.roles import Role, excess_tokens, prompts_for
+from memagent_graph.roles import Role, count_excess_tokens, prompts_for
 from memagent_graph.trace import MemoryUpdate
 from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
@@ -171,13 +171,13 @@ class ReportWork:
             for run_id in sorted(run_ids):
                 await stack.enter_async_context(_locks.get().setdefault(run_id, asyncio.Lock()))
             outcomes = dict(
-                zip(distinct_questions, await _run_in_new_context(in_passes(reads, MAX_SHARED_READS)), strict=True)
+                zip(distinct_questions, await _run_in_new_context(read_in_passes(reads, MAX_SHARED_READS)), strict=True)
             )
         errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
         if fatal := [error for error in errors if not isinstance(error, DocumentError)]:
             raise fatal[0]
         if errors:
-            return self._fail(task, without_folders(" ".join(str(errors[0]).split())))
+            return self._fail(task, remove_folders(" ".join(str(errors[0]).split())))
         source = await asyncio.to_thread(self._load_source, document)
         cells = []
         for column, question in enumerate(questions):
@@ -301,7 +301,7 @@ async def _resume_or_read(
 def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
     prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
-    excess = excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
+    excess = count_excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
     return context.budget.chunk_tokens - max(0, excess)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError, MemAgentError
-from memagent_graph.plain_text import without_folders
+from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, check_questions
 from memagent_graph.reading.state import Limits
@@ -154,7 +154,7 @@ async def _report_documents(agent: MemAgent, sources: Sequence[DocumentSource]) 
             report_documents.append(ReportDocument(document.name, reference))
         except DocumentError as error:
             failures.append(error)
-            message = without_folders(" ".join(str(error).split()))
+            message = remove_folders(" ".join(str(error).split()))
             report_documents.append(ReportDocument(_get_display_name(source), None, message))
     if len(failures) == len(report_documents):
         raise failures[0]

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Final
 
-from memagent_graph.provenance.overlap import content_words
+from memagent_graph.provenance.overlap import select_content_words
 from memagent_report.stated_facts import Date, Facts, content_stems, extract_facts, stem
 
 _MIN_OVERLAP: Final = 0.5
@@ -166,7 +166,7 @@ def _check_names(
 
 def _has_content(word: str) -> bool:
     """Return whether a word is not a function word."""
-    return word in content_words((word, "x"))
+    return word in select_content_words((word, "x"))
 
 
 def _is_in_title_case(facts: Facts) -> bool:

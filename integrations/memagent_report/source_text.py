@@ -13,7 +13,7 @@ from typing import Final
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
 from memagent_graph.events import StopReason
 from memagent_graph.no_answers import gives_no_answer
-from memagent_graph.provenance.overlap import quotes as shared_passages
+from memagent_graph.provenance.overlap import find_quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
-from memagent_graph.provenance.overlap import content_words
+from memagent_graph.provenance.overlap import select_content_words
 
 _EQUIVALENTS: Final = str.maketrans(
     {
@@ -275,4 +275,4 @@ def stem(word: str) -> str:
 def content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
     words = [word.text for word in facts.words]
-    return frozenset(map(stem, content_words(words))) if words else frozenset()
+    return frozenset(map(stem, select_content_words(words))) if words else frozenset()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from memagent_graph.documents.omissions import document_events
+from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import StopReason, count_events
 from memagent_graph.plain_text import plain
 from memagent_graph.results import ReadResult, Usage
@@ -112,7 +112,7 @@ def read_details(result: ReadResult, sources: Sequence[str]) -> dict[str, Any]:
         "seconds": round(result.usage.seconds, 3),
         "stop_reason": result.stop_reason.value,
         "events": {kind.value: count for kind, count in count_events(result.events).items()},
-        "not_in_text": [event.detail for event in document_events(result.document)],
+        "not_in_text": [event.detail for event in list_document_events(result.document)],
     }
 
 

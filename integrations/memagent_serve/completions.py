@@ -23,7 +23,7 @@ from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.api_errors import ApiError, bad_request
 from memagent_serve.bodies import LARGE_BYTES, BodyQuota, limit_body, read_body
 from memagent_serve.chat_replies import (
@@ -419,7 +419,7 @@ def _escape_within(tokens: int, question: str, context: ReaderContext) -> str:
     limit = tokens
     while (excess := context.shown_tokens(question) - tokens) > 0 and limit > 1:
         limit = max(1, limit - excess)
-        question = shortened(question, limit, context.tokenizer.count)
+        question = shorten_text(question, limit, context.tokenizer.count)
     return question
 
 

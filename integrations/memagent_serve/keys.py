@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.private_files import private_folder, write_whole
+from memagent_graph.storage.private_files import create_private_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +161,8 @@ def load_secret(folder: Path) -> bytes:
         log.warning("%s is incomplete, or other users can read it; it is replaced by a new secret", path)
     secret = secrets.token_bytes(_SECRET_BYTES)
     try:
-        private_folder(folder)
-        write_whole(path, secret)
+        create_private_folder(folder)
+        write_atomically(path, secret)
     except OSError as error:
         raise MemAgentError(
             f"the secret {path} cannot be written: {error.strerror}",

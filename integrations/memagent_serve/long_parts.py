@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, JsonText, MessagePart
 
 MESSAGE_TOKENS: Final = 8
@@ -190,18 +190,18 @@ def compose_question(
             texts.append(_limit_length(part.text, tokens))
     question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
     if is_small or not with_context:
-        return shortened(question, tokens, tokenizer.count)
-    question = shortened(question, tokens // 2, tokenizer.count)
+        return shorten_text(question, tokens, tokenizer.count)
+    question = shorten_text(question, tokens // 2, tokenizer.count)
     room = tokens - tokenizer.count(question) - _STUB_TOKENS
     system = _collect_unread_text(request, plan, tokens, lambda index, role: role in _SYSTEM)
-    system = shortened(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
+    system = shorten_text(f"Instructions: {system}", max(1, room // 2), tokenizer.count) if system else ""
     room -= tokenizer.count(system)
     earlier = _collect_unread_text(
         request, plan, tokens, lambda index, role: role not in _SYSTEM and index < (plan.latest or 0)
     )
-    earlier = shortened(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
+    earlier = shorten_text(f"Earlier in the conversation: {earlier}", max(1, room), tokenizer.count) if earlier else ""
     parts = [system, earlier, f"Question: {question}" if system or earlier else question]
-    return shortened("\n\n".join(filter(None, parts)), tokens, tokenizer.count)
+    return shorten_text("\n\n".join(filter(None, parts)), tokens, tokenizer.count)
 
 
 _SYSTEM: Final = frozenset({"system", "developer"})
@@ -258,9 +258,9 @@ def _cut_to_paragraphs(text: JsonText, tokens: int, tokenizer: Tokenizer, *, onl
     first = _PARAGRAPHS.split(whole[:reach].strip(), 1)[0].strip()
     last = _PARAGRAPHS.split(whole[-reach:].strip())[-1].strip()
     if only_one:
-        return shortened(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
+        return shorten_text(first if first.endswith("?") and not last.endswith("?") else last, tokens, tokenizer.count)
     half = max(1, tokens // 2 - 4)
-    return f"{shortened(first, half, tokenizer.count)}\n[...]\n{shortened(last, half, tokenizer.count)}"
+    return f"{shorten_text(first, half, tokenizer.count)}\n[...]\n{shorten_text(last, half, tokenizer.count)}"
 
 
 def _choose_largest(

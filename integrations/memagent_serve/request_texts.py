@@ -14,11 +14,11 @@ import msgspec
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.documents.omissions import stored_omissions
+from memagent_graph.documents.omissions import load_omissions
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
 from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, speaker
 
@@ -88,7 +88,7 @@ def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: Docume
 
 def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
-    yield from stored_omissions(ref)
+    yield from load_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
     for mark in store.headings(ref) if "headings" in ref else ():
         blocks[mark.start_char] = replace(blocks.get(mark.start_char, Block("")), headings=(mark.label,))
@@ -268,7 +268,7 @@ def shorten_task(request: ChatRequest, room: int, tokenizer: Tokenizer) -> bytes
     tokens = max(1, room // len(originals) - MESSAGE_TOKENS)
     texts = ["\n\n".join(part.text.decode() for part in message.parts if part.text) for message in originals]
     messages = [
-        {"role": message.role, "content": shortened(text, tokens, tokenizer.count)}
+        {"role": message.role, "content": shorten_text(text, tokens, tokenizer.count)}
         for message, text in zip(originals, texts, strict=True)
     ]
     return msgspec.json.encode({**request.fields, "messages": messages})

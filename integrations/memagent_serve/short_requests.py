@@ -15,7 +15,7 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from memagent_graph.policies.dialects import server_message
+from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.sending import OverlongReplyError, read_body, read_error_body
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
@@ -70,7 +70,9 @@ def _pick_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
 
 async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
-    message = server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
+    message = (
+        extract_server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
+    )
     status = reply.status if reply.status >= 400 else 502
     message = f"the policy server answered {reply.status}: {message}"
     return ApiError(status, message, code="bad_gateway", headers=_pick_headers(reply))

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.plain_text import in_one_line
-from memagent_graph.storage.private_files import private_file, private_folder
+from memagent_graph.storage.private_files import create_private_file, create_private_folder
 from memagent_serve.api_errors import ApiError, bad_request, not_found
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
@@ -79,8 +79,8 @@ class Uploads:
         """
         file_id = f"file-{secrets.token_hex(16)}"
         path = self._get_path(owner, file_id)
-        private_folder(path.parent)
-        private_file(path)
+        create_private_folder(path.parent)
+        create_private_file(path)
         try:
             with path.open("wb") as target:
                 shutil.copyfileobj(content, target)

@@ -35,7 +35,7 @@ import typer.core
 import typer.main
 from typer.models import OptionInfo
 
-from memagent_graph.cli.options import OPTION_GROUPS, setting_options
+from memagent_graph.cli.options import OPTION_GROUPS, make_setting_options
 from memagent_graph.settings import ReadSettings
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
 def _annotations(command: type[Command]) -> dict[str, Any]:
     """Return the annotations for typer by field, without fields that only Python can set."""
-    options, settings = setting_options(), {field.name for field in fields(ReadSettings)}
+    options, settings = make_setting_options(), {field.name for field in fields(ReadSettings)}
     annotations = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         if get_origin(hint) is Annotated or name not in settings:
@@ -152,7 +152,7 @@ class CommandGroup(typer.core.TyperGroup):
             self.commands = commands
 
 
-def summary(entry: EntryPoint) -> str:
+def read_summary(entry: EntryPoint) -> str:
     """Return the first line of the docstring of a command's module, without importing the module."""
     package, *parts = entry.module.split(".")
     spec = PathFinder.find_spec(package)
@@ -201,7 +201,7 @@ class _Commands(Mapping[str, Any]):
 
     def summaries(self) -> dict[str, Any]:
         """Return the commands for the list of commands. Commands of other packages have only their help."""
-        added = {name: typer.core.TyperCommand(name, help=summary(entry)) for name, entry in self._added.items()}
+        added = {name: typer.core.TyperCommand(name, help=read_summary(entry)) for name, entry in self._added.items()}
         return {name: self[name] for name in _BUILT_IN} | added
 
     def __iter__(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import print_json, size
+from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import RunChoice, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import in_one_line, quantity
@@ -53,7 +53,8 @@ class Export(RunChoice):
             typer.echo("no matching runs; list all runs with `memagent runs`", err=True)
         typer.echo(
             f"{quantity(report.runs, 'run')} with {quantity(report.conversations, 'conversation')} and "
-            f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, {size(report.bytes)}",
+            f"{quantity(report.rewards, 'reward')} in {in_one_line(str(self.destination))}, "
+            f"{format_size(report.bytes)}",
             err=True,
         )
 

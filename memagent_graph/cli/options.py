@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, text_fields
-from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, text_file
+from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, list_text_fields
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -68,10 +68,10 @@ Small = Annotated[
 # Settings
 
 
-def setting_options() -> dict[str, Any]:
+def make_setting_options() -> dict[str, Any]:
     """Return the annotations (type and option) of all settings that have a text form, by name."""
     options: dict[str, Any] = {}
-    for name, (field, kind) in text_fields(ReadSettings).items():
+    for name, (field, kind) in list_text_fields(ReadSettings).items():
         notes = field.metadata
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
         default = {} if notes["shown"] is None else {"show_default": notes["shown"]}
@@ -157,7 +157,7 @@ def expand_questions(texts: Iterable[str]) -> list[str]:
             questions.append(text)
             continue
         try:
-            content = text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, pipes=True)
+            content = read_text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, pipes=True)
             lines = [line.strip() for line in content.removeprefix("\ufeff").splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")

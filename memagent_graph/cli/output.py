@@ -13,7 +13,7 @@ def print_json(values: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(values) + "\n")
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Return a number of bytes in a suitable unit."""
     for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit_size:

@@ -62,17 +62,17 @@ class ListPolicies:
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.policies.added import added_folder, added_policies, default_policy
+        from memagent_graph.policies.added import find_added_folder, find_default_policy, list_added_policies
 
         policies = {
             name: {
-                "folder": str(added_folder(name)),
+                "folder": str(find_added_folder(name)),
                 "base": origin.base if origin else None,
                 "adapter": origin.adapter if origin else None,
                 "gguf": origin.gguf if origin else None,
-                "default": name == default_policy(),
+                "default": name == find_default_policy(),
             }
-            for name, origin in added_policies().items()
+            for name, origin in list_added_policies().items()
         }
         if self.as_json:
             print_json({"policies": policies})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from memagent_graph.cli.options import open_reader
-from memagent_graph.cli.run_choice import RunArgument, open_questions, read_id, runs_to_resume
+from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions
 from memagent_graph.cli.running import RunOptions, require_file
 from memagent_graph.errors import PolicyAuthenticationError, RunError, RunNotFoundError
 from memagent_graph.plain_text import quantity
@@ -55,7 +55,7 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.concurrency.pace import MAX_SHARED_READS, in_passes
+            from memagent_graph.concurrency.pace import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import await_result, raise_first
@@ -66,9 +66,9 @@ class Resume(RunOptions):
             from memagent_graph.strategies import load_strategy
 
             log = RunLog(self.log or default_run_log())
-            run_ids = runs_to_resume(log, self.run_id)
-            run_id, read = run_ids[0], read_id(run_ids[0])
-            if others := {*open_questions(log, read)} - {*run_ids}:
+            run_ids = find_runs_to_resume(log, self.run_id)
+            run_id, read = run_ids[0], find_read_id(run_ids[0])
+            if others := {*list_open_questions(log, read)} - {*run_ids}:
                 count = quantity(len(others), "more question")
                 console.print_policy(
                     f"{count} of the same read without an answer; for all: {self.resume_command(read)}"
@@ -106,7 +106,9 @@ class Resume(RunOptions):
                 try:
                     await self.prepare(reader, console)
                     outcomes = await console.follow_questions(
-                        lambda show: in_passes([partial(resumed, run_id, show) for run_id in run_ids], MAX_SHARED_READS)
+                        lambda show: read_in_passes(
+                            [partial(resumed, run_id, show) for run_id in run_ids], MAX_SHARED_READS
+                        )
                     )
                     have_failed = all(isinstance(outcome, Exception) for outcome in outcomes)
                     return [*raise_first(outcomes)] if have_failed else outcomes

@@ -22,7 +22,7 @@ _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def point_in_time(text: str) -> float:
+def parse_time(text: str) -> float:
     """Return seconds since 1970 for an ISO date or time (local if it has no zone), or an age: 90m, 12h, 7d, 2w.
 
     Raises:
@@ -56,13 +56,13 @@ class RunChoice:
     since: Annotated[
         float | None,
         typer.Option(
-            parser=point_in_time,
+            parser=parse_time,
             metavar="WHEN",
             help="Only runs started after this time: an ISO date, or an age such as 7d.",
         ),
     ] = None
     until: Annotated[
-        float | None, typer.Option(parser=point_in_time, metavar="WHEN", help="Only runs started before this time.")
+        float | None, typer.Option(parser=parse_time, metavar="WHEN", help="Only runs started before this time.")
     ] = None
     newest: Annotated[
         int | None, typer.Option(min=1, help="Only this many of the newest runs.", show_default="all")
@@ -126,7 +126,7 @@ def find_run(log: RunLog, name: str) -> str:
     )
 
 
-def runs_to_resume(log: RunLog, name: str) -> list[str]:
+def find_runs_to_resume(log: RunLog, name: str) -> list[str]:
     """Return the run with a name as for `find_run`, or all unfinished runs of a read of several questions.
 
     The name of a read of several questions is the common prefix of its run ids, or "latest".
@@ -134,19 +134,19 @@ def runs_to_resume(log: RunLog, name: str) -> list[str]:
     try:
         run_id = find_run(log, name)
     except RunNotFoundError:
-        if open_runs := open_questions(log, name):
+        if open_runs := list_open_questions(log, name):
             return open_runs
         raise
-    return (open_questions(log, read_id(run_id)) if name == LATEST else []) or [run_id]
+    return (list_open_questions(log, find_read_id(run_id)) if name == LATEST else []) or [run_id]
 
 
-def read_id(run_id: str) -> str:
+def find_read_id(run_id: str) -> str:
     """Return the common prefix of the run ids of a read of several questions; empty for other runs."""
     read, _, number = run_id.rpartition("-")
     return read if _QUESTION.fullmatch(number) else ""
 
 
-def open_questions(log: RunLog, read: str) -> list[str]:
+def list_open_questions(log: RunLog, read: str) -> list[str]:
     """Return the unfinished runs with this prefix, in the order of their questions."""
     from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter

@@ -31,7 +31,7 @@ def require_file(path: Path) -> Path:
     """Return the path of a document that exists.
 
     Raises:
-        DocumentError: there is no such file, or it is a folder.
+        DocumentError: the file does not exist, or is a folder.
     """
     if re.match(r"https?:/", str(path)):
         hint = "Save it as a file and read that, or pipe it: curl -L URL | memagent read - -q QUESTION."

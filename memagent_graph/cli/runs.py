@@ -12,7 +12,7 @@ import typer
 
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, Log
-from memagent_graph.cli.output import print_json, size
+from memagent_graph.cli.output import format_size, print_json
 from memagent_graph.cli.run_choice import RunArgument, RunChoice, find_run, open_log
 from memagent_graph.plain_text import in_one_line, quantity
 
@@ -131,7 +131,7 @@ def _delete(log: RunLog, records: Sequence[RunRecord], request: Runs) -> None:
     if request.as_json:
         print_json({"deleted": deleted, "bytes_freed": freed, "being_read": open_runs})
         return
-    typer.echo(f"{quantity(deleted, 'run')} deleted, {size(freed)} given back", err=True)
+    typer.echo(f"{quantity(deleted, 'run')} deleted, {format_size(freed)} given back", err=True)
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
@@ -154,7 +154,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     count, conversations = log.counts()
     terminal.print(
         f"{len(records):,} of {quantity(count, 'run')} with {quantity(conversations, 'conversation')}, "
-        f"{size(log.size_bytes)}, in {in_one_line(str(log.path))}",
+        f"{format_size(log.size_bytes)}, in {in_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,
     )

@@ -17,7 +17,7 @@ from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from memagent_graph.errors import LastingError
+from memagent_graph.errors import PermanentError
 
 _forkable: WeakSet[Any] = WeakSet()
 
@@ -45,7 +45,7 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 _CLEANUP_SECONDS = 10.0
-"""How long a cancelled call waits for its coroutine to end."""
+"""The maximum number of seconds that a cancelled call waits for the end of its coroutine."""
 
 
 class _Background:
@@ -107,7 +107,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
 
     Raises:
         RuntimeError: it was called on the background loop itself, where it would wait for itself.
-        LastingError: `cancellation` ended it; a caller that retries other errors does not retry this one.
+        PermanentError: `cancellation` ended it; a caller that retries other errors does not retry this one.
     """
     loop = background_loop()
     if _is_running(loop):
@@ -120,7 +120,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
     except BaseException as error:
         _cancel(future, coroutine, loop)
         if isinstance(error, CancelledError) and cancellation and cancellation.is_cancelled:
-            raise LastingError("the read was broken off by its caller", hint="Start it again, or resume it.") from error
+            raise PermanentError(
+                "the read was broken off by its caller", hint="Start it again, or resume it."
+            ) from error
         raise
 
 
@@ -226,7 +228,7 @@ class PerLoop(Generic[T]):
         return self._values[loop][0]
 
     async def aclose(self) -> None:
-        """Close the running loop's value, if it has one; the next use makes another."""
+        """Close the running loop's value, if there is one. The next use creates another."""
         if (entry := self._values.pop(asyncio.get_running_loop(), None)) is not None:
             await entry[1].aclose()
 

@@ -9,16 +9,16 @@ from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 MAX_SHARED_READS: Final = 128
-"""How many questions share a pass over a document by default."""
+"""The default maximum number of questions that share a pass over a document."""
 Reach: TypeAlias = Callable[[int], Awaitable[None]]
-"""Waits until a reader may begin a chunk; the argument is how many chunks it has read."""
+"""Waits until a reader may begin a chunk. The argument is the number of chunks that the reader has read."""
 
 
 class Pace:
-    """A reader may begin a chunk only when all others have begun as many, or have left. All are on one event loop.
+    """Lets a reader begin a chunk only when all others have begun as many, or have left. All are on one event loop.
 
-    A server whose prefix cache holds one section then needs to compute that section only once. The others also wait
-    for one that joins late or continues from the middle: after they meet, all stay together.
+    A server whose prefix cache has room for one section then computes that section only once. Readers also wait for a
+    reader that joins late or continues from the middle. After they meet, all of them stay together.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Pace:
 
     @contextmanager
     def reader(self) -> Iterator[Reach]:
-        """Add a reader at the document's beginning; it leaves when the context ends."""
+        """Add a reader at the document's beginning. The reader leaves when the context ends."""
         key = object()
         self._move(key, -1)
 
@@ -45,7 +45,7 @@ class Pace:
             self._move(key, None)
 
     def _move(self, reader: object, chunks: int | None) -> None:
-        """Record how many chunks a reader has read (None if it has left), and wake the readers that waited for it."""
+        """Record the chunks that a reader has read (None if it has left), and wake the readers that waited for it."""
         if chunks is None:
             del self._chunks_read[reader]
         else:
@@ -59,15 +59,15 @@ class Pace:
                     waiter.set_result(None)
 
 
-async def in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
+async def read_in_passes(reads: Sequence[Callable[[Reach], Awaitable[T]]], per_pass: int) -> list[T | Exception]:
     """Run reads of one document in parallel, all at the same chunk at the same time.
 
     Args:
         reads: each is called with the function that it has to await before it begins a chunk.
-        per_pass: how many reads share a pass; the others follow in later passes.
+        per_pass: the maximum number of reads that share a pass. Other reads follow in later passes.
 
     Returns:
-        The outcome of each, in order: a result, or the error if it failed. The others are read to their end.
+        The outcomes in order: a result, or the error of a read that failed. The other reads run to their end.
     """
 
     async def one(read: Callable[[Reach], Awaitable[T]], pace: Pace) -> T | Exception:

@@ -25,18 +25,18 @@ shortened_name = partial(in_one_line, longest=200)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
-def file_below(root: Path, path: str, *, hint: str) -> Path:
+def resolve_file_below(root: Path, path: str, *, hint: str) -> Path:
     """Return the regular file that a path leads to, with links followed at every level.
 
-    Arguments and errors as for `path_below`. A folder, a pipe or a device is refused, too.
+    Arguments and errors as for `resolve_below`. A folder, a pipe or a device is refused, too.
     """
-    target = path_below(root, path, hint=hint)
+    target = resolve_below(root, path, hint=hint)
     if not target.is_file():
         raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
     return target
 
 
-def path_below(root: Path, path: str, *, hint: str) -> Path:
+def resolve_below(root: Path, path: str, *, hint: str) -> Path:
     """Return the file or folder that a path leads to, with links followed at every level.
 
     Use this for tables and folders of the user. For a language model use `AllowedRoots`, whose errors do not tell which
@@ -94,9 +94,9 @@ class AllowedRoots:
         The file is checked again when it is opened, because it may have been replaced.
 
         Raises:
-            RefusedSourceError: it is not a path, leads outside the roots, does not exist, is not a regular file, or is
-                too large. The message is for a model: it says what would work, and nothing about files or folders
-                outside.
+            RefusedSourceError: the path is not valid, leads outside the roots, does not exist, is not a regular file,
+                or is too large. The message is for a model: it says what would work, and nothing about files or
+                folders outside.
         """
         name = shortened_name(path)
         if _SCHEME.match(path):

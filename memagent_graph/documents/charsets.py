@@ -45,12 +45,12 @@ def _as_c1(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(AS_C1, _as_c1)
 
 
-def byte_order_mark(sample: bytes) -> tuple[str, int] | None:
+def find_byte_order_mark(sample: bytes) -> tuple[str, int] | None:
     """Return the charset of a byte order mark, and the length of the mark in bytes."""
     return next(((charset, len(mark)) for mark, charset in _BYTE_ORDER_MARKS if sample.startswith(mark)), None)
 
 
-def web_codec(label: str) -> str | None:
+def find_web_codec(label: str) -> str | None:
     """Return the codec for a label, as browsers read it; None for an unknown label."""
     label = label.strip().lower()
     if codec := _OTHER_LABELS.get(label):
@@ -61,7 +61,7 @@ def web_codec(label: str) -> str | None:
     return _WIDER.get(encoding.name, str(encoding.codec_info.name))
 
 
-def seven_bit_codec(sample: bytes) -> str | None:
+def detect_seven_bit_codec(sample: bytes) -> str | None:
     """Return the codec of East Asian text in 7-bit bytes: ISO-2022-JP, ISO-2022-KR or HZ."""
     for mark, names in _SEVEN_BIT_MARKS:
         if mark.search(sample):
@@ -75,11 +75,11 @@ def seven_bit_codec(sample: bytes) -> str | None:
     return None
 
 
-def web_text(data: bytes, label: str | None) -> str:
+def decode_web_text(data: bytes, label: str | None) -> str:
     """Decode bytes as a browser or mail reader does: by byte order mark, label, as UTF-8, or else as cp1252."""
-    if (mark := byte_order_mark(data)) is not None:
+    if (mark := find_byte_order_mark(data)) is not None:
         return data[mark[1] :].decode(mark[0], "replace")
-    names = [web_codec(label) if label else None, seven_bit_codec(data), "utf-8"]
+    names = [find_web_codec(label) if label else None, detect_seven_bit_codec(data), "utf-8"]
     for name in filter(None, names):
         try:
             return data.decode(name)
@@ -129,7 +129,7 @@ _MAX_ACCENTED_SHARE: Final = 0.35
 """No language of these charsets has accents on more of its letters."""
 
 
-def latin_charset(sample: bytes) -> str | None:
+def detect_latin_charset(sample: bytes) -> str | None:
     """Return the charset in which nearly all accented letters belong to one language; None if there is no such charset.
 
     The same byte is è in cp1252 and č in cp1250, and both are valid text. But a language has few accented letters, and

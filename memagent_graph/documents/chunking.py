@@ -19,16 +19,16 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.documents.headings import heading_starts, is_markdown
+from memagent_graph.documents.headings import find_heading_starts, is_markdown
 from memagent_graph.tokenizers import Tokenizer
-from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, safe_cut
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, find_safe_cut
 from memagent_graph.words import (
+    find_last_character_end,
+    find_paragraph_ends,
+    find_sentence_ends,
+    find_word_ends,
     is_character_end,
     is_unspaced,
-    last_character_end,
-    paragraph_ends,
-    sentence_ends,
-    word_ends,
 )
 
 Boundary = Literal["token", "sentence", "paragraph", "heading"]
@@ -348,11 +348,11 @@ class Chunker:
             at_end = len(data) <= largest
             # The bytes may end inside a character, which is then left out.
             text = codecs.getincrementaldecoder("utf-8")().decode(data[:largest], at_end)
-            cut = len(text) if at_end else safe_cut(text, len(text) // 2)
+            cut = len(text) if at_end else find_safe_cut(text, len(text) // 2)
             if cut is not None:
                 break
         else:
-            cut = last_character_end(text, len(text) - 1, 1)
+            cut = find_last_character_end(text, len(text) - 1, 1)
         text = text[:cut]
         self._current = _Piece(start_byte, start_byte + len(text.encode()), text, self._tokenizer.encode(text), at_end)
         _PIECES.put(key, self._current)
@@ -362,14 +362,16 @@ class Chunker:
         """Return positions between two characters where a chunk may end, best first."""
         if boundary == "heading":
             markdown = is_markdown(self._ref["media_type"])
-            return heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
-        ends = paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
+            return find_heading_starts(text, start, end, markdown=markdown)[: -_CANDIDATES - 1 : -1]
+        ends = find_paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         places: list[int] = []
         near = max(start, end - 400)  # there is nearly always one
-        for place in (sentence_ends(text, near, end) or sentence_ends(text, start, near))[: -_CANDIDATES - 1 : -1]:
+        for place in (find_sentence_ends(text, near, end) or find_sentence_ends(text, start, near))[
+            : -_CANDIDATES - 1 : -1
+        ]:
             # Some tokenizers keep a full stop and the newline after it in one token.
             places += place, start + len(text[start:place].rstrip())
         ends += [place for place in places if place > start][:_CANDIDATES]
         if not ends and is_unspaced(text[end - 1]):
-            ends = word_ends(text, max(start, end - 64), end)[: -_CANDIDATES - 1 : -1]
+            ends = find_word_ends(text, max(start, end - 64), end)[: -_CANDIDATES - 1 : -1]
         return ends

@@ -12,11 +12,11 @@ from charset_normalizer import from_bytes
 
 from memagent_graph.documents.charsets import (
     AS_C1,
-    byte_order_mark,
+    detect_latin_charset,
+    detect_seven_bit_codec,
+    find_byte_order_mark,
+    find_web_codec,
     is_hebrew,
-    latin_charset,
-    seven_bit_codec,
-    web_codec,
 )
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
@@ -40,12 +40,12 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 log = logging.getLogger(__name__)
 
 
-def binary_kind(sample: bytes) -> str | None:
+def detect_binary_kind(sample: bytes) -> str | None:
     """Return the kind of a binary file, from its first bytes; None if it may be text."""
     for kind, marks in _BINARY_KINDS.items():
         if sample.startswith(marks) and (b"\x00" in sample or not _is_utf8(sample)):
             return kind
-    if byte_order_mark(sample) is not None:
+    if find_byte_order_mark(sample) is not None:
         return None
     controls = sum(sample.count(byte) for byte in range(32) if byte not in _TEXT_CONTROLS)
     is_binary = controls > 0.1 * len(sample) or (b"\x00" in sample and not _is_utf8(sample))
@@ -62,7 +62,7 @@ def _is_utf8(sample: bytes) -> bool:
 
 def find_charset(name: str) -> str:
     """Return the Python codec for the name of a charset, as browsers do. Raises EncodingError if unknown."""
-    if (codec := web_codec(name)) is not None and not codec.startswith("utf-16"):
+    if (codec := find_web_codec(name)) is not None and not codec.startswith("utf-16"):
         return codec
     try:
         if not (codec_info := codecs.lookup(name))._is_text_encoding or codec_info.name in _ESCAPES:
@@ -84,7 +84,7 @@ def detect_charset(sample: bytes) -> str | None:
         return "cp1255"
     if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
         return None
-    if (latin := latin_charset(sample)) is not None:
+    if (latin := detect_latin_charset(sample)) is not None:
         return latin
     best = from_bytes(sample, cp_exclusion=["shift_jis_2004", "shift_jisx0213"]).best()  # all KOI8 is text in them
     if best is None or best.chaos > _MAX_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
@@ -136,7 +136,7 @@ def decode_pieces(
 
     Raises:
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
-        UnsupportedDocumentError: it is not text.
+        UnsupportedDocumentError: the source is not text.
     """
     charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
     decoder = StreamDecoder(name, encoding=charset, errors=errors)
@@ -154,9 +154,9 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
     for piece in itertools.chain(reopen(), [b""]):
         if offset == 0:
             head = piece[:SAMPLE_BYTES]
-            if byte_order_mark(head) is not None:
+            if find_byte_order_mark(head) is not None:
                 return None
-            seven_bit = seven_bit_codec(head)
+            seven_bit = detect_seven_bit_codec(head)
             if seven_bit is None:
                 refuse_binary(name, head)
         pending = len(decoder.getstate()[0])
@@ -173,7 +173,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
                 return None
             raise undecodable(name, "utf-8", at) from None
         if seven_bit is None and (b"\x1b$" in piece or b"~{" in piece or b"\x1b(" in piece):
-            seven_bit = seven_bit_codec(piece)
+            seven_bit = detect_seven_bit_codec(piece)
         offset += len(piece)
         before = piece[-SAMPLE_BYTES:]
     if seven_bit is not None:
@@ -183,7 +183,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
 
 def refuse_binary(name: str, sample: bytes) -> None:
     """Raise UnsupportedDocumentError if a sample is not text, EncodingError if it is UTF-16 without a mark."""
-    kind = binary_kind(sample)
+    kind = detect_binary_kind(sample)
     if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
         raise EncodingError(
             f"{name} looks like {charset} without a byte order mark", hint=f"Pass --encoding {charset}."
@@ -235,7 +235,7 @@ class StreamDecoder:
         return text
 
     def _begin(self) -> tuple[codecs.IncrementalDecoder, bytes]:
-        mark = byte_order_mark(self._held)
+        mark = find_byte_order_mark(self._held)
         charset, length = mark if mark is not None else (self._declared or "utf-8", 0)
         if mark is None and self._declared is None:
             refuse_binary(self._name, self._held[:SAMPLE_BYTES])

@@ -55,7 +55,7 @@ def is_markdown(media_type: str) -> bool:
     return media_type in _MARKDOWN_TYPES
 
 
-def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
+def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
     """Return the headings and numbered clauses of a text, in order; at most `MAX_HEADINGS`.
 
     Args:
@@ -73,7 +73,7 @@ def headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
     return marks
 
 
-def heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
+def find_heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
     """Return the starts of headings between two characters of a text, in order. Chunks can end there."""
     begin = text.rfind("\n", 0, start) + 1
     window = text[begin : end + _MAX_TITLE * 4]

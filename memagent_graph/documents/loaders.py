@@ -15,14 +15,14 @@ from typing import IO, Any
 
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Block, Parts
-from memagent_graph.documents.charsets import byte_order_mark, web_codec
+from memagent_graph.documents.charsets import find_byte_order_mark, find_web_codec
 from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
     StreamDecoder,
-    binary_kind,
     decode_pieces,
+    detect_binary_kind,
     find_charset,
 )
 from memagent_graph.documents.sources import KINDS, MEDIA_TYPES, TEXT, UNKNOWN, Document, kind_from_media_type
@@ -69,8 +69,8 @@ def open_document(
         converter: the user's converter, as in `conversion.convert_parts`.
 
     Raises:
-        DocumentError: it cannot be opened or read, is of another kind, or cannot be converted within the bounds.
-        MissingExtraError: its converter needs an extra that is not installed.
+        DocumentError: the document cannot be opened or read, is of another kind, or exceeds a bound of conversion.
+        MissingExtraError: the converter needs an extra that is not installed.
     """
     errors: Errors = "replace" if replace else "strict"
     content = document.content
@@ -243,7 +243,7 @@ def _archive_kind(file: IO[bytes]) -> str | None:
 
 def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: partial[Parts]) -> tuple[str, Parts]:
     kind = _kind(document, file)
-    if kind is None and convert.keywords["converter"] is not None and binary_kind(_sample(file)):
+    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_sample(file)):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
@@ -266,10 +266,10 @@ def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert
     head = file.read(SAMPLE_BYTES)
     start = file.seek(-len(head), io.SEEK_CUR)
     declared = document.encoding
-    if declared is None and byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
+    if declared is None and find_byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
         label = meta.group(1).decode("ascii")
         # As in browsers, charsets that only Python knows do not count, nor UTF-16, because the declaration is ASCII.
-        declared = None if (web_codec(label) or "utf-16").startswith("utf-16") else label
+        declared = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
     reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
         for text in decode_pieces(document.name, reopen, encoding=declared, errors=errors):

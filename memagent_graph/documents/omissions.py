@@ -44,7 +44,7 @@ def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     ]
 
 
-def stored_omissions(document: Mapping[str, Any]) -> list[Omission]:
+def load_omissions(document: Mapping[str, Any]) -> list[Omission]:
     """Return the omissions of a stored document, to be passed on with its text into another document."""
     return [
         Omission(stored["what"], stored["places"], stored["remedy"], stored["count"])
@@ -52,7 +52,7 @@ def stored_omissions(document: Mapping[str, Any]) -> list[Omission]:
     ]
 
 
-def document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
+def list_document_events(document: Mapping[str, Any]) -> tuple[ReadEvent, ...]:
     """Return the events for the omissions in a document's reference."""
     return tuple(
         ReadEvent(EventKind.DOCUMENT_INCOMPLETE, None, describe_omission(omission))

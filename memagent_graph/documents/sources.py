@@ -24,7 +24,7 @@ def normalise_pages(pages: str | int) -> str:
     """Return a choice of pages, counted from 1, in its usual form: 5, 5-10, 12- (to the end) or 1-3,7.
 
     Raises:
-        DocumentError: it does not name pages.
+        DocumentError: the text does not name pages.
     """
     texts = str(pages).replace("\N{EN DASH}", "-").split(",")
     parts: list[str] = []

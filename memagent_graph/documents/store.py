@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
-from memagent_graph.documents.headings import MAX_HEADINGS, headings, is_markdown
+from memagent_graph.documents.headings import MAX_HEADINGS, find_headings, is_markdown
 from memagent_graph.documents.loaders import READ_BYTES, open_document
 from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF, Document, DocumentRef, SourceMark
@@ -37,9 +37,9 @@ from memagent_graph.errors import (
     EmptyDocumentError,
     EncodingError,
 )
-from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.paths import default_store
-from memagent_graph.storage.private_files import private_folder, write_whole
+from memagent_graph.storage.private_files import create_private_folder, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _ABANDONED_SECONDS: Final = 86_400
@@ -82,8 +82,8 @@ class DocumentStore:
             cancellation: ends a conversion from another thread.
 
         Raises:
-            DocumentError: it cannot be read or stored. The subclass tells the reason.
-            MissingExtraError: its converter needs an extra that is not installed.
+            DocumentError: the document cannot be read or stored. The subclass tells the reason.
+            MissingExtraError: the converter needs an extra that is not installed.
         """
         document = Document.of(document)
         with self._translate_disk_errors():
@@ -171,12 +171,12 @@ class DocumentStore:
             return declared
         stored = self._headings_path(ref, "markdown" if is_markdown(ref["media_type"]) else "text")
         try:
-            marks = [SourceMark(*values) for values in json_file(stored)]
+            marks = [SourceMark(*values) for values in read_json_file(stored)]
         except (FileNotFoundError, ValueError):
-            marks = headings(self._decode(ref), ref["media_type"])
+            marks = find_headings(self._decode(ref), ref["media_type"])
             # If the store is read-only, they are found again the next time.
             with contextlib.suppress(OSError):
-                write_whole(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
+                write_atomically(stored, json.dumps([[mark.start_char, mark.label] for mark in marks]))
         by_place = {mark.start_char: mark for mark in [*marks, *declared]}
         return [by_place[place] for place in sorted(by_place)]
 
@@ -188,7 +188,9 @@ class DocumentStore:
                 f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
             )
         try:
-            return [SourceMark(start_char, label) for start_char, label in json_file(self._sections / f"{name}.json")]
+            return [
+                SourceMark(start_char, label) for start_char, label in read_json_file(self._sections / f"{name}.json")
+            ]
         except FileNotFoundError:
             return []
 
@@ -212,13 +214,13 @@ class DocumentStore:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _translate_disk_errors(self, deed: Literal["read", "written"] = "written") -> Iterator[None]:
+    def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
         """Raise `DocumentStoreError` for a full or read-only disk, or too many open files."""
         try:
             yield
         except OSError as error:
             raise DocumentStoreError(
-                f"the document store {self.root} cannot be {deed}: {error.strerror or error}",
+                f"the document store {self.root} cannot be {action}: {error.strerror or error}",
                 hint="Raise the limit of open files (`ulimit -n`)."
                 if error.errno in {errno.EMFILE, errno.ENFILE}
                 else "Make it writable, free disk space, or set MEMAGENT_HOME to another folder for all that is kept.",
@@ -227,7 +229,7 @@ class DocumentStore:
     def _make_folders(self) -> None:
         for folder in (self._texts, self._sections):
             if not folder.exists():
-                private_folder(folder)
+                create_private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
@@ -246,7 +248,7 @@ class DocumentStore:
             "utf-8", "replace"
         )
         name = hashlib.sha256(data).hexdigest()
-        write_whole(self._sections / f"{name}.json", data)
+        write_atomically(self._sections / f"{name}.json", data)
         return name
 
     def _text_path(self, ref: DocumentRef) -> Path:
@@ -324,7 +326,7 @@ def open_store(folder: Path | str | None) -> DocumentStore:
     """Return the store in a folder, by default in the data folder.
 
     Raises:
-        DocumentStoreError: it is an address, not a folder.
+        DocumentStoreError: `folder` is an address.
     """
     if isinstance(folder, str) and "://" in folder:
         raise DocumentStoreError(

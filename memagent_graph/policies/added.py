@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.paths import data_folder
 
 KNOWN: Final = ("english", "english-untrained")
@@ -40,26 +40,26 @@ def policies_folder() -> Path:
     return data_folder() / "policies"
 
 
-def added_folder(name: Path | str) -> Path | None:
+def find_added_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
     folder = policies_folder() / str(name)
     return folder if str(name) in KNOWN and (folder / _RECORD).is_file() else None
 
 
-def added_policies() -> dict[str, PolicyOrigin | None]:
+def list_added_policies() -> dict[str, PolicyOrigin | None]:
     """Return the added policies by name, with None for a record that cannot be parsed."""
-    return {name: read_origin(folder) for name in KNOWN if (folder := added_folder(name))}
+    return {name: read_origin(folder) for name in KNOWN if (folder := find_added_folder(name))}
 
 
-def default_policy() -> str | None:
+def find_default_policy() -> str | None:
     """Return the default policy (if neither a policy nor a server is named); None if it was not added."""
-    return KNOWN[0] if added_folder(KNOWN[0]) else None
+    return KNOWN[0] if find_added_folder(KNOWN[0]) else None
 
 
 def read_origin(folder: Path) -> PolicyOrigin | None:
     """Return the record in a folder; None if it is missing or cannot be parsed."""
     try:
-        return PolicyOrigin(**json_file(folder / _RECORD))
+        return PolicyOrigin(**read_json_file(folder / _RECORD))
     except (OSError, ValueError, TypeError):
         return None
 

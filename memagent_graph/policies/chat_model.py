@@ -13,14 +13,14 @@ from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.dialects import (
-    content_text,
-    finish_notes,
-    finish_reason,
+from memagent_graph.policies.api_variants import (
+    extract_text,
+    find_refused_field,
     has_refusal,
-    refused_field,
-    sampling_notes,
-    token_usage,
+    make_finish_notes,
+    make_sampling_notes,
+    parse_finish_reason,
+    parse_token_usage,
 )
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
@@ -105,7 +105,7 @@ class ChatModelPolicy:
                 model, options = self._with(sampling)
                 return await model.ainvoke(messages, **options)
             except Exception as error:  # noqa: BLE001  whatever the model raises
-                option = refused_field(str(error), self._options(sampling))
+                option = find_refused_field(str(error), self._options(sampling))
                 if option is not None:
                     refused.add(option)
                     self._unsupported.add(option)
@@ -141,7 +141,7 @@ class ChatModelPolicy:
 
     def _completion(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:
-            text = content_text(reply.content) or ""
+            text = extract_text(reply.content) or ""
             metadata = reply.response_metadata or {}
         except (AttributeError, ValueError) as error:
             raise PolicyResponseError(
@@ -150,11 +150,11 @@ class ChatModelPolicy:
             ) from error
         word = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
-        reason = FinishReason.REFUSED if is_refusal else finish_reason(word)
+        reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(word)
         return Completion(
             text=text,
             finish_reason=reason,
             model=str(metadata.get("model_name") or self.name),
-            usage=token_usage(reply.usage_metadata),
-            notes=finish_notes(reason, word, text) + sampling_notes(sampling, self._unsupported),
+            usage=parse_token_usage(reply.usage_metadata),
+            notes=make_finish_notes(reason, word, text) + make_sampling_notes(sampling, self._unsupported),
         )

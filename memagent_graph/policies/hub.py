@@ -18,7 +18,7 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def model_folder(repository: str, *, with_weights: bool) -> Path:
+def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
     """Return the local folder of a model on the hub, downloaded if it is not in the cache.
 
     Args:
@@ -26,7 +26,7 @@ def model_folder(repository: str, *, with_weights: bool) -> Path:
         with_weights: whether to download the weights too, or only configuration, tokenizer and templates.
 
     Raises:
-        PolicyError: there is no such model, or it cannot be downloaded.
+        PolicyError: the model does not exist, or cannot be downloaded.
         MissingExtraError: huggingface_hub is not installed.
     """
     hub = load_extra("huggingface_hub", "hub", f"the model {repository}")

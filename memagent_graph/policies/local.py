@@ -21,8 +21,8 @@ from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN
-from memagent_graph.policies.hub import is_hub_id, model_folder
-from memagent_graph.policies.model_info import ModelInfo, ModelShape, weights_version
+from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
+from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, policy_folder
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
@@ -58,7 +58,7 @@ class LocalPolicy:
     Raises:
         MissingExtraError: torch or transformers is not installed.
         PolicyError: the model cannot be loaded, or not in this format.
-        ProfileError, PromptError: its profile cannot be parsed.
+        ProfileError, PromptError: the profile of the model cannot be parsed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LocalPolicy:
         self.dtype = dtype or _suitable(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
-        own_version = weights_version(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        own_version = hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._version = version or own_version
         self._template = dict(chat_template_kwargs or {})
         self.after_fork()
@@ -243,7 +243,7 @@ def _find_model_folder(model: Path | str) -> Path:
     if model in KNOWN:
         raise PolicyError(f"the policy {model} is not on this machine", hint=f"Add it: memagent policy add {model}.")
     if isinstance(model, str) and is_hub_id(model):
-        return model_folder(model, with_weights=True)
+        return fetch_model_folder(model, with_weights=True)
     raise PolicyError(
         f"there is no folder {model}",
         hint="Pass a folder with config.json, weights and tokenizer, or a hub id. "
@@ -425,7 +425,7 @@ class _Engine:
 
 
 class _PrefixCache:
-    """The common prefix of the last batch, with its keys and values by layer; empty at first."""
+    """The common prefix of the last batch, with its keys and values by layer. At first, it is empty."""
 
     def __init__(self, ids: list[int] | None = None, layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         self._ids = ids or []

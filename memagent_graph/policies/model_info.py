@@ -9,7 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from memagent_graph.errors import MissingExtraError
 from memagent_graph.policies.profile import Profile
-from memagent_graph.storage.bounded_files import json_file
+from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.tokenizers import Tokenizer
 
 
@@ -30,7 +30,7 @@ class ModelShape:
     def from_config(cls, folder: Path) -> ModelShape | None:
         """Return the shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
         try:
-            config = json_file(folder / "config.json")
+            config = read_json_file(folder / "config.json")
             width, layers, heads = (
                 int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
             )
@@ -74,7 +74,7 @@ class ModelInfo:
 _SAMPLE_BYTES: Final = 1 << 20
 
 
-def weights_version(folder: Path) -> str:
+def hash_weights(folder: Path) -> str:
     """Return a short hash of the weights in a folder; empty if there are none (for a hub id, for example).
 
     Large files are not read as a whole. The hash depends on the name and size of every file, and on a megabyte at its

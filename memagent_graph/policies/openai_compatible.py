@@ -26,7 +26,7 @@ from memagent_graph.chat_markers import configured_markers
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, sampling_notes
+from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.replies import decode_completion
@@ -37,18 +37,18 @@ from memagent_graph.policies.sending import (
     SharedPause,
     StatusError,
     Timeouts,
-    certificates,
-    proxy_for,
+    find_proxy,
+    load_certificates,
 )
-from memagent_graph.policies.served_models import choose_model, info_from_origin, is_vllm, model_entries
+from memagent_graph.policies.served_models import choose_model, find_model_info, is_vllm, parse_model_entries
 from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
-    basic_authorization,
+    check_header,
     check_url,
-    checked_header,
-    password,
-    request_headers,
+    extract_password,
+    make_basic_authorization,
+    make_request_headers,
     without_password,
     without_query,
 )
@@ -139,13 +139,13 @@ class OpenAICompatiblePolicy:
         self.unlisted: PolicyError | None = None
         """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
-        self._headers = request_headers(basic_authorization(url), key, default_headers or {})
+        self._headers = make_request_headers(make_basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._proxy = proxy_for(self.base_url) if proxy is None else check_url(proxy)
+        self._proxy = find_proxy(self.base_url) if proxy is None else check_url(proxy)
         secrets = (
             key,
-            password(url),
-            password(self._proxy) if self._proxy else "",
+            extract_password(url),
+            extract_password(self._proxy) if self._proxy else "",
             *self._headers.get("Authorization", "").split()[-1:],
             *(default_headers or {}).values(),
         )
@@ -156,7 +156,7 @@ class OpenAICompatiblePolicy:
         self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
         self._max_reply_bytes = max_reply_bytes
-        self._session_header = None if session_header is None else checked_header(session_header, self._headers)
+        self._session_header = None if session_header is None else check_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
         self._unsupported = set(unsupported)
@@ -172,7 +172,7 @@ class OpenAICompatiblePolicy:
             timeouts=self._timeouts,
             max_retries=max_retries,
             pause=self._pause,
-            trust=None if ca_file is None else certificates(ca_file),
+            trust=None if ca_file is None else load_certificates(ca_file),
             proxy=self._proxy,
         )
         self._connections = PerLoop(connect, Sender.close)
@@ -215,7 +215,7 @@ class OpenAICompatiblePolicy:
                 break
             except PolicyRequestError as error:
                 sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
-                field = refused_field(error.server_message, sent - self._extra_body.keys())
+                field = find_refused_field(error.server_message, sent - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
                     learned.add(field)
@@ -238,7 +238,7 @@ class OpenAICompatiblePolicy:
 
     def _notes(self, sampling: SamplingParams, as_messages: bool) -> tuple[Note, ...]:
         """Return a note for every requested option that the server does not accept."""
-        notes = sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
+        notes = make_sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
         if as_messages and sampling.json_schema is not None and not self._takes_schema(sampling.json_schema):
             detail = "the server did not accept the JSON schema; decoding was not guided"
             notes += ((EventKind.SCHEMA_REFUSED, detail),)
@@ -276,7 +276,7 @@ class OpenAICompatiblePolicy:
         served = await self.served_model()
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
-        info = await asyncio.to_thread(info_from_origin, name, root, window if isinstance(window, int) else None)
+        info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and is_vllm(served):
             # Most servers do not report it. Then the tokens of all known families are escaped.
             with suppress(PolicyError):
@@ -294,7 +294,11 @@ class OpenAICompatiblePolicy:
         if self._served is None:
             try:
                 models, _ = await self._send(
-                    self._url("models"), None, model_entries, max_bytes=_MAX_LIST_BYTES, seconds=self._timeouts.connect
+                    self._url("models"),
+                    None,
+                    parse_model_entries,
+                    max_bytes=_MAX_LIST_BYTES,
+                    seconds=self._timeouts.connect,
                 )
                 served = choose_model(models, self._model, self.base_url, self._redact)
             except PolicyUnreachableError:

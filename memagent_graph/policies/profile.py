@@ -19,9 +19,9 @@ from memagent_graph.budget import Budget
 from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.added import ENGLISH_FOLDER, added_folder
+from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_folder
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, template_file
-from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, json_file, text_file
+from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
 from memagent_graph.storage.paths import data_folder
 
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -37,17 +37,17 @@ EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 
 def policy_folder(name: Path | str) -> Path:
     """Return the folder of a policy by its name ("embedded" or an added policy) or path."""
-    return EMBEDDED_FOLDER if name == "embedded" else added_folder(name) or Path(name).expanduser()
+    return EMBEDDED_FOLDER if name == "embedded" else find_added_folder(name) or Path(name).expanduser()
 
 
-def profile_folder(name: Path | str) -> Path:
+def find_profile_folder(name: Path | str) -> Path:
     """Return the folder of a profile: the policy's folder, or the folder of a published profile.
 
     The profile of `english` is a part of this package, so it exists even if the policy was not added.
     """
     if name in PUBLISHED:
         return data_folder() / "profiles" / str(name)
-    return ENGLISH_FOLDER if name == "english" and not added_folder(name) else policy_folder(name)
+    return ENGLISH_FOLDER if name == "english" and not find_added_folder(name) else policy_folder(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class Profile:
 
 
 def load_profile(folder: Path | str) -> Profile | None:
-    """Return the profile in `folder` (see `profile_folder` for names); None without a `memagent.json`.
+    """Return the profile in `folder` (see `find_profile_folder` for names); None without a `memagent.json`.
 
     Raises:
         ProfileError: a `memagent.json` that cannot be parsed.
         PromptError: a template that is missing or lacks a field.
     """
     published = PUBLISHED.get(folder) if isinstance(folder, str) else None
-    folder = profile_folder(folder)
+    folder = find_profile_folder(folder)
     path = folder / "memagent.json"
     if published is None and not path.is_file():
         return None
@@ -94,7 +94,7 @@ def load_profile(folder: Path | str) -> Profile | None:
         values = (
             {**published, "empty_memory": _published_empty_memory(folder)}
             if published
-            else json_file(path, MAX_WORDING_BYTES)
+            else read_json_file(path, MAX_WORDING_BYTES)
         )
         budget = Budget(**{field.name: int(values[field.name]) for field in fields(Budget) if field.name in values})
         boundary: Boundary = values.get("boundary", "token")
@@ -139,7 +139,7 @@ def _published_empty_memory(folder: Path) -> str:
             hint=f"Save in {folder}, from https://github.com/BytedTsinghua-SIA/MemAgent: update.txt with {{prompt}}, "
             "{memory} and {chunk}, answer.txt with {prompt} and {memory}, and empty_memory.txt.",
         )
-    return text_file(files[-1], MAX_WORDING_BYTES).strip()
+    return read_text_file(files[-1], MAX_WORDING_BYTES).strip()
 
 
 def require_profile(folder: Path | str) -> Profile:

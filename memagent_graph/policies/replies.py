@@ -2,7 +2,7 @@
 
 Only the needed fields are decoded. A reply has hundreds of log-prob entries with token, bytes and alternatives, and one
 number of an entry is used. The typed models of the `openai` client would take more processor time than the rest of a
-step, and drop the token ids of vLLM. A reply in another dialect of the API is decoded again, with looser rules.
+step, and drop the token ids of vLLM. A reply in another variant of the API is decoded again, with looser rules.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from memagent_graph.events import EventKind
-from memagent_graph.policies.dialects import (
-    content_text,
-    finish_notes,
-    finish_reason,
+from memagent_graph.policies.api_variants import (
+    extract_server_message,
+    extract_text,
     has_refusal,
-    server_message,
-    token_usage,
+    make_finish_notes,
+    parse_finish_reason,
+    parse_token_usage,
 )
 from memagent_graph.policies.sending import BrokenOffError, MalformedReplyError
 from memagent_graph.policy import Completion, FinishReason, Note, SamplingParams
@@ -104,7 +104,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     reply, is_damaged = _decode(content)
     if not reply.choices:
         if reply.error:
-            raise BrokenOffError(server_message(content), content)
+            raise BrokenOffError(extract_server_message(content), content)
         raise MalformedReplyError("it has no choices", content)
     choice = reply.choices[0]
     if len(reply.choices) > 1:
@@ -112,8 +112,11 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     message = choice.message
     text = message.content if message else choice.text
     word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason
-    reason, usage = finish_reason(word), token_usage(reply.usage)
-    if choice.native_finish_reason and (native := finish_reason(choice.native_finish_reason)) is not FinishReason.OTHER:
+    reason, usage = parse_finish_reason(word), parse_token_usage(reply.usage)
+    if (
+        choice.native_finish_reason
+        and (native := parse_finish_reason(choice.native_finish_reason)) is not FinishReason.OTHER
+    ):
         reason = native if reason is FinishReason.STOP else reason
     if reason is FinishReason.FAILED or choice.error or reply.error:
         raise BrokenOffError(str(choice.error or reply.error or word), content)
@@ -127,7 +130,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         reason = FinishReason.REFUSED
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
-    notes = finish_notes(reason, word, text)
+    notes = make_finish_notes(reason, word, text)
     return Completion(
         text=text or "",
         finish_reason=reason,
@@ -146,14 +149,14 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
     """Return the reply, and whether its token ids or log-probs are invalid.
 
     Raises:
-        MalformedReplyError: the body is not a reply in any dialect.
+        MalformedReplyError: the body is not a reply in any known variant of the API.
     """
     try:
         reply = _decoder.decode(content)
         if not reply.choices or not reply.choices[0].delta:
             return reply, False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # it may be another dialect
+        pass  # it may be another variant of the API
     try:
         return _usual_form(content)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -161,7 +164,7 @@ def _decode(content: bytes) -> tuple[_Reply, bool]:
 
 
 def _usual_form(content: bytes) -> tuple[_Reply, bool]:
-    """Convert a reply in another dialect; also return whether its token ids or log-probs are invalid."""
+    """Convert a reply in another variant of the API; also return whether its token ids or log-probs are invalid."""
     reply = _json(content.decode("utf-8-sig"))
     choices, is_damaged = [], False
     for choice in filter(None, reply.get("choices") or ()):
@@ -176,8 +179,8 @@ def _usual_form(content: bytes) -> tuple[_Reply, bool]:
             content_parts = message.get("content")
             has_parts = isinstance(content_parts, list) and bool(content_parts)
             thoughts = message.get("reasoning") or message.get("thinking") or has_parts
-            message |= {"content": content_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
-        choices.append({**choice, **numbers, "message": message, "text": content_text(choice.get("text"))})
+            message |= {"content": extract_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
+        choices.append({**choice, **numbers, "message": message, "text": extract_text(choice.get("text"))})
     return msgspec.convert({**reply, "choices": choices, "prompt_token_ids": None}, _Reply), is_damaged
 
 
@@ -192,7 +195,7 @@ def _json(text: str) -> Any:
             raise
     choices = [choice for event in events for choice in event.get("choices") or () if not choice.get("index")]
     messages = [choice.get("delta") or choice.get("message") or {} for choice in choices]
-    text = "".join(content_text(message.get("content")) or "" for message in messages)
+    text = "".join(extract_text(message.get("content")) or "" for message in messages)
     reason = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
     whole = {name: value for event in events for name, value in event.items() if value is not None}
     return whole | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}

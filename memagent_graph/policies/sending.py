@@ -25,8 +25,8 @@ import aiohttp
 import httpx2
 
 from memagent_graph.errors import PolicyRequestError
-from memagent_graph.policies.dialects import is_final, server_message
-from memagent_graph.policies.server_url import origin, without_password
+from memagent_graph.policies.api_variants import extract_server_message, is_final
+from memagent_graph.policies.server_url import parse_origin, without_password
 
 T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -66,7 +66,7 @@ class StatusError(Exception):
     @property
     def message(self) -> str:
         """The server's message."""
-        return server_message(self.content)
+        return extract_server_message(self.content)
 
 
 class MalformedReplyError(Exception):
@@ -286,7 +286,7 @@ async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an error; empty if it is too long."""
+    """Return the body of an error, or an empty one if it is too long."""
     try:
         return await read_body(reply, _MAX_ERROR_BYTES)
     except OverlongReplyError:
@@ -298,7 +298,7 @@ def _redirect_target(url: str, location: str) -> str:
     target = location
     with suppress(PolicyRequestError, ValueError):  # it is not an address
         target = urljoin(url, location)
-        if origin(target) == origin(url):
+        if parse_origin(target) == parse_origin(url):
             return without_password(target)
     raise RedirectError(target)
 
@@ -334,7 +334,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
+def load_certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
     """Return an SSL context that trusts the certificates in a file. A context is returned unchanged.
 
     Raises:
@@ -350,7 +350,7 @@ def certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
         ) from error
 
 
-def proxy_for(base_url: str) -> str | None:
+def find_proxy(base_url: str) -> str | None:
     """Return the proxy for this server from the environment, or None."""
     parts = urlsplit(base_url)
     if proxy_bypass(parts.hostname or ""):

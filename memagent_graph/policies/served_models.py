@@ -16,7 +16,7 @@ from memagent_graph.policies.sending import MalformedReplyError
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 
-def model_entries(content: bytes) -> list[dict[str, Any]]:
+def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
     """Return the entries of a list of models. It may be a bare array, or have only names."""
     try:
         body = msgspec.json.decode(content)
@@ -59,7 +59,7 @@ def is_vllm(served: Mapping[str, Any]) -> bool:
     return served.get("owned_by") == "vllm"
 
 
-def info_from_origin(name: str, root: str, window: int | None) -> ModelInfo:
+def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
     """Return information from the model's name and origin (a folder on this machine, or a hub id)."""
     folder = Path(root or name)
     local = folder.is_dir()

@@ -16,7 +16,7 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.policies.dialects import OPTIONAL_FIELDS, refused_field, speaks_of_length
+from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, speaks_of_length
 from memagent_graph.policies.redaction import SecretRedaction
 from memagent_graph.policies.sending import (
     BrokenOffError,
@@ -121,7 +121,7 @@ class ServerErrors:
             hint = "`memagent doctor` lists what is served."
         elif status == 404 and not where.rstrip("/").endswith("/v1"):
             hint = f"Is the address complete? Most end in /v1: --base-url {where.rstrip('/')}/v1"
-        elif field := refused_field(words, OPTIONAL_FIELDS):
+        elif field := find_refused_field(words, OPTIONAL_FIELDS):
             hint = f"If it does not take {field}: --unsupported {field}."
         else:
             hint = "`memagent doctor` sends a small request, and shows what comes back."

@@ -22,7 +22,7 @@ def check_url(url: str) -> str:
     """Return the address, unchanged.
 
     Raises:
-        PolicyRequestError: it is not one.
+        PolicyRequestError: the text is not the address of a server.
     """
     _parts(url)
     return url
@@ -32,7 +32,7 @@ def without_password(url: str) -> str:
     """Return the address without user name and password.
 
     Raises:
-        PolicyRequestError: it is not one.
+        PolicyRequestError: the text is not the address of a server.
     """
     parts = _parts(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -44,24 +44,24 @@ def without_query(url: str) -> tuple[str, dict[str, str]]:
     return urlunsplit(parts._replace(query="", fragment="")), dict(parse_qsl(parts.query))
 
 
-def password(url: str) -> str:
-    """Return the decoded password in the address; empty if there is none."""
+def extract_password(url: str) -> str:
+    """Return the decoded password in the address, or an empty text without one."""
     return unquote(_parts(url).password or "")
 
 
-def basic_authorization(url: str) -> str | None:
+def make_basic_authorization(url: str) -> str | None:
     """Return the Authorization header for user name and password in the address; None if there are none."""
     parts = _parts(url)
     if parts.username is None:
         return None
-    return f"Basic {b64encode(f'{unquote(parts.username)}:{password(url)}'.encode()).decode()}"
+    return f"Basic {b64encode(f'{unquote(parts.username)}:{extract_password(url)}'.encode()).decode()}"
 
 
-def origin(url: str) -> tuple[str, str, int]:
+def parse_origin(url: str) -> tuple[str, str, int]:
     """Return scheme, host and port. Addresses of the same server have the same origin.
 
     Raises:
-        PolicyRequestError: it is not an address.
+        PolicyRequestError: the text is not the address of a server.
     """
     parts = _parts(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -85,7 +85,7 @@ def _parts(url: str) -> SplitResult:
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def request_headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
+def make_request_headers(authorization: str | None, key: str, own: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of every request, with OpenAI's organisation and project from the environment.
 
     They are sent only with a key. A server that only a log names gets neither.
@@ -117,11 +117,11 @@ def _require_header(name: str, value: str) -> None:
         )
 
 
-def checked_header(name: str, taken: Mapping[str, str]) -> str:
+def check_header(name: str, taken: Mapping[str, str]) -> str:
     """Return the name of a header unchanged.
 
     Raises:
-        PolicyRequestError: it is invalid, or a request has this header already.
+        PolicyRequestError: the name is invalid, or requests have this header already.
     """
     _require_header(name, "")
     if name.lower() in {header.lower() for header in (*taken, "Content-Length", "Host", "Transfer-Encoding")}:

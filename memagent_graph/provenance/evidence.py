@@ -21,15 +21,15 @@ from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import (
     Quote,
     WordedText,
-    best_quotes,
-    content_words,
-    line_coverage,
-    possible_quotes,
-    shared_runs,
+    choose_quotes,
+    find_possible_quotes,
+    find_shared_runs,
+    measure_coverage,
+    select_content_words,
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
-from memagent_graph.words import WORD, is_unspaced, sentence_ends, terms, words
+from memagent_graph.words import WORD, find_sentence_ends, is_unspaced, list_terms, words
 
 _SAME_LINE = 0.6
 _CONTAINED = 0.8
@@ -155,7 +155,7 @@ def find_provenance(
     for line_index, line in enumerate(lines):
         words = WordedText(line.text)
         quotes = _line_quotes(line, words, trace, chunk_text, chunks)
-        coverage = line_coverage(words, quotes)
+        coverage = measure_coverage(words, quotes)
         for candidate in quotes:
             update = updates[candidate.source]
             evidence.append(
@@ -179,7 +179,7 @@ def find_provenance(
                 line=line.text,
                 first_chunk=first.chunk_index,
                 reworded=tuple(updates[index].chunk_index for index in line.reworded),
-                edited=by_person and line_coverage(words, first_quotes) < _SUPPORTED,
+                edited=by_person and measure_coverage(words, first_quotes) < _SUPPORTED,
                 coverage=coverage,
                 branch=first.branch,
                 update=line.first,
@@ -189,7 +189,7 @@ def find_provenance(
     return Provenance(tuple(origins), tuple(evidence), lost)
 
 
-def excerpt_evidence(
+def find_excerpt_evidence(
     trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places = _NOWHERE
 ) -> tuple[Evidence, ...]:
     """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
@@ -211,12 +211,12 @@ def excerpt_evidence(
         number: WordedText(text) for number, span in enumerate(reading.reads) if (text := span_text(span)) is not None
     }
     evidence: dict[tuple[int, int, int], Evidence] = {}
-    for line_index, line in enumerate(memory_lines(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
+    for line_index, line in enumerate(split_memory(answer if reading.writes is Writes.ANSWER else trace.final_memory)):
         words = WordedText(line)
-        quotes = best_quotes(words, chain(*(possible_quotes(words, texts[number], number) for number in texts)))
+        quotes = choose_quotes(words, chain(*(find_possible_quotes(words, texts[number], number) for number in texts)))
         for quote in quotes:
             span, text = reading.reads[quote.source], quote.chunk.text
-            start, end = sentence_around(text, quote.start, quote.end)
+            start, end = find_sentence_around(text, quote.start, quote.end)
             evidence.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
                 _evidence(
@@ -226,7 +226,7 @@ def excerpt_evidence(
                     line=line,
                     line_index=line_index,
                     chunk_index=span.index,
-                    coverage=line_coverage(words, quotes),
+                    coverage=measure_coverage(words, quotes),
                     branch=reading.branch,
                     update=-1,
                 ),
@@ -234,9 +234,9 @@ def excerpt_evidence(
     return tuple(evidence.values())
 
 
-def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
+def find_sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     """Return the start and end of the sentence around a quote, or of the quote in a very long sentence."""
-    ends = sentence_ends(text)
+    ends = find_sentence_ends(text)
     first = max((position for position in ends if position <= start), default=0)
     last = min((position for position in ends if position >= end), default=len(text))
     sentence = text[first:last]
@@ -259,7 +259,7 @@ def _evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> E
     )
 
 
-def quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
+def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
     """Return the chunks that the memory quotes after every update, as in `find_provenance`.
 
     Args:
@@ -274,7 +274,7 @@ def quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]
         lines = [line for source in sources for line in after[source]]
         # After a merge, an unchanged memory may be equal to one of several.
         is_unchanged = not update.changed and len(sources) == 1
-        after.append(lines if is_unchanged else _next_lines(lines, memory_lines(update.memory), index)[0])
+        after.append(lines if is_unchanged else _next_lines(lines, split_memory(update.memory), index)[0])
         for line in after[-1]:
             if line not in quoted:
                 quotes = _line_quotes(line, WordedText(line.text), trace, chunk_text, chunks)
@@ -297,8 +297,8 @@ def _line_quotes(
             text = None if update.chunk_index is None else chunk_text(update)
             chunks[index] = None if text is None else WordedText(text)
         chunk = chunks[index]
-        candidates += [] if chunk is None else possible_quotes(words, chunk, index)
-    return best_quotes(words, candidates)
+        candidates += [] if chunk is None else find_possible_quotes(words, chunk, index)
+    return choose_quotes(words, candidates)
 
 
 def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
@@ -315,7 +315,7 @@ def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     return sorted(indices | {index for index, update in enumerate(trace.updates) if update.chunk_index in lookups})
 
 
-def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozenset[int]:
+def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozenset[int]:
     """Return the indices of the memory lines that support an answer.
 
     They are the smallest set of lines with all words of the answer that are in memory. Among equal sets, lines with
@@ -341,7 +341,7 @@ def supporting_lines(answer: str, question: str, lines: Sequence[str]) -> frozen
 
 def _anchors(text: str) -> frozenset[str]:
     """Return the content words of a text; in scripts without spaces, all pairs of characters."""
-    pairs = frozenset(term for term in terms(text) if len(term) > 1 and is_unspaced(term))
+    pairs = frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
     return pairs.union(word for _, word in WordedText(text).anchors())
 
 
@@ -352,7 +352,7 @@ def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
     for line_index, line in enumerate(lines):
         text = WordedText(line)
         end = 0
-        for run in sorted(shared_runs(answer_words, text), key=lambda run: run.chunk_start):
+        for run in sorted(find_shared_runs(answer_words, text), key=lambda run: run.chunk_start):
             start = max(end, text.spans[run.chunk_start][0])
             end = max(end, text.spans[run.chunk_start + run.length - 1][1])
             if start < end:
@@ -360,12 +360,12 @@ def find_support(answer: str, lines: Sequence[str]) -> tuple[SupportSpan, ...]:
     return tuple(parts)
 
 
-def memory_lines(memory: str) -> list[str]:
+def split_memory(memory: str) -> list[str]:
     """Return the lines of a memory. Lines of several sentences are split; lines without words are left out."""
     lines: list[str] = []
     for line in memory.splitlines():
         start = 0
-        for end in sentence_ends(line):
+        for end in find_sentence_ends(line):
             sentence = line[start:end].strip()
             if len(sentence) > _MIN_SENTENCE or not _SPACED_SENTENCE.search(sentence):
                 lines.append(sentence)
@@ -407,7 +407,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
         index = trace.update_index(update.step)
         lines = join_memories(trace.sources(update))
         if update.changed:
-            lines, removed, reworded = _next_lines(lines, memory_lines(update.memory), index)
+            lines, removed, reworded = _next_lines(lines, split_memory(update.memory), index)
             lost |= dict.fromkeys(removed, index)
             ancestors.update(reworded if has_branches else ())
         after[index] = lines
@@ -456,7 +456,7 @@ def _next_lines(
             lines.append(old[same])
             continue
         folded = tuple(words(text))
-        content = content_words(folded)
+        content = select_content_words(folded)
         shared = Counter(index for word in content for index in lines_by_word.get(word, ()))
         likeness = {index: _likeness(count, content, old[index].content) for index, count in shared.items()}
         best = max(likeness, key=lambda index: (likeness[index], -index), default=None)

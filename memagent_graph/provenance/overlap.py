@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memagent_graph.words import fold, is_unspaced, word_spans
+from memagent_graph.words import find_words, fold, is_unspaced
 
 MAX_QUOTES = 3
 """Maximum number of quotes of a line."""
@@ -29,7 +29,7 @@ _STOP_WORDS = frozenset(
 )
 
 
-def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
+def find_quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[int, int]]:
     """Return the passages of a chunk that have a line's words in their order, as spans in the document, longest first.
 
     Words are compared folded (`words.fold`); punctuation and white space do not count. A passage has a number or a
@@ -37,7 +37,7 @@ def quotes(line: str, chunk_text: str, chunk_start_char: int = 0) -> list[tuple[
     joined.
     """
     words = WordedText(line)
-    chosen = best_quotes(words, possible_quotes(words, WordedText(chunk_text), 0))
+    chosen = choose_quotes(words, find_possible_quotes(words, WordedText(chunk_text), 0))
     return [(chunk_start_char + quote.start, chunk_start_char + quote.end) for quote in chosen]
 
 
@@ -48,35 +48,35 @@ class WordedText:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.spans = word_spans(text)
+        self.spans = find_words(text)
         self.words = [fold(text[start:end]) for start, end in self.spans]
 
     def anchors(self) -> list[tuple[int, str]]:
-        """Return what makes a shared passage worth quoting, by its place.
+        """Return the words that make a shared passage worth quoting, with their positions.
 
-        Those are content words, and four characters in a row of scripts without spaces.
+        These are content words, and four characters in a row of scripts without spaces.
         """
         words = [(index, word) for index, word in enumerate(self.words) if _is_content(word)]
         return sorted([*words, *self._unspaced()])
 
     def names(self) -> dict[str, list[int]]:
         """Return the positions of capitalized words within sentences, by spelling."""
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, (start, end) in enumerate(self.spans):
             if _NAME.match(self.text, start):
-                places.setdefault(self.text[start:end], []).append(index)
-        return places
+                positions.setdefault(self.text[start:end], []).append(index)
+        return positions
 
-    def places(self, anchors: Container[str]) -> dict[str, list[int]]:
+    def positions(self, anchors: Container[str]) -> dict[str, list[int]]:
         """Return the positions of some anchors."""
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, word in enumerate(self.words):
             if word in anchors:
-                places.setdefault(word, []).append(index)
+                positions.setdefault(word, []).append(index)
         for start, characters in self._unspaced():
             if characters in anchors:
-                places.setdefault(characters, []).append(start)
-        return places
+                positions.setdefault(characters, []).append(start)
+        return positions
 
     def _unspaced(self) -> Iterator[tuple[int, str]]:
         if self.text.isascii():
@@ -121,25 +121,25 @@ class Quote:
         return self.source == other.source and self.start < other.end and other.start < self.end
 
 
-def shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
+def find_shared_runs(line: WordedText, chunk: WordedText) -> list[Run]:
     """Return the longest runs of equal words around every common anchor.
 
-    A single word that is frequent in a chunk is no run. In a line of function words, words that the chunk writes as
-    names count (the month May, or Will).
+    A single word that is frequent in a chunk is not a run. In a line that has only function words, words that the
+    chunk writes as names count (the month May, or Will).
     """
     if anchors := line.anchors():
-        places = chunk.places({anchor for _, anchor in anchors})
+        positions = chunk.positions({anchor for _, anchor in anchors})
     else:
-        places = chunk.names()
+        positions = chunk.names()
         anchors = [(index, line.text[start:end]) for index, (start, end) in enumerate(line.spans)]
     runs: list[Run] = []
     ends: dict[int, int] = {}
     for of, anchor in anchors:
-        for at in places.get(anchor, ())[:_MAX_OCCURRENCES]:
+        for at in positions.get(anchor, ())[:_MAX_OCCURRENCES]:
             if ends.get(at - of, -1) <= of:
                 run = _extend(line.words, chunk.words, of, at)
                 ends[at - of] = run.line_start + run.length
-                if run.length > 1 or len(places[anchor]) <= _MAX_REPEATS:
+                if run.length > 1 or len(positions[anchor]) <= _MAX_REPEATS:
                     runs.append(run)
     return runs
 
@@ -154,12 +154,12 @@ def _extend(left: Sequence[str], right: Sequence[str], of: int, at: int) -> Run:
     return Run(of - start, at - start, start + end)
 
 
-def possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
+def find_possible_quotes(line: WordedText, chunk: WordedText, source: int) -> list[Quote]:
     """Return possible quotes: runs, joined over small gaps if the next run adds words of the line."""
     groups: list[list[Run]] = []
     covered: frozenset[int] = frozenset()
     end = 0
-    for run in sorted(shared_runs(line, chunk), key=lambda run: (run.chunk_start, -run.length)):
+    for run in sorted(find_shared_runs(line, chunk), key=lambda run: (run.chunk_start, -run.length)):
         if groups and run.chunk_start - end <= _MAX_GAP and not run.covers <= covered:
             groups[-1].append(run)
             covered |= run.covers
@@ -180,7 +180,7 @@ def _join(chunk: WordedText, source: int, runs: Sequence[Run]) -> Quote:
     return Quote(chunk, source, chunk.spans[runs[0].chunk_start][0], chunk.spans[end - 1][1], covers, longest)
 
 
-def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
+def choose_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
     """Return a few candidates that together have most of the line's words, longest first."""
     weights = [10 if _is_content(word) or is_unspaced(word) else 1 for word in line.words]
     remaining = list(candidates)
@@ -198,13 +198,13 @@ def best_quotes(line: WordedText, candidates: Iterable[Quote]) -> list[Quote]:
     return sorted(selection, key=lambda quote: (quote.start - quote.end, quote.source, quote.start))
 
 
-def line_coverage(line: WordedText, quotes: Iterable[Quote]) -> float:
+def measure_coverage(line: WordedText, quotes: Iterable[Quote]) -> float:
     """Return the fraction of the line's words that are in the quotes."""
     covered = frozenset[int]().union(*(quote.covers for quote in quotes))
     return len(covered) / max(1, len(line.words))
 
 
-def content_words(words: Iterable[str]) -> frozenset[str]:
+def select_content_words(words: Iterable[str]) -> frozenset[str]:
     """Return the words that are not function words; all words if there are only function words."""
     words = frozenset(words)
     return frozenset(word for word in words if word not in _STOP_WORDS) or words

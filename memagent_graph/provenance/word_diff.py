@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import regex
 
-from memagent_graph.words import WORD, word_spans
+from memagent_graph.words import WORD, find_words
 
 _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
 _MAX_COMPARISONS = 4_000
@@ -40,7 +40,7 @@ class Change:
     text: str
 
 
-def word_diff(old: str, new: str) -> list[Change]:
+def compare_words(old: str, new: str) -> list[Change]:
     """Return the difference of two texts.
 
     The joined texts of EQUAL and INSERT are exactly `new`, and the joined texts of EQUAL and DELETE exactly `old`.
@@ -65,7 +65,7 @@ def word_diff(old: str, new: str) -> list[Change]:
 
 def count_words(text: str) -> int:
     """Return the number of words in a text, or of characters in scripts without spaces."""
-    return len(word_spans(text))
+    return len(find_words(text))
 
 
 def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:

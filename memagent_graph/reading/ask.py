@@ -21,7 +21,7 @@ from memagent_graph.reading.state import Counters, ReaderContext, ReaderState, a
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome
-from memagent_graph.words import invented_word
+from memagent_graph.words import find_invented_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Ask:
         if not text:
             return ParseFailure(EventKind.EMPTY, f"the policy wrote no {what}")
         if self._context.rules.rule_for(EventKind.INVENTED) is not UpdateRule.ACCEPT and what == "memory":
-            word = invented_word(self._truncate(text), [message["content"] for message in self._messages])
+            word = find_invented_word(self._truncate(text), [message["content"] for message in self._messages])
             if word is not None:
                 return ParseFailure(
                     EventKind.INVENTED, f"the memory has {word[:40]!r}, which stands nowhere in the prompt"

@@ -1,4 +1,4 @@
-"""Reading in parallel: chunks are read in waves, each branch has a finding, and findings are merged as a tree.
+"""Reading in parallel: chunks are read in rounds, each branch has a finding, and findings are merged as a tree.
 
 A branch reads one chunk, or merges one group, in one superstep. Its finding is in the state under its name, so a killed
 run loses only its running branches.
@@ -234,7 +234,7 @@ def parse_finding(text: str, prompts: Prompts) -> ParsedReply:
 
 
 MERGE = Role(
-    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=parse_finding, stand_in="update"
+    "merge", fields=frozenset({"chunk"}), template=read_template("merge"), parse=parse_finding, fallback="update"
 )
 
 

@@ -246,7 +246,7 @@ class Execution:
     """One call of the graph."""
 
     context: ReaderContext
-    """Policy, tokenizer, store, prompts and budgets; it does not change."""
+    """Policy, tokenizer, store, prompts and budgets. They do not change."""
     consumption: Consumption = field(default_factory=Consumption)
     cache: ReadCache = field(default_factory=ReadCache, repr=False)
     running: Running = field(default_factory=Running, repr=False)

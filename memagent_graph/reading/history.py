@@ -12,21 +12,21 @@ import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.calls import Call, Writes, load_calls, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, pack_call
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderState
-from memagent_graph.run_log.records import editor_detail
+from memagent_graph.run_log.records import describe_edit
 from memagent_graph.trace import Trace
 
 
-def thread(run_id: str) -> RunnableConfig:
+def make_thread_config(run_id: str) -> RunnableConfig:
     """Return the config of a run's checkpoints."""
     return {"configurable": {"thread_id": run_id}}
 
 
-async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
+async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     """Return the run's newest state.
 
     Raises:
@@ -41,7 +41,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
             hint='Make it with checkpoints, as in MemAgent(..., checkpoints="checkpoints.sqlite").',
         )
     try:
-        snapshot = await graph.aget_state(thread(run_id))
+        snapshot = await graph.aget_state(make_thread_config(run_id))
         if snapshot.values.get("document"):
             schema = graph.builder.state_schema
             is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
@@ -74,7 +74,7 @@ async def newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
     return snapshot
 
 
-async def trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
+async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
     """Return the steps that lead to the newest state, in order."""
     calls: list[Call] = []
     size: int | None = None
@@ -110,9 +110,9 @@ async def edit_memory(
         for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
             if call.chunk_index != chunk or branch not in {None, call.branch}:
                 continue
-            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, editor_detail(author)))
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, describe_edit(author)))
             edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
-            steps = [*state["steps"][:index], stored_call(edited), *state["steps"][index + 1 :]]
+            steps = [*state["steps"][:index], pack_call(edited), *state["steps"][index + 1 :]]
             change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
             await graph.aupdate_state(snapshot.config, change, as_node=call.node)
             return call
@@ -131,7 +131,7 @@ async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
     """
     snapshots: list[StateSnapshot] = []
     expected: str | None = None
-    async for snapshot in graph.aget_state_history(thread(run_id)):
+    async for snapshot in graph.aget_state_history(make_thread_config(run_id)):
         if expected is not None and snapshot.config["configurable"]["checkpoint_id"] != expected:
             continue  # it belongs to a branch that an edit abandoned
         parent = snapshot.parent_config

@@ -86,7 +86,7 @@ async def store_document(
     """Return the reference of a document. A source is stored first, all of it or only `pages`.
 
     Raises:
-        DocumentError: it cannot be read, or `pages` is given for a reference.
+        DocumentError: the document cannot be read, or `pages` is given for a reference.
     """
     if not is_reference(document):
         source = await asyncio.to_thread(Document.of, document)

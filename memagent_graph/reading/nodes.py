@@ -18,7 +18,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, load_calls, stored_call
+from memagent_graph.calls import Call, Writes, load_calls, pack_call
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -172,7 +172,7 @@ def _add_accounts(change: Change, accounts: StepAccounts, seconds: float) -> Cha
         return change
     return {
         **change,
-        "steps": [stored_call(call, change.get("memory")) for call in accounts.calls],
+        "steps": [pack_call(call, change.get("memory")) for call in accounts.calls],
         **({"tips": accounts.tips} if accounts.tips else {}),
         **({"chunks_read": accounts.chunks} if accounts.chunks else {}),
     }

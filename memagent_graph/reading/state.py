@@ -113,13 +113,13 @@ class ReaderState(TypedDict):
     question: str
     document: DocumentRef
     settings: NotRequired[str]
-    """Fingerprint of strategy, tokenizer, chunk size and prompts; a resume with other settings is refused."""
+    """The fingerprint of strategy, tokenizer, chunk size and prompts. A resume with other settings is refused."""
     memory: NotRequired[str]
-    """The trunk's memory; at the end, the memory that the answer is based on."""
+    """The memory of the trunk. At the end, it is the memory that the answer is based on."""
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
-    """The policy calls of the newest superstep, as `memagent_graph.calls.stored_call` stores them."""
+    """The policy calls of the newest superstep, as `memagent_graph.calls.pack_call` stores them."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
     """The newest step of each branch, by the branch's name: the parent of the next one."""
     answer: NotRequired[str | None]
@@ -148,8 +148,8 @@ class UpdateRules:
     refused: UpdateRule = UpdateRule.KEEP_PREVIOUS
     invented: UpdateRule | None = None
     """The rule for a memory with a word that is not in the prompt. `ACCEPT` does not check; None uses the policy's rule
-    (`Profile.on_invented`). For policies that only copy, a new word is an error. `words.invented_word` defines what is
-    new in every script."""
+    (`Profile.on_invented`). For policies that only copy, a new word is an error. `words.find_invented_word` defines
+    what is new in every script."""
     malformed: UpdateRule = UpdateRule.RETRY
     """The rule for a reply without the form that its role needs."""
     retries: int = 2

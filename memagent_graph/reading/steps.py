@@ -42,9 +42,9 @@ class StepContext:
     context: ReaderContext
     """Policy, tokenizer, store, prompts and budgets."""
     execution: Execution
-    """The accounting of the graph's call; not for strategies."""
+    """The accounting of the graph's call. Strategies must not use it."""
     accounts: StepAccounts
-    """The accounting of this step; not for strategies."""
+    """The accounting of this step. Strategies must not use it."""
 
     @classmethod
     def detached(cls, state: State, context: ReaderContext) -> StepContext:

@@ -18,7 +18,7 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
-from memagent_graph.roles import REPAIR, answer_form, prompts_for
+from memagent_graph.roles import REPAIR, prompts_for, read_answer_form
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -118,7 +118,7 @@ def _with_schema(prompts: Prompts, before: Prompts) -> Prompts:
 
 def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
     """Replace the packaged answer instructions at the end of a template by the schema, if it has them."""
-    for form in map(answer_form, AnswerFormat):
+    for form in map(read_answer_form, AnswerFormat):
         if template.text.endswith(form):
             text = template.text.removesuffix(form) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})

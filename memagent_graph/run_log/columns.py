@@ -110,7 +110,7 @@ def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
     """Return the record in a row. Missing columns get the defaults of their fields; other columns are ignored.
 
     Raises:
-        ValueError, TypeError: it is not a row that `pack_row` made; a value may be of another type.
+        ValueError, TypeError: `pack_row` did not make this row, or a value is of another type.
     """
     columns = RECORD_COLUMNS[kind]
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row

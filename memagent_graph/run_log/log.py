@@ -29,7 +29,7 @@ from memagent_graph.run_log.records import (
     RunTotals,
     StrategyId,
     TextKind,
-    editor_detail,
+    describe_edit,
 )
 from memagent_graph.run_log.rows import connect
 from memagent_graph.run_log.writer import Writer
@@ -168,7 +168,7 @@ class RunLog:
             rows.supersede(connection, run_id, [step], include_steps=False)
             if remaining is not None:
                 rows.supersede_except(connection, run_id, remaining)
-            event = LoggedEvent(time.time(), "memory_edited", editor_detail(author), position)
+            event = LoggedEvent(time.time(), "memory_edited", describe_edit(author), position)
             rows.insert_event(connection, run_id, replace(event, text=text, step=step))
             rows.withdraw_rewards(connection, run_id, event.time)
             end = "ended = NULL, stop_reason = NULL, answer = NULL"

@@ -39,7 +39,7 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
     """Pack token ids, 0 to 2^32 - 1.
 
     Raises:
-        ValueError: there are more than `MAX_LIST`.
+        ValueError: there are more than `MAX_LIST` ids.
     """
     if ids is None:
         return None
@@ -50,7 +50,7 @@ def unpack_ids(blob: bytes | None) -> list[int] | None:
     """Unpack a blob from `pack_ids`.
 
     Raises:
-        ValueError: it is damaged, or has more than `MAX_LIST` numbers.
+        ValueError: the blob is damaged, or has more than `MAX_LIST` numbers.
     """
     return None if blob is None else _unpack("I", blob)
 
@@ -64,7 +64,7 @@ def unpack_logprobs(blob: bytes | None) -> list[float] | None:
     """Unpack a blob from `pack_logprobs`.
 
     Raises:
-        ValueError: it is damaged, or has more than `MAX_LIST` numbers.
+        ValueError: the blob is damaged, or has more than `MAX_LIST` numbers.
     """
     return None if blob is None else _unpack("f", blob)
 
@@ -73,7 +73,7 @@ def pack_text(text: str | None) -> bytes | None:
     """Pack a text, lone surrogates included.
 
     Raises:
-        ValueError: it has more than `MAX_TEXT_BYTES`.
+        ValueError: the text has more than `MAX_TEXT_BYTES`.
     """
     if text is None:
         return None
@@ -87,7 +87,7 @@ def unpack_text(blob: bytes | None) -> str | None:
     """Unpack a blob from `pack_text`.
 
     Raises:
-        ValueError: it is damaged, or has more than `MAX_TEXT_BYTES`.
+        ValueError: the blob is damaged, or has more than `MAX_TEXT_BYTES`.
     """
     return None if blob is None else _inflate(blob, MAX_TEXT_BYTES).decode("utf-8", "surrogatepass")
 

@@ -29,7 +29,7 @@ Time: TypeAlias = Annotated[float, Meta(ge=0, le=253_402_000_000)]
 _A_PERSON: Final = "a person"
 
 
-def editor_detail(author: str | None) -> str:
+def describe_edit(author: str | None) -> str:
     """Return the detail of the event for an edited memory."""
     return f"{author or _A_PERSON} replaced the memory"
 

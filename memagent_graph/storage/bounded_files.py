@@ -34,12 +34,12 @@ def open_regular(path: Path, root: Path | None = None) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -> str:
+def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -> str:
     """Return the text of a file in UTF-8.
 
     Raises:
-        OSError: it cannot be read, or it is a pipe or device and `pipes` is False.
-        ValueError: it is not UTF-8, or too large.
+        OSError: the file cannot be read, or is a pipe or device and `pipes` is False.
+        ValueError: the file is not UTF-8, or too large.
     """
     with path.open("rb") if pipes else open_regular(path) as file:
         content = file.read(max_bytes + 1)
@@ -48,16 +48,16 @@ def text_file(path: Path, max_bytes: int = _MAX_BYTES, *, pipes: bool = False) -
     return content.decode("utf-8")
 
 
-def json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
-    """Return the value in a JSON file. Errors as for `text_file` and `json_value`."""
-    return json_value(text_file(path, max_bytes))
+def read_json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
+    """Return the value in a JSON file. Errors as for `read_text_file` and `parse_json`."""
+    return parse_json(read_text_file(path, max_bytes))
 
 
-def json_value(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.private_files import create_private_file
 
 TIMEOUT_SECONDS = 30.0
 """Seconds to wait for a file that another process has locked."""
@@ -38,10 +38,10 @@ def open_database(path: Path, schema: Sequence[str]) -> sqlite3.Connection:
         schema: the statements that create tables and indexes, one per line.
 
     Raises:
-        OtherTablesError: it has other tables.
-        OSError, sqlite3.Error: it cannot be opened, or is not a database.
+        OtherTablesError: the file has other tables.
+        OSError, sqlite3.Error: the file cannot be opened, or is not a database.
     """
-    private_file(path)
+    create_private_file(path)
     connection = _connect(path)
     try:
         if not path.stat().st_size:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from memagent_graph.errors import CheckpointError, RunHeldError
-from memagent_graph.storage.private_files import private_folder
+from memagent_graph.storage.private_files import create_private_folder
 
 log = logging.getLogger(__name__)
 
 try:
     import fcntl
 
-    def locked(file: IO[bytes]) -> bool:
+    def try_to_lock(file: IO[bytes]) -> bool:
         """Lock a file without waiting. Return False if another owner holds the lock.
 
         On a file system without locks, it logs a warning and returns True.
@@ -41,7 +41,7 @@ except ImportError:  # Windows
     _FAR_BYTE = 1 << 30
     """The position of the lock. Others cannot read locked bytes, but must be able to read the file's contents."""
 
-    def locked(file: IO[bytes]) -> bool:
+    def try_to_lock(file: IO[bytes]) -> bool:
         """Lock a file without waiting. Return False if another owner holds the lock."""
         try:
             file.seek(_FAR_BYTE)
@@ -69,7 +69,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(_open(path, run_id))
-            if not locked(file):
+            if not try_to_lock(file):
                 raise _held(file, run_id)
             if _is_there(path, file):
                 break
@@ -86,7 +86,7 @@ def lease(folder: Path, run_id: str) -> Iterator[None]:
 
 def _open(path: Path, run_id: str) -> IO[bytes]:
     try:
-        private_folder(path.parent)
+        create_private_folder(path.parent)
         return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b", buffering=0)
     except OSError as error:
         raise CheckpointError(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from memagent_graph.errors import MemAgentError
-from memagent_graph.storage.bounded_files import json_value, open_regular
-from memagent_graph.storage.file_locks import locked
-from memagent_graph.storage.private_files import private_file
+from memagent_graph.storage.bounded_files import open_regular, parse_json
+from memagent_graph.storage.file_locks import try_to_lock
+from memagent_graph.storage.private_files import create_private_file
 
 _FIRST_BYTES: Final = b'{"'
 """The beginning of every row."""
@@ -40,7 +40,7 @@ class Journal:
             sync: whether to wait for the disk. Without it, a killed process loses nothing, but a power failure may.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the rows cannot be written.
         """
         lines = [json.dumps(row) for row in rows]
         self._file.write("".join(f"{line}\n" for line in lines).encode())
@@ -71,13 +71,13 @@ def open_journal(path: Path, *, error: type[MemAgentError]) -> Journal:
         error: the class of errors.
 
     Raises:
-        MemAgentError: another process has it open, or it is not a journal. The class is `error`.
-        OSError: it cannot be opened.
+        MemAgentError: another process has the file open, or it is not a journal. The class is `error`.
+        OSError: the file cannot be opened.
     """
-    private_file(path)
+    create_private_file(path)
     with ExitStack() as stack:
         file = stack.enter_context(path.open("r+b"))
-        if not locked(file):
+        if not try_to_lock(file):
             raise error(f"another process writes to {path}", hint="Wait until it has ended, or name another folder.")
         rows, length = _parse(file, path, error)
         file.truncate(length)
@@ -90,7 +90,7 @@ def read_journal(path: Path, *, error: type[MemAgentError]) -> list[dict[str, An
     """Return the rows of a journal, which may be in use.
 
     Raises:
-        MemAgentError: it is not a journal, or cannot be read. The class is `error`.
+        MemAgentError: the file is not a journal, or cannot be read. The class is `error`.
     """
     try:
         with open_regular(path) as file:
@@ -111,7 +111,7 @@ def _parse(file: IO[bytes], path: Path, error: type[MemAgentError]) -> tuple[lis
     rows = []
     for number, line in enumerate(content[:length].splitlines(), start=1):
         try:
-            row = json_value(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise TypeError("it is not an object")
         except (ValueError, TypeError) as cause:

@@ -18,7 +18,7 @@ _MAX_GROUP_VALUES: Final = 1 << 26
 """Maximum values in a row group, over all columns. An empty value takes no space in the file, but 8 bytes in memory."""
 
 
-def pyarrow(extra: str, needed_for: str) -> Any:
+def load_pyarrow(extra: str, needed_for: str) -> Any:
     """Return the module `pyarrow`, with `pyarrow.parquet` loaded.
 
     Raises:
@@ -31,9 +31,9 @@ def pyarrow(extra: str, needed_for: str) -> Any:
 def open_parquet(file: Any, extra: str, needed_for: str) -> Any:
     """Return a `pyarrow.parquet.ParquetFile` whose texts are dictionaries; `file` is a path or an open file.
 
-    It raises `MissingExtraError` as `pyarrow` does, and Arrow's errors if the file cannot be read.
+    It raises `MissingExtraError` as `load_pyarrow` does, and Arrow's errors if the file cannot be read.
     """
-    parquet = pyarrow(extra, needed_for).parquet
+    parquet = load_pyarrow(extra, needed_for).parquet
     metadata = parquet.read_metadata(file)
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     return parquet.ParquetFile(file, metadata=metadata, read_dictionary=paths)
@@ -47,7 +47,7 @@ def check_row_group_sizes(file: Any) -> None:
             raise ValueError("it has a row group that is too large to read")
 
 
-def row_parts(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def iterate_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of a file in batches that are small after unpacking, or have one row."""
     for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import IO
 
 
-def private_folder(folder: Path) -> None:
+def create_private_folder(folder: Path) -> None:
     """Create a folder, and missing folders above it, for their owner only.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -26,13 +26,13 @@ def private_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} is not a folder")
 
 
-def private_file(path: Path) -> None:
+def create_private_file(path: Path) -> None:
     """Create a file for its owner only, if it does not exist. SQLite would create a file that everyone can read.
 
     Raises:
-        OSError: it, or its folder, cannot be created.
+        OSError: the file or its folder cannot be created.
     """
-    private_folder(path.parent)
+    create_private_folder(path.parent)
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
 
@@ -42,7 +42,7 @@ _MAX_PREFIX = 40
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` at the end of the block, on disk and readable by its owner only.
 
     If the block raises, `path` stays as it is. A symbolic link at `path` is replaced, not followed.
@@ -54,7 +54,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         The new file, open for writing.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX]}-", dir=path.parent)
     unfinished = Path(name)
@@ -69,11 +69,11 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file as `whole_file` does. Text is written as UTF-8.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file as `open_atomically` does. Text is written as UTF-8.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    with whole_file(path) as file:
+    with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -52,7 +52,7 @@ class CompressedSerializer(SerializerProtocol):
         """Return the value's type and bytes.
 
         Raises:
-            CheckpointError: it is too large to be decoded again.
+            CheckpointError: the value is too large to be decoded again.
         """
         kind, data = self._plain.dumps_typed(obj)
         require_decodable(data)
@@ -62,7 +62,7 @@ class CompressedSerializer(SerializerProtocol):
         """Return the value from its type and bytes.
 
         Raises:
-            UndecodableStateError: it is damaged, too large, or not a value that a reader stores.
+            UndecodableStateError: the value is damaged, too large, or not one that a reader stores.
         """
         kind, content = data
         try:

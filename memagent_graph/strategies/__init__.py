@@ -54,14 +54,14 @@ _SHIPPED: Final = {
 """Module and class by name. A module is imported when its strategy is chosen."""
 
 
-def strategy_names() -> tuple[str, ...]:
+def list_strategy_names() -> tuple[str, ...]:
     """Return the names that `load_strategy` takes."""
     return tuple(dict.fromkeys((*_SHIPPED, *list_entry_points(STRATEGIES))))
 
 
 def is_strategy(text: str) -> bool:
     """Return whether a text has the form of a strategy name, and not of another system for evaluations."""
-    return ":" in text or text in strategy_names()
+    return ":" in text or text in list_strategy_names()
 
 
 def reading_strategy(choice: Strategy | type[Strategy] | str | None, profile: Profile | None) -> Strategy:
@@ -111,7 +111,7 @@ def _named(text: str, *, own_code: bool) -> Strategy:
     if name in _SHIPPED:
         module, _, kind = _SHIPPED[name].partition(".")
         return _check(getattr(import_module(f"{__name__}.{module}"), kind), name, options)
-    if name.partition(":")[0] in strategy_names():
+    if name.partition(":")[0] in list_strategy_names():
         raise StrategyError(
             f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
         )
@@ -129,7 +129,7 @@ def _named(text: str, *, own_code: bool) -> Strategy:
         except Exception as error:  # another package can raise anything
             raise entry_point_error(entries[name], "the strategy", error, StrategyError) from error
         return _check(loaded, name, options)
-    names = strategy_names()
+    names = list_strategy_names()
     names_hint = f'Choose one of: {", ".join(names)}. Write your own as "file.py:Name".'
     raise StrategyError(f"there is no strategy {name!r}", hint=did_you_mean(name, names, names_hint))
 
@@ -141,7 +141,7 @@ def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
         raise StrategyError(
             f"{name} is not a strategy", hint="Name a subclass of memagent_graph.Strategy, or an instance of one."
         )
-    values = typed_options(kind, name, options)
+    values = convert_options(kind, name, options)
     instance: Strategy = strategy
     if kind is strategy:
         instance = kind(**values)
@@ -176,7 +176,7 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
     return text[: len(text) - len(suffix)], options
 
 
-def typed_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
+def convert_options(kind: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of options, converted to the types of the strategy's fields.
 
     Args:

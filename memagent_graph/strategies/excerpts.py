@@ -30,7 +30,7 @@ from memagent_graph.prompts import AnswerFormat, read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.roles import ANSWER, UPDATE, Role, answer_form, prompts_for
+from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, read_answer_form
 
 _STEP_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""
@@ -42,7 +42,7 @@ BOUNDARY_TOKENS: Final = 16
 
 def _question_text(answer_format: AnswerFormat) -> str:
     """Return the template for a question about a text, with the instructions on the form of the answer."""
-    return f"{read_template('question')}\n\n{answer_form(answer_format)}"
+    return f"{read_template('question')}\n\n{read_answer_form(answer_format)}"
 
 
 QUESTION: Final = Role(
@@ -225,7 +225,7 @@ class MiddleTruncation(Excerpt):
         return window.fit_to_window(truncate), ends.tokens
 
 
-def prompt_overhead(context: ReaderContext) -> int:
+def count_prompt_overhead(context: ReaderContext) -> int:
     """Return the tokens that a call needs besides text, question and reply: templates and a margin for boundaries.
 
     A document that must fit in the window has to be shorter by this number.

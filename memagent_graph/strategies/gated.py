@@ -25,7 +25,7 @@ class Decision(StrEnum):
     """The memory is sufficient for an answer. The lines below it, if any, are the whole new memory."""
 
 
-def decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
+def parse_decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a decision and the memory below it."""
     del prompts
     first, _, memory = text.partition("\n")
@@ -39,16 +39,18 @@ def decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     return ParsedReply(memory or None, Decision(word))
 
 
-def decision_without_stop(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
+def parse_decision_without_stop(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a decision if stopping is not allowed."""
-    parsed = decision(text, prompts)
+    parsed = parse_decision(text, prompts)
     if isinstance(parsed, ParsedReply) and parsed.value is Decision.STOP:
         return ParseFailure(EventKind.MALFORMED, "the first line is 'STOP', which is not allowed here")
     return parsed
 
 
-GATED_UPDATE = Role("gated_update", template=read_template("gated_update"), parse=decision_without_stop)
-GATED_UPDATE_OR_STOP = Role("gated_update_or_stop", template=read_template("gated_update_or_stop"), parse=decision)
+GATED_UPDATE = Role("gated_update", template=read_template("gated_update"), parse=parse_decision_without_stop)
+GATED_UPDATE_OR_STOP = Role(
+    "gated_update_or_stop", template=read_template("gated_update_or_stop"), parse=parse_decision
+)
 
 
 class GatedState(PassState):

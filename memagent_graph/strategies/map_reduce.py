@@ -12,7 +12,7 @@ from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 
 MAP = Role(
-    "map", fields=frozenset({"chunk"}), template=read_template("map"), parse=branching.parse_finding, stand_in="update"
+    "map", fields=frozenset({"chunk"}), template=read_template("map"), parse=branching.parse_finding, fallback="update"
 )
 
 

@@ -12,7 +12,7 @@ from memagent_graph.reading.steps import Change, StepContext, chosen_chunk
 from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 
-EXTRACT = Role("extract", template=read_template("extract"), parse=branching.parse_finding, stand_in="update")
+EXTRACT = Role("extract", template=read_template("extract"), parse=branching.parse_finding, fallback="update")
 
 
 class ParallelState(branching.BranchingState):

@@ -15,7 +15,7 @@ from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import LineState
 from memagent_graph.reading.steps import Change, StepContext, answer, chosen_chunk, read_chunk, route_after_read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
-from memagent_graph.retriever import Retriever, WordRetriever, passages, ranked
+from memagent_graph.retriever import Retriever, WordRetriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 
 _MARK = "RECALL:"
@@ -26,7 +26,7 @@ _MAX_CANDIDATES = 64
 """Maximum number of memories and passages to try, best first."""
 
 
-def memory_and_query(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
+def parse_memory_and_query(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     """Parse a memory, and the words to look up on its last line if that begins with RECALL:."""
     del prompts
     *lines, last = text.splitlines() or [""]
@@ -42,7 +42,7 @@ RECALL_UPDATE = Role(
     "recall_update",
     fields=frozenset({"memory", "chunk", "recalled"}),
     template=read_template("recall_update"),
-    parse=memory_and_query,
+    parse=parse_memory_and_query,
 )
 RECALL_LAST = Role("recall_last", fields=frozenset({"memory", "recalled"}), template=read_template("recall_last"))
 
@@ -77,7 +77,7 @@ class Recall(Strategy):
     passage_chars: int = 600
     """Maximum characters of a passage, which ends with a sentence if possible."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
-    """Ranks memories and passages; BM25 by default."""
+    """Ranks memories and passages. The default is BM25."""
     name: ClassVar[str] = "recall"
     roles: ClassVar[tuple[Role, ...]] = (RECALL_UPDATE, RECALL_LAST, ANSWER)
     state: ClassVar[type] = RecallState
@@ -137,11 +137,11 @@ class Recall(Strategy):
             yield from earlier
             for span in chunks.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
-                for start, end in passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
+                for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * room)):
                     passage_spans.append(_part(span, text, start, end))
                     yield text[start:end]
 
-        ranking = await ranked(self.retriever, texts(), state.get("query") or "")
+        ranking = await rank_texts(self.retriever, texts(), state.get("query") or "")
         for number in ranking[:_MAX_CANDIDATES]:
             passage = passage_spans[number - len(earlier)] if number >= len(earlier) else None
             text = _read_span(passage, step) if passage else earlier[number]

@@ -12,7 +12,7 @@ from memagent_graph.reading.strategy import StrategyGraph
 from memagent_graph.roles import ANSWER, Role
 from memagent_graph.strategies.overwrite import SequentialStrategy
 
-IMPROVE = Role("refine", template=read_template("refine"), stand_in="update")
+IMPROVE = Role("refine", template=read_template("refine"), fallback="update")
 """Writes a new draft from a draft and the next chunk. A policy with its own prompts updates the draft like a memory."""
 
 

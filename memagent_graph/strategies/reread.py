@@ -18,7 +18,7 @@ from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 
 
-def next_question(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
+def make_question_parser(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:
     """Return a parser of ANSWER, or of ASK with a question below it. Earlier `questions` are refused."""
     normalised = {_plain(question) for question in questions}
 
@@ -43,13 +43,13 @@ DECOMPOSE = Role(
     frozenset({"memory"}),
     read_template("decompose"),
     max_tokens="question_tokens",
-    parse=next_question(()),
+    parse=make_question_parser(()),
 )
 INTEGRATE = Role(
     "integrate",
     fields=frozenset({"memory", "chunk", "subquestion"}),
     template=read_template("integrate"),
-    stand_in="update",
+    fallback="update",
 )
 
 
@@ -110,7 +110,7 @@ class Reread(Strategy):
         subquestions, memory = state.get("subquestions") or [], state.get("memory") or ""
         if len(subquestions) >= self.rounds:
             return {"branch": ""}
-        role = replace(DECOMPOSE, parse=next_question((state["question"], *subquestions)))
+        role = replace(DECOMPOSE, parse=make_question_parser((state["question"], *subquestions)))
         reply = await step.ask(role, memory=memory, slot=len(subquestions))
         if reply.value is None:
             return {"branch": ""}

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents.chunking import Chunker
-from memagent_graph.retriever import Retriever, WordRetriever, ranked
+from memagent_graph.retriever import Retriever, WordRetriever, rank_texts
 from memagent_graph.strategies.excerpts import Excerpt, ExcerptWindow
 
 _CHUNK_TOKENS: Final = 256
@@ -34,11 +34,11 @@ class Retrieval(Excerpt):
     """
 
     chunks: int = 0
-    """The number of chunks to show; 0 means as many as fit."""
+    """The number of chunks to show. 0 means as many as fit."""
     chunk_tokens: int = 0
-    """The length of a chunk; 0 means 256, or an eighth of the room in the window if that is less."""
+    """The number of tokens of a chunk. 0 means 256, or an eighth of the room in the window if that is less."""
     retriever: Retriever = field(default_factory=WordRetriever, compare=False)
-    """Ranks chunks; BM25 by default."""
+    """Ranks chunks. The default is BM25."""
 
     name: ClassVar[str] = "retrieval"
     shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
@@ -59,7 +59,7 @@ class Retrieval(Excerpt):
                 spans.append(Span.of(chunk))
                 yield chunk.text
 
-        ranking = await ranked(self.retriever, texts(), window.question)
+        ranking = await rank_texts(self.retriever, texts(), window.question)
         matches = set(ranking)
         ranking += [number for number in range(len(spans)) if number not in matches]
         best = [spans[number] for number in ranking[: self.chunks or None]]

@@ -36,7 +36,7 @@ class Segments(branching.BranchingStrategy):
     """
 
     count: int = 8
-    """The number of segments; fewer if the document has fewer chunks."""
+    """The number of segments. A document with fewer chunks has fewer segments."""
     name: ClassVar[str] = "segments"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, branching.MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState

@@ -13,7 +13,7 @@ from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, SupportSpan, find_support
 from memagent_graph.provenance.places import section_at
-from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
+from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -160,7 +160,7 @@ class Timeline:
         return [piece for piece in pieces if piece[0]]
 
 
-def unchanged_label(steps: Sequence[Step]) -> str:
+def label_unchanged(steps: Sequence[Step]) -> str:
     """Return the label of steps that did not change the memory: unchanged, or kept by a decision."""
     kept = {step.kept for step in steps}
     return "unchanged or kept" if len(kept) > 1 else "kept" if True in kept else "unchanged"
@@ -183,7 +183,7 @@ def build_timeline(view: RunView) -> Timeline:
     for number in order:
         update, sources = trace.updates[number], trace.sources(trace.updates[number])
         previous = trace.memory_before(update.step)
-        change = () if update.memory == previous else tuple(word_diff(previous, update.memory))
+        change = () if update.memory == previous else tuple(compare_words(previous, update.memory))
         inserted, deleted, kept = (
             sum(count_words(part.text) for part in change if part.op is op)
             for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)

@@ -24,7 +24,7 @@ from urllib.parse import quote as quote_url
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.storage.private_files import write_whole
+from memagent_graph.storage.private_files import write_atomically
 from memagent_graph.timeline.model import Step, Timeline
 
 _CONTEXT_CHARACTERS = 200
@@ -43,13 +43,13 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
         timeline: the run.
         document_link: the URL at which a server shows the document. Quotes link to it with `/START/END` (characters).
     """
-    style, script = resource("page.css"), resource("page.js")
+    style, script = read_resource("page.css"), read_resource("page.js")
     question = timeline.view.question
     return fill_template(
-        resource("page.html"),
+        read_resource("page.html"),
         {
-            "policy": content_policy(style, script),
-            "title": page_title(question),
+            "policy": make_content_policy(style, script),
+            "title": format_page_title(question),
             "question": escape_html(question),
             "answer": escape_html(timeline.view.answer or "none"),
             "memory": escape_html(timeline.memory),
@@ -76,11 +76,11 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
 
     Raises:
         FileExistsError: the path is another kind of file. The message has no path.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if (what := _in_the_way(path, force=force)) is not None:
         raise FileExistsError(what)
-    write_whole(path, page)
+    write_atomically(path, page)
 
 
 def _in_the_way(path: Path, *, force: bool) -> str | None:
@@ -265,12 +265,12 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
-def resource(name: str, package: str | None = None) -> str:
+def read_resource(name: str, package: str | None = None) -> str:
     """Return the text of a file in a package, by default in this package."""
     return files(package or __package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def content_policy(style: str, script: str | None = None) -> str:
+def make_content_policy(style: str, script: str | None = None) -> str:
     """Return a content security policy that allows only this style sheet and this script."""
     scripts = [] if script is None else [f"script-src '{_hash(script)}'"]
     return "; ".join(
@@ -290,7 +290,7 @@ def escape_html(text: str) -> str:
     return html.escape(re.sub("[\ud800-\udfff\x00]", "\ufffd", text))
 
 
-def page_title(text: str) -> str:
+def format_page_title(text: str) -> str:
     """Return a text as the title of a page, shortened and escaped."""
     return escape_html(text if len(text) <= _MAX_TITLE else text[: _MAX_TITLE - 1] + "…")
 

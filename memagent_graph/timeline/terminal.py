@@ -17,7 +17,7 @@ from memagent_graph.events import ReadEvent
 from memagent_graph.plain_text import list_names, plain, quantity
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
-from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, unchanged_label
+from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_unchanged
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -141,7 +141,7 @@ def _steps(timeline: Timeline) -> list[RenderableType]:
             if len(steps) > 1:
                 branch = f", branch {steps[0].update.branch}" if steps[0].update.branch else ""
                 name = f"chunks {steps[0].update.chunk_number}-{steps[-1].update.chunk_number}{branch}"
-            parts.append(Text(f"{plain(name)}: {unchanged_label(steps)}", style="dim"))
+            parts.append(Text(f"{plain(name)}: {label_unchanged(steps)}", style="dim"))
     return parts
 
 
@@ -161,7 +161,7 @@ def _step_title(step: Step) -> Text:
         title.append(f" -{step.deleted_words}", "red")
         title.append(" words", "dim")
     else:
-        title.append(f"  {unchanged_label([step])}", "dim")
+        title.append(f"  {label_unchanged([step])}", "dim")
     section = "" if step.section is None else f", {plain(step.section)}"
     title.append(
         f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
@@ -248,7 +248,7 @@ def _update(timeline: Timeline, step: Step) -> list[RenderableType]:
     """Return the full difference of a step."""
     update = step.update
     where = f"{timeline.view.document['name']}, characters {update.start_char:,}-{update.end_char:,}"
-    difference = [DiffText(step.diff)] if step.changed else [Text(unchanged_label([step]), style="dim")]
+    difference = [DiffText(step.diff)] if step.changed else [Text(label_unchanged([step]), style="dim")]
     return [
         Text(plain(f"run {timeline.view.run_id}, {where}"), style="dim"),
         _step_title(step),

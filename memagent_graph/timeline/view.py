@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
-from memagent_graph.documents.omissions import document_events
+from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import DocumentError
 from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import (
     Evidence,
     Provenance,
-    excerpt_evidence,
+    find_excerpt_evidence,
     find_provenance,
-    sentence_around,
-    supporting_lines,
+    find_sentence_around,
+    find_supporting_lines,
 )
 from memagent_graph.provenance.places import Places, link_to
 from memagent_graph.run_log import Reward, RunLog
@@ -70,7 +70,7 @@ class RunView:
     @property
     def document_events(self) -> tuple[ReadEvent, ...]:
         """Events about parts of the document that are not in its text."""
-        return document_events(self.document)
+        return list_document_events(self.document)
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
@@ -81,7 +81,9 @@ class RunView:
     def provenance(self) -> Provenance:
         """The provenance of the final memory, or quotes for the answer if an excerpt was shown instead of chunks."""
         if self.trace.excerpt is not None:
-            return Provenance(evidence=excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places))
+            return Provenance(
+                evidence=find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
+            )
         return find_provenance(self.trace, self.chunk_text, self.places)
 
     @cached_property
@@ -89,7 +91,7 @@ class RunView:
         """The quotes that support the answer, or without an answer the quotes of all memory lines."""
         if self.answer is None or self.trace.excerpt is not None:
             return self.provenance.evidence
-        lines = supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
+        lines = find_supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
         return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
 
     def sentences(self) -> list[tuple[str, Evidence]]:
@@ -97,7 +99,7 @@ class RunView:
         sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
         for quote in self.evidence:
             first, text = self._text_with(quote)
-            start, end = sentence_around(text, quote.start_char - first, quote.end_char - first)
+            start, end = find_sentence_around(text, quote.start_char - first, quote.end_char - first)
             sentences.setdefault((first + start, first + end), (text[start:end] or quote.quote, quote))
         return list(sentences.values())
 

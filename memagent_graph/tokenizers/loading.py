@@ -24,8 +24,8 @@ from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
 from memagent_graph.plain_text import did_you_mean, in_one_line
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.tokenizers.pieces import pieces
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.tokenizers.pieces import cut_pieces
 from memagent_graph.words import without_surrogates
 
 EMBEDDED = "embedded"
@@ -106,7 +106,7 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        return [token for piece in pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
+        return [token for piece in cut_pieces(without_surrogates(text)) for token in self._encode_piece(piece)]
 
     def _encode_piece(self, piece: str) -> list[int]:
         try:
@@ -184,7 +184,7 @@ class HFTokenizer:
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         base = 0
-        for piece in pieces(without_surrogates(text)):
+        for piece in cut_pieces(without_surrogates(text)):
             with _library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
             ids += encoding.ids
@@ -362,7 +362,7 @@ def _from_file(path: Path, name: str) -> Tokenizer:
         if not path.exists():
             raise TokenizerError(f"the folder {path.parent} has no tokenizer.json", hint=_CONVERT_HINT)
     try:
-        specification = json_file(path)
+        specification = read_json_file(path)
         if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
             raise ValueError("it has no model")
     except (OSError, ValueError) as error:

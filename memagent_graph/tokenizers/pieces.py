@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memagent_graph.words import last_character_end
+from memagent_graph.words import find_last_character_end
 
 PIECE_BYTES = 16_384
 """The usual maximum size of a piece, in UTF-8 bytes (in characters for a text in memory)."""
@@ -19,7 +19,7 @@ MAX_PIECE_BYTES = 262_144
 """The size at which a text without a safe cut is cut anyway."""
 
 
-def safe_cut(window: str, lowest: int) -> int | None:
+def find_safe_cut(window: str, lowest: int) -> int | None:
     """Return the last safe cut of `window` at or after the character `lowest`, or None.
 
     A cut at `i` separates `window[:i]` from `window[i:]`. Boundaries of words are preferred to boundaries of lines.
@@ -37,13 +37,13 @@ def safe_cut(window: str, lowest: int) -> int | None:
     return None
 
 
-def pieces(text: str) -> Iterator[str]:
+def cut_pieces(text: str) -> Iterator[str]:
     """Cut a text in memory into pieces, in the same way as a stored document."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         cut = None
         for size in (PIECE_BYTES, MAX_PIECE_BYTES // 4):
-            cut = safe_cut(text[start : start + size], size // 2)
+            cut = find_safe_cut(text[start : start + size], size // 2)
             if cut is not None:
                 break
         end = start + (cut if cut is not None else MAX_PIECE_BYTES // 4)
@@ -58,7 +58,7 @@ _MAX_TOKEN_CHARACTERS = 16
 """Maximum characters per token to try. Ordinary text has about 4."""
 
 
-def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
+def shorten_text(text: str, tokens: int, count: Callable[[str], int]) -> str:
     """Return `text`, or its beginning and end with "[...]" between, in at most `tokens` tokens by `count`."""
     if len(text) <= tokens * _MAX_TOKEN_CHARACTERS and count(text) <= tokens:
         return text
@@ -75,5 +75,5 @@ def shortened(text: str, tokens: int, count: Callable[[str], int]) -> str:
 def _ends(text: str, characters: int) -> str:
     """Return two thirds of the characters from the beginning of a text, and one third from its end."""
     tail = characters // 3
-    head, rest = (last_character_end(text, at) for at in (characters - tail, len(text) - tail))
+    head, rest = (find_last_character_end(text, at) for at in (characters - tail, len(text) - tail))
     return f"{text[:head].rstrip()}{_ELLIPSIS}{text[rest:].lstrip()}".rstrip()

@@ -17,7 +17,7 @@ from random_policy import write_random_policy
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile
 from memagent_training.job.training_output import complete_policy
-from memagent_training.serving.policy_sync.probe import Probe, find_fault, folder_logprobs
+from memagent_training.serving.policy_sync.probe import Probe, find_fault, score_with_folder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer
@@ -140,7 +140,7 @@ async def test_a_step_of_training_is_told_from_none(server, api, tmp_path, monke
     assert (await syncing(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await at_first(server)
     old = await Probe.of_size(5120, 1024).read(api, server.model_name)
-    expected = old.arrange(folder_logprobs(folder, old.rows))
+    expected = old.arrange(score_with_folder(folder, old.rows))
     assert find_fault(old.logprobs, expected, tolerance=tolerance) is None
 
     async def nothing(self: ServerAPI, path: str) -> None:
@@ -162,13 +162,13 @@ async def test_without_the_reset_old_keys_and_values_are_served(server, api, tmp
     await api.reload_weights(str(folder))
     stale = await probe.read(api, server.model_name)
     assert stale.cached_tokens > 0
-    fault = find_fault(stale.logprobs, stale.arrange(folder_logprobs(folder, stale.rows)), tolerance=TOLERANCE)
+    fault = find_fault(stale.logprobs, stale.arrange(score_with_folder(folder, stale.rows)), tolerance=TOLERANCE)
     assert fault is not None
     assert "through its prefix cache, but not without it" in fault
     await api.reset_prefix_cache()
     fresh = await probe.read(api, server.model_name)
     assert fresh.cached_tokens == 0
-    expected = fresh.arrange(folder_logprobs(folder, fresh.rows))
+    expected = fresh.arrange(score_with_folder(folder, fresh.rows))
     assert find_fault(fresh.logprobs, expected, tolerance=TOLERANCE) is None
 
 

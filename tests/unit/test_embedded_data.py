@@ -127,14 +127,14 @@ def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat)
     after = after.replace("{memory}", memory).replace("{prompt}", problem)
     whole = f"<|user|>{before}{chunk}{after}<|end|><|assistant|>"
     expected = form.encoding.encode(whole, allowed_special="all")
-    assert form.trunk(chunk) + form.question(memory, problem) == expected
+    assert form.encode_trunk(chunk) + form.encode_question(memory, problem) == expected
 
 
 def test_prompts_at_their_budgets_fit_the_context_window() -> None:
     budget = json.loads((SHIPPED / "memagent.json").read_text())
     encoding = load_encoding(SHIPPED)
     form = PromptFormat.load(SHIPPED, encoding)
-    frame = len(form.trunk("")) + len(form.question("", ""))
+    frame = len(form.encode_trunk("")) + len(form.encode_question("", ""))
     filled = budget["chunk_tokens"] + 2 * budget["memory_tokens"] + budget["question_tokens"]
     assert frame + filled + 16 <= budget["context_window"]
 
@@ -143,8 +143,8 @@ def test_the_scripted_reader_copies_a_full_memory_and_reads_only_what_is_there(b
     rng = random.Random(1)
     facts = PlantedFacts(rng)
     for _ in range(200):
-        section = builder.section(rng, facts, 120)
-        memory, problem, reply = builder.turn(rng, facts, section, hardness=1.0)
+        section = builder.draw_section(rng, facts, 120)
+        memory, problem, reply = builder.draw_turn(rng, facts, section, hardness=1.0)
         if memory != EMPTY:
             assert reply == memory
         elif reply != EMPTY:
@@ -177,7 +177,7 @@ def test_a_branch_in_a_batch_gets_the_logits_of_the_shipped_architecture_on_its_
     give_structure(policy, torch.ones(policy.config.vocab_size), (10, 20), {30})
     reference = LlamaForCausalLM(LlamaConfig(**policy.config.to_dict())).eval()
     reference.load_state_dict(policy.state_dict(), strict=True)
-    rows = [builder.row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
+    rows = [builder.draw_row(random.Random(seed), 40 + 30 * seed, 4) for seed in range(2)]
     batch = collate(rows)
     with torch.no_grad():
         logits = list(policy.logits(batch))

@@ -93,7 +93,7 @@ def by_tool(book: Path, strategy: str | None) -> None:
 
 
 def by_node(book: Path, strategy: str | None) -> None:
-    platform._build.__wrapped__().invoke({"question": QUESTION, "document": book.read_text()})
+    platform._build_once.__wrapped__().invoke({"question": QUESTION, "document": book.read_text()})
 
 
 def by_own_node(book: Path, strategy: str | None) -> None:
@@ -205,7 +205,7 @@ def test_without_any_policy_every_command_names_what_gives_it_one(book, argument
     assert "--base-url" in done.output and "`memagent policy add english`" in done.output
 
 
-@pytest.mark.parametrize("make", [MemAgent, ReadLongDocument, platform._build.__wrapped__])
+@pytest.mark.parametrize("make", [MemAgent, ReadLongDocument, platform._build_once.__wrapped__])
 def test_without_any_policy_python_names_its_arguments(make) -> None:
     with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add english`"):
         make()

@@ -12,8 +12,14 @@ from support.traces import line as line_of
 from memagent_graph import ScriptedPolicy
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.provenance.evidence import Provenance, find_provenance, find_support, memory_lines, supporting_lines
-from memagent_graph.provenance.overlap import MAX_QUOTES, quotes
+from memagent_graph.provenance.evidence import (
+    Provenance,
+    find_provenance,
+    find_support,
+    find_supporting_lines,
+    split_memory,
+)
+from memagent_graph.provenance.overlap import MAX_QUOTES, find_quotes
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -35,7 +41,7 @@ def traced(memories: Sequence[str], chunks: Sequence[str] | None = None, edited:
 
 @given(TEXTS, TEXTS, st.integers(0, 1000))
 def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, start: int) -> None:
-    spans = quotes(line, chunk, start)
+    spans = find_quotes(line, chunk, start)
     assert len(spans) <= MAX_QUOTES
     assert all(start <= begin < end <= start + len(chunk) for begin, end in spans)
     assert spans == sorted(spans, key=lambda span: span[0] - span[1])
@@ -48,7 +54,7 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
     document = "".join(chunks)
     made = made_of(memories, chunks)
     result = find_provenance(made, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
-    assert [line.line for line in result.lines] == memory_lines(memories[-1])
+    assert [line.line for line in result.lines] == split_memory(memories[-1])
     for quote in result.evidence:
         assert quote.quote == document[quote.start_char : quote.end_char]
         assert quote.line == result.lines[quote.line_index].line
@@ -65,13 +71,13 @@ def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str
 
 def test_a_quote_ignores_case_punctuation_and_spaces_but_is_the_texts_own() -> None:
     chunk = "It is said: the LIGHTHOUSE, at Cape\nVerity, was lit."
-    ((start, end),) = quotes("the lighthouse at cape verity", chunk)
+    ((start, end),) = find_quotes("the lighthouse at cape verity", chunk)
     assert chunk[start:end] == "the LIGHTHOUSE, at Cape\nVerity"
 
 
 def test_runs_a_few_words_apart_are_one_quote() -> None:
     chunk = "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year."
-    ((start, end),) = quotes("Ilse Thornbury built the lighthouse", chunk)
+    ((start, end),) = find_quotes("Ilse Thornbury built the lighthouse", chunk)
     assert chunk[start:end] == "Ilse Thornbury, who was rich, built the lighthouse"
 
 
@@ -86,11 +92,11 @@ def test_runs_a_few_words_apart_are_one_quote() -> None:
 )
 def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, line: str) -> None:
     chunk = f"{before}{'The rain fell on the dike. ' * 9}{line}. The rain fell."
-    assert [chunk[start:end] for start, end in quotes(line, chunk)] == [line]
+    assert [chunk[start:end] for start, end in find_quotes(line, chunk)] == [line]
 
 
 def test_function_words_alone_are_no_quote() -> None:
-    assert quotes("it was of the", "it was of the") == []
+    assert find_quotes("it was of the", "it was of the") == []
 
 
 @pytest.mark.parametrize(
@@ -105,18 +111,18 @@ def test_function_words_alone_are_no_quote() -> None:
     ],
 )
 def test_a_name_that_looks_like_a_function_word_is_a_quote(line: str, text: str, quoted: list[str]) -> None:
-    assert [text[start:end] for start, end in quotes(line, text)] == quoted
+    assert [text[start:end] for start, end in find_quotes(line, text)] == quoted
 
 
 def test_a_number_alone_is_a_quote() -> None:
-    assert quotes("lit: 1743", "In 1743 they came.") == [(3, 7)]
+    assert find_quotes("lit: 1743", "In 1743 they came.") == [(3, 7)]
 
 
 def test_four_characters_of_a_script_without_spaces_are_a_quote_and_three_are_not() -> None:
     chunk = "他说东京的灯塔是安娜建造的。"
-    ((start, end),) = quotes("灯塔是安娜建造", chunk)
+    ((start, end),) = find_quotes("灯塔是安娜建造", chunk)
     assert chunk[start:end] == "灯塔是安娜建造"
-    assert quotes("灯塔是", chunk) == []
+    assert find_quotes("灯塔是", chunk) == []
 
 
 def test_a_line_keeps_the_chunk_that_first_wrote_it_through_rewordings() -> None:
@@ -203,7 +209,7 @@ def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
     paragraph = (
         "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury. It was lit in 1743. 灯塔很高。安娜建造。"
     )
-    assert memory_lines(f"# Notes\n\n---\n{paragraph}") == [
+    assert split_memory(f"# Notes\n\n---\n{paragraph}") == [
         "# Notes",
         "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury.",
         "It was lit in 1743. 灯塔很高。",
@@ -325,4 +331,4 @@ BIRDS = ["The plover lays four eggs.", "The heron eats fish.", "The plover eats 
     ],
 )
 def test_an_answer_rests_on_the_lines_that_have_its_words(answer, question, lines) -> None:
-    assert supporting_lines(answer, question, BIRDS) == lines
+    assert find_supporting_lines(answer, question, BIRDS) == lines

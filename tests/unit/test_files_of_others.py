@@ -42,7 +42,7 @@ from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams,
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
-from memagent_graph.policy_registry import template_arguments
+from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
@@ -148,7 +148,7 @@ def logged_value(table: str, column: str, value: str) -> Callable[[Path], str]:
 def logged_setting(name: str, value: Any) -> Callable[[Path], str]:
     """A run is resumed whose log has this setting."""
     return lambda folder: str(
-        template_arguments(ReadSettings.from_log({"model": "m", name: value}, "r").chat_template_kwargs)
+        parse_template_arguments(ReadSettings.from_log({"model": "m", name: value}, "r").chat_template_kwargs)
     )
 
 

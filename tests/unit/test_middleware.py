@@ -31,7 +31,7 @@ from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPol
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
-from memagent_graph.tokenizers.pieces import shortened
+from memagent_graph.tokenizers.pieces import shorten_text
 
 MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
@@ -605,7 +605,7 @@ class TestQuestions:
 
     def test_what_is_cut_out_is_marked_and_both_ends_stay(self) -> None:
         text = "Begin here. " + "and so on " * 500 + "The end."
-        short = shortened(text, 50, self.tokenizer.count)
+        short = shorten_text(text, 50, self.tokenizer.count)
         assert short.startswith("Begin here.")
         assert short.endswith("The end.")
         assert " [...] " in short

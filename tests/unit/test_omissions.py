@@ -7,7 +7,7 @@ from support.made_documents import made_documents
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
-from memagent_graph.documents.omissions import document_events, stored_omissions, summarize_omissions
+from memagent_graph.documents.omissions import list_document_events, load_omissions, summarize_omissions
 from memagent_graph.errors import DocumentError, EmptyDocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -36,7 +36,7 @@ def test_each_door_shows_the_same_event():
     with reader() as agent:
         result = agent.read(document(), "What?")
         assert result.stop_reason.value == "answered"
-        assert [(event.kind, event.chunk_index) for event in document_events(result.document)] == [
+        assert [(event.kind, event.chunk_index) for event in list_document_events(result.document)] == [
             (EventKind.DOCUMENT_INCOMPLETE, None)
         ]
         assert result.events[0].detail.startswith(f"Not in the text: {IMAGE}. Run optical character recognition")
@@ -150,7 +150,7 @@ def test_many_omissions_are_a_short_list():
     assert summary[0] == {"what": "scans", "count": 6, "places": "pages 1-3, page 7, pages 9-10", "remedy": "Do."}
     assert summary[1]["count"] == 500
     assert len(str(summary)) < 4_000
-    assert stored_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
+    assert load_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
 
 
 def test_a_text_of_blocks_keeps_labels_and_omissions(tmp_path):

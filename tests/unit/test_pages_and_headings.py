@@ -12,7 +12,7 @@ from support.scripts import perfect_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
 from memagent_graph.documents.chunking import Boundary, Chunker
-from memagent_graph.documents.headings import headings
+from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.sources import SourceMark, normalise_pages
 from memagent_graph.errors import DocumentError, EmptyDocumentError, UnsupportedDocumentError
 from memagent_graph.provenance.places import Places
@@ -138,14 +138,14 @@ class TestPagesThatAreChosen:
 
 class TestHeadings:
     def test_of_a_contract_are_its_clauses(self) -> None:
-        assert [mark.label for mark in headings([CONTRACT], "text/plain")] == [
+        assert [mark.label for mark in find_headings([CONTRACT], "text/plain")] == [
             "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
             "a line that stands alone",
         ]  # fmt: skip
 
     def test_begin_where_their_lines_do(self) -> None:
-        for mark in headings([CONTRACT], "text/plain"):
+        for mark in find_headings([CONTRACT], "text/plain"):
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
 
@@ -154,30 +154,30 @@ class TestHeadings:
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
         )
-        assert [mark.label for mark in headings([text], "text/plain")] == [
+        assert [mark.label for mark in find_headings([text], "text/plain")] == [
             "4. Conveying Copies",
             "5. Conveying Sources",
         ]
         wrapped = text.replace(
             "7. This requirement changes section 4.", "7.  This requirement changes that to\nthe same."
         )
-        assert len(headings([wrapped], "text/plain")) == 2
+        assert len(find_headings([wrapped], "text/plain")) == 2
 
     def test_of_markdown_leave_out_code(self) -> None:
         text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
-        assert [mark.label for mark in headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
+        assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
     def test_are_the_same_however_the_text_comes(self) -> None:
         text = CONTRACT * 6_000  # several blocks
-        once = headings([text], "text/plain")
-        assert once == headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
+        once = find_headings([text], "text/plain")
+        assert once == find_headings((text[at : at + 777_777] for at in range(0, len(text), 777_777)), "text/plain")
         assert len(once) > 6_000 * 10
 
     @pytest.mark.parametrize(
         "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
     )
     def test_are_looked_for_in_linear_time(self, text) -> None:
-        assert len(headings([text], "text/plain")) <= 1
+        assert len(find_headings([text], "text/plain")) <= 1
 
     def test_are_kept_beside_the_text(self, tmp_path) -> None:
         store = DocumentStore(tmp_path)

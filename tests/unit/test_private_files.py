@@ -21,7 +21,7 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.paths import data_folder, default_checkpoints, default_run_log, default_store
-from memagent_graph.storage.private_files import private_file, private_folder
+from memagent_graph.storage.private_files import create_private_file, create_private_folder
 from memagent_serve.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes here")
@@ -68,11 +68,11 @@ def test_a_file_elsewhere_keeps_the_mode_that_someone_gave_it(tmp_path) -> None:
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path) -> None:
-    private_folder(tmp_path / "a" / "b")
+    create_private_folder(tmp_path / "a" / "b")
     assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError):
-        private_file(tmp_path / "file" / "runs.sqlite")
+        create_private_file(tmp_path / "file" / "runs.sqlite")
 
 
 @pytest.fixture

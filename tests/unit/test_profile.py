@@ -16,7 +16,13 @@ from memagent_graph.budget import Budget
 from memagent_graph.errors import PolicyError, ProfileError, PromptError, TokenizerError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, load_profile, profile_folder, require_profile, save_profile
+from memagent_graph.policies.profile import (
+    EMBEDDED_FOLDER,
+    find_profile_folder,
+    load_profile,
+    require_profile,
+    save_profile,
+)
 from memagent_graph.prompts import load_prompts
 from memagent_graph.strategies import load_strategy
 
@@ -146,7 +152,7 @@ async def test_a_published_model_is_read_with_in_one_word_once_its_authors_wordi
     options = {"profile": "rl-memoryagent", "tokenizer": "embedded", "store": tmp_path, "run_log": False}
     with pytest.raises(PromptError, match=r"authors'.*Save in (\S+), .*update\.txt.*empty_memory\.txt"):
         MemAgent(policy, **options)
-    folder = profile_folder("rl-memoryagent")
+    folder = find_profile_folder("rl-memoryagent")
     folder.mkdir(parents=True)
     (folder / "update.txt").write_text("<q>{prompt}</q> <notes>{memory}</notes> <part>{chunk}</part> Write.")
     (folder / "answer.txt").write_text("<notes>{memory}</notes> <q>{prompt}</q> Answer in \\boxed{}.")

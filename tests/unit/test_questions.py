@@ -12,7 +12,7 @@ import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace, Reach, in_passes
+from memagent_graph.concurrency.pace import Pace, Reach, read_in_passes
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
@@ -177,7 +177,7 @@ async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> Non
                 await asyncio.sleep(0)
         return number
 
-    outcomes = await in_passes([partial(read, number) for number in range(6)], per_pass=4)
+    outcomes = await read_in_passes([partial(read, number) for number in range(6)], per_pass=4)
     assert [outcome for outcome in outcomes if not isinstance(outcome, Exception)] == [0, 2, 3, 4, 5]
     assert isinstance(outcomes[1], KeyError)
     for together in (range(4), range(4, 6)):

@@ -23,8 +23,8 @@ from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import (
     BudgetError,
     DocumentError,
-    LastingError,
     MemAgentError,
+    PermanentError,
     PolicyAuthenticationError,
     PolicyOverloadedError,
     PolicyUnreachableError,
@@ -188,10 +188,10 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
 async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, error) -> None:
     script = Failing(error=error)
     graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
-    with pytest.raises(LastingError):
+    with pytest.raises(PermanentError):
         await run(graph, {"question": QUESTION, "document": TEXT}, sync=True)
     assert script.failed == 1
-    assert not isinstance(PolicyUnreachableError("no connection"), LastingError)
+    assert not isinstance(PolicyUnreachableError("no connection"), PermanentError)
 
 
 # Breaking off

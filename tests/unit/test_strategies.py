@@ -24,7 +24,7 @@ from memagent_graph import (
 )  # fmt: skip
 from memagent_graph.errors import BudgetError, PromptError, StrategyError
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
-from memagent_graph.strategies import load_strategy, strategy_names
+from memagent_graph.strategies import list_strategy_names, load_strategy
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
@@ -55,7 +55,7 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
         "from memagent_graph import Overwrite\nclass Mine(Overwrite):\n    name = 'mine'\nother = Mine()\nthing = 3\n"
     )
     assert load_strategy(f"{file}:Mine").name == load_strategy(f"{file}:other").name == "mine"
-    assert {"overwrite", "refine", "map_reduce"} <= set(strategy_names())
+    assert {"overwrite", "refine", "map_reduce"} <= set(list_strategy_names())
 
 
 @pytest.mark.parametrize(

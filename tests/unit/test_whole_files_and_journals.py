@@ -10,13 +10,13 @@ import pytest
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.journal import open_journal, read_journal
-from memagent_graph.storage.private_files import whole_file, write_whole
+from memagent_graph.storage.private_files import open_atomically, write_atomically
 
 
 def test_a_file_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.write_text("old")
-    write_whole(path, "new: é")
+    write_atomically(path, "new: é")
     assert path.read_text("utf-8") == "new: é"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["page"]
@@ -25,7 +25,7 @@ def test_a_file_is_replaced_and_only_its_owner_can_open_it(tmp_path: Path) -> No
 def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.write_text("old")
-    with pytest.raises(KeyError), whole_file(path) as file:
+    with pytest.raises(KeyError), open_atomically(path) as file:
         file.write(b"half of the n")
         raise KeyError
     assert path.read_text() == "old"
@@ -35,7 +35,7 @@ def test_an_error_while_writing_changes_nothing(tmp_path: Path) -> None:
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    write_whole(tmp_path / "link", b"new")
+    write_atomically(tmp_path / "link", b"new")
     assert (tmp_path / "target").read_text() == "old"
     assert not (tmp_path / "link").is_symlink()
 

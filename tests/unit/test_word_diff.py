@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_graph.provenance.word_diff import Change, DiffOp, count_words, word_diff
+from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
 
 PIECES = st.sampled_from(["the ", "keeper", " ", "\n", "1743", ", ", "灯", "塔", "ß", "\U0001f600", "\r\n", "x"])
 TEXTS = st.lists(PIECES).map("".join) | st.text(max_size=60)
@@ -18,7 +18,7 @@ def texts(changes: list[Change], *ops: DiffOp) -> str:
 
 @given(TEXTS, TEXTS)
 def test_both_texts_can_be_put_together_again(old: str, new: str) -> None:
-    changes = word_diff(old, new)
+    changes = compare_words(old, new)
     assert texts(changes, DiffOp.EQUAL, DiffOp.INSERT) == new
     assert texts(changes, DiffOp.EQUAL, DiffOp.DELETE) == old
     assert all(change.text for change in changes)
@@ -26,7 +26,7 @@ def test_both_texts_can_be_put_together_again(old: str, new: str) -> None:
 
 
 def test_a_changed_word_alone_is_marked() -> None:
-    assert word_diff("lit in 1743 by Ilse", "lit in 1744 by Ilse") == [
+    assert compare_words("lit in 1743 by Ilse", "lit in 1744 by Ilse") == [
         Change(DiffOp.EQUAL, "lit in "),
         Change(DiffOp.DELETE, "1743 "),
         Change(DiffOp.INSERT, "1744 "),
@@ -35,17 +35,17 @@ def test_a_changed_word_alone_is_marked() -> None:
 
 
 def test_a_small_word_between_larger_changes_is_part_of_the_change() -> None:
-    changes = word_diff("Marta Okonjo of Saint Orrin", "Per Lindqvist of Hollow Mill")
+    changes = compare_words("Marta Okonjo of Saint Orrin", "Per Lindqvist of Hollow Mill")
     assert [change.op for change in changes] == [DiffOp.DELETE, DiffOp.INSERT]
 
 
 def test_equal_texts_have_no_change_and_empty_ones_no_stretch() -> None:
-    assert word_diff("", "") == []
-    assert word_diff("as it was", "as it was") == [Change(DiffOp.EQUAL, "as it was")]
+    assert compare_words("", "") == []
+    assert compare_words("as it was", "as it was") == [Change(DiffOp.EQUAL, "as it was")]
 
 
 def test_scripts_without_spaces_differ_by_characters() -> None:
-    assert Change(DiffOp.EQUAL, "灯塔是") in word_diff("灯塔是安娜建造的", "灯塔是马丁建造的")
+    assert Change(DiffOp.EQUAL, "灯塔是") in compare_words("灯塔是安娜建造的", "灯塔是马丁建造的")
     assert count_words("灯塔 built 1743") == 4
 
 
@@ -55,7 +55,7 @@ def test_long_texts_lose_nothing_either(generator: random.Random, vocabulary: in
     old, new = (
         "".join(f"w{generator.randrange(vocabulary)}{generator.choice('  .')}" for _ in range(400)) for _ in range(2)
     )
-    changes = word_diff(old, new)
+    changes = compare_words(old, new)
     assert texts(changes, DiffOp.EQUAL, DiffOp.INSERT) == new
     assert texts(changes, DiffOp.EQUAL, DiffOp.DELETE) == old
 
@@ -63,11 +63,14 @@ def test_long_texts_lose_nothing_either(generator: random.Random, vocabulary: in
 def test_a_word_in_a_long_paragraph_is_found() -> None:
     words = [f"w{index % 300}" for index in range(1000)]
     old, new = " ".join(words), " ".join([*words[:200], "new", *words[200:700], "other", *words[701:]])
-    assert [change.text.strip() for change in word_diff(old, new) if change.op is DiffOp.INSERT] == ["new", "other"]
+    assert [change.text.strip() for change in compare_words(old, new) if change.op is DiffOp.INSERT] == ["new", "other"]
 
 
 def test_long_memories_with_nothing_but_common_words_are_replaced_as_a_whole() -> None:
     """Comparing 4,000 words with 4,000 others would cost the square; no word stands once in both to divide them at."""
     generator = random.Random(0)
     old, new = ("".join(generator.choice("灯塔是安娜建造的在年点亮") for _ in range(4000)) for _ in range(2))
-    assert word_diff(f"a{old}z", f"b{new}y") == [Change(DiffOp.DELETE, f"a{old}z"), Change(DiffOp.INSERT, f"b{new}y")]
+    assert compare_words(f"a{old}z", f"b{new}y") == [
+        Change(DiffOp.DELETE, f"a{old}z"),
+        Change(DiffOp.INSERT, f"b{new}y"),
+    ]

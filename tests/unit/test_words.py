@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from support.languages import TEXTS, WORDS
 
 from memagent_graph.words import (
+    find_invented_word,
+    find_sentence_ends,
+    find_word_ends,
+    find_words,
     fold,
-    invented_word,
     is_character_end,
-    sentence_ends,
-    terms,
-    word_ends,
-    word_spans,
+    list_terms,
     words,
 )
 
@@ -68,13 +68,13 @@ def test_what_another_letter_makes_another_word_stays_another(one: str, other: s
 
 def test_a_words_place_is_that_in_the_unchanged_text() -> None:
     text = "हिन्दी: Alex\u00adandrova, 1,234 東京"
-    assert [text[start:end] for start, end in word_spans(text)] == ["हिन्दी", "Alex\u00adandrova", "1,234", "東", "京"]
+    assert [text[start:end] for start, end in find_words(text)] == ["हिन्दी", "Alex\u00adandrova", "1,234", "東", "京"]
 
 
 def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> None:
     pairs = ["東京", "京タ", "タワ", "ワー"]
-    assert list(terms("東京\nタワー is 高い。")) == [*"東京タワー", *pairs, "is", "高", "い", "高い"]
-    assert list(terms("塔 of stone")) == ["塔", "of", "stone"]
+    assert list(list_terms("東京\nタワー is 高い。")) == [*"東京タワー", *pairs, "is", "高", "い", "高い"]
+    assert list(list_terms("塔 of stone")) == ["塔", "of", "stone"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_scripts_without_spaces_are_searched_by_pairs_also_across_lines() -> Non
     ],
 )
 def test_a_word_is_invented_if_the_text_has_it_in_no_form(memory: str, text: str, invented: str | None) -> None:
-    assert invented_word(memory, [text]) == invented
+    assert find_invented_word(memory, [text]) == invented
 
 
 CHARACTERS = st.sampled_from(
@@ -137,7 +137,7 @@ def test_only_the_characters_around_a_place_are_looked_at() -> None:
     ],
 )
 def test_sentences_end_where_a_reader_ends_them(sentences: list[str]) -> None:
-    assert cut("".join(sentences), sentence_ends("".join(sentences))) == sentences
+    assert cut("".join(sentences), find_sentence_ends("".join(sentences))) == sentences
 
 
 def cut(text: str, ends: list[int]) -> list[str]:
@@ -146,14 +146,14 @@ def cut(text: str, ends: list[int]) -> list[str]:
 
 def test_ends_of_a_part_are_those_of_the_whole() -> None:
     text = "One is here. Dr. Two is there. Three… is not。四は。Five! " * 20
-    ends = sentence_ends(text)
+    ends = find_sentence_ends(text)
     for start in range(0, len(text) - 100, 37):
-        assert sentence_ends(text, start, start + 100) == [end for end in ends if start < end <= start + 100]
+        assert find_sentence_ends(text, start, start + 100) == [end for end in ends if start < end <= start + 100]
 
 
 def test_words_of_scripts_without_spaces_end_by_a_dictionary() -> None:
     text = "สวัสดีครับผมชื่อ"
-    assert cut(text, word_ends(text, 0, len(text) - 1)) == ["สวัสดี", "ครับ", "ผม", "ชื่อ"]
+    assert cut(text, find_word_ends(text, 0, len(text) - 1)) == ["สวัสดี", "ครับ", "ผม", "ชื่อ"]
 
 
 @pytest.mark.parametrize("script", TEXTS)
@@ -161,11 +161,11 @@ def test_sentences_of_every_script_end_where_they_were_marked(script: str) -> No
     assert len({*map("".join, TEXTS[script])}) == 20
     for before, sentences in pairwise([[], *TEXTS[script]]):
         text = "".join([*before, *sentences])
-        assert cut(text, sentence_ends(text)) == [*before, *sentences]
+        assert cut(text, find_sentence_ends(text)) == [*before, *sentences]
 
 
 @pytest.mark.parametrize("script", WORDS)
 def test_words_without_spaces_end_where_they_were_marked(script: str) -> None:
     for parts in list(permutations(WORDS[script], 3))[:20]:
         text = "".join(parts)
-        assert cut(text, word_ends(text, 0, len(text) - 1)) == list(parts), parts
+        assert cut(text, find_word_ends(text, 0, len(text) - 1)) == list(parts), parts

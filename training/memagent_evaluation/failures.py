@@ -14,7 +14,7 @@ from memagent_evaluation.scorers import contains
 from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason, UpdateRule
-from memagent_graph.provenance.evidence import memory_lines
+from memagent_graph.provenance.evidence import split_memory
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
@@ -209,5 +209,5 @@ def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, b
 
 def _sentence(needle: Needle) -> str:
     """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
-    sentences = [line for line in memory_lines(needle.text) if contains(line, needle.gold)]
+    sentences = [line for line in split_memory(needle.text) if contains(line, needle.gold)]
     return min(sentences, key=len, default=needle.text)

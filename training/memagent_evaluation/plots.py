@@ -18,7 +18,7 @@ from memagent_evaluation.markdown_tables import format_length, group_items
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
 from memagent_evaluation.standings import accuracy
 from memagent_graph.errors import load_extra
-from memagent_graph.storage.private_files import whole_file
+from memagent_graph.storage.private_files import open_atomically
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 """Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
@@ -195,6 +195,6 @@ def _save(figure: Any, stem: Path) -> Path:
     """Write PNG and SVG; each appears when it is complete. Returns the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)  # a task's options may have a point
-        with writing(path), whole_file(path) as file:
+        with writing(path), open_atomically(path) as file:
             figure.savefig(file, format=suffix[1:], metadata=metadata)
     return stem.with_name(f"{stem.name}.png")

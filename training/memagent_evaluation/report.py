@@ -47,7 +47,7 @@ from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
 from memagent_evaluation.suites import suite_parts
 from memagent_graph.plain_text import in_one_line, quantity
 from memagent_graph.results import Prices
-from memagent_graph.storage.private_files import write_whole
+from memagent_graph.storage.private_files import write_atomically
 
 _LEGEND: Final = (
     "Percentages with 95 % intervals. Strict: the answer is the gold one, normalised, and in the form asked for. "
@@ -101,7 +101,7 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
         write_table(results, folder / TABLE)
         report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
         with writing(folder / REPORT):
-            write_whole(folder / REPORT, report)
+            write_atomically(folder / REPORT, report)
     return results
 
 

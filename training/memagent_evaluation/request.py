@@ -41,7 +41,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.paths import default_store
-from memagent_graph.strategies.excerpts import prompt_overhead
+from memagent_graph.strategies.excerpts import count_prompt_overhead
 
 
 async def run_evaluation(options: EvalOptions, log: Path, command: str) -> EvaluationEnd:
@@ -117,7 +117,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
         options.haystack,
         options.data,
         options.questions_per_document,
-        prompt_overhead(context),
+        count_prompt_overhead(context),
     )
     names = expand_suites(options.tasks or ())
     tasks = load_tasks(names, task_settings)

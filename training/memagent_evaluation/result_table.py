@@ -19,8 +19,8 @@ import msgspec
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
-from memagent_graph.storage.parquet_rows import pyarrow
-from memagent_graph.storage.private_files import whole_file
+from memagent_graph.storage.parquet_rows import load_pyarrow
+from memagent_graph.storage.private_files import open_atomically
 
 TABLE: Final = "results.parquet"
 FORMAT: Final = "memagent-evaluation/1"
@@ -227,7 +227,7 @@ def write_table(results: Results, path: Path) -> None:
         EvaluationError: it cannot be written.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = pyarrow("eval", "a table of results")
+    pa = load_pyarrow("eval", "a table of results")
     columns = {
         column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
     }
@@ -239,7 +239,7 @@ def write_table(results: Results, path: Path) -> None:
     schema = pa.schema(list(_types(pa).items()), metadata=metadata)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
+        with open_atomically(path) as file:
             pa.parquet.write_table(pa.table(columns, schema=schema), file, compression="zstd")
 
 

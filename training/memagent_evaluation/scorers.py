@@ -19,7 +19,7 @@ from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.reasoning import extract_reply
-from memagent_graph.words import ends_with_particle, is_unspaced, normal_form
+from memagent_graph.words import ends_with_particle, is_unspaced, normalise_text
 
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _PUNCTUATION: Final = regex.compile(rf"[\p{{P}}{re.escape(string.punctuation)}]")
@@ -175,7 +175,7 @@ def separate_words(text: str, *, lists: bool = True) -> str:
 
 
 def _fold(text: str) -> str:
-    return normal_form(text).replace("\N{MINUS SIGN}", "-")
+    return normalise_text(text).replace("\N{MINUS SIGN}", "-")
 
 
 def _strip(text: str, kept: re.Pattern[str], replacement: str) -> str:

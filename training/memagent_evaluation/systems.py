@@ -26,7 +26,7 @@ from memagent_graph.events import count_events
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
-from memagent_graph.strategies import Strategy, is_strategy, load_strategy, strategy_names
+from memagent_graph.strategies import Strategy, is_strategy, list_strategy_names, load_strategy
 from memagent_graph.strategies.excerpts import DoesNotFitError, Excerpt, ExcerptWindow, FullContext
 from memagent_graph.trace import Trace
 
@@ -200,7 +200,7 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
 
 def system_names() -> tuple[str, ...]:
     """Return the names that `load_system` takes."""
-    return (READER, NO_DOCUMENT, *strategy_names())
+    return (READER, NO_DOCUMENT, *list_strategy_names())
 
 
 def load_system(name: str, reader: MemAgent) -> ReaderSystem:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from memagent_graph.documents import DocumentStore
 from memagent_graph.provenance.evidence import Evidence
-from memagent_graph.provenance.word_diff import word_diff
+from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
@@ -53,7 +53,7 @@ def format_update(update: MemoryUpdate, before: str) -> dict[str, Any]:
         "branch": update.branch,
         "name": f"{name}, branch {update.branch}" if update.branch else name,
         "memory": update.memory,
-        "diff": [(part.op.value, part.text) for part in word_diff(before, update.memory)]
+        "diff": [(part.op.value, part.text) for part in compare_words(before, update.memory)]
         if before != update.memory
         else [],
         "progress": update.progress,

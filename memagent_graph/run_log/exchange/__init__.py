@@ -22,7 +22,7 @@ from memagent_graph.run_log.exchange.logged_run import is_same, load_run, merge_
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedRun, RunFilter
 from memagent_graph.storage.bounded_files import open_regular
-from memagent_graph.storage.private_files import whole_file
+from memagent_graph.storage.private_files import open_atomically
 
 _MAX_NAMES: Final = 3
 """Maximum number of runs that an error names."""
@@ -76,7 +76,7 @@ def export_runs(
         )
     tally = dict.fromkeys(("runs", "conversations", "rewards", "events"), 0)
     try:
-        with whole_file(destination) as file:
+        with open_atomically(destination) as file:
             with closing(parquet.ParquetWriter(file)) as writer:
                 for run_id in run_ids:
                     if (run := load_run(log, run_id)) is not None:  # it may have been deleted meanwhile
@@ -105,7 +105,7 @@ def _check_destination(log: RunLog, destination: Path, *, overwrite: bool) -> No
     """Check that a file can be written, and may be replaced if it exists.
 
     Raises:
-        RunLogError: it cannot, or may not.
+        RunLogError: the file cannot be written, or must not be replaced.
     """
     if destination.suffix.lower() in {".jsonl", ".ndjson", ".json", ".csv"}:
         raise RunLogError(f"runs are exported as Parquet, not as {destination.suffix}", hint="Use the suffix .parquet.")

@@ -30,7 +30,7 @@ from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column,
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow, row_parts
+from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
 
 _CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
@@ -80,7 +80,7 @@ class ParquetWriter:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._pa = pyarrow("export", "Parquet export")
+        self._pa = load_pyarrow("export", "Parquet export")
         self._schema = _schema(self._pa)
         self._writer = self._pa.parquet.ParquetWriter(
             file,
@@ -176,7 +176,7 @@ def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
         RunLogError: the file is not a Parquet file, not an export, of another version, or damaged.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = pyarrow("export", "Parquet import")
+    pa = load_pyarrow("export", "Parquet import")
     try:
         yield from _read(pa, source, file)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -203,7 +203,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
     templates = msgspec.convert(json.loads(metadata.get(_METADATA + "templates", b"{}")), dict[str, dict[str, str]])
     rows: list[dict[str, Any]] = []
     size = 0
-    for packed in row_parts(parquet, list(COLUMNS)):
+    for packed in iterate_rows(parquet, list(COLUMNS)):
         part = packed.select(list(COLUMNS)).cast(_schema(pa))
         size += part.nbytes + _OBJECT_BYTES * sum(len(part[name].flatten()) for name in _LISTS)
         if size > _MAX_RUN_BYTES:

@@ -17,7 +17,7 @@ import pytest
 from support.command_line import memagent
 from support.conversations import conversation
 
-from memagent_graph.cli.run_choice import point_in_time
+from memagent_graph.cli.run_choice import parse_time
 from memagent_graph.cli.runs import _table
 from memagent_graph.run_log import RunLog, RunTotals, StrategyId
 from memagent_graph.storage.file_locks import lease
@@ -127,12 +127,12 @@ def test_runs_can_be_chosen(log, options, expected) -> None:
     ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("7d", 604800), (" 2W ", 1209600), ("1.5h", 5400)]
 )
 def test_ages_are_counted_back_from_now(text, seconds) -> None:
-    assert point_in_time(text) == pytest.approx(time.time() - seconds, abs=5)
+    assert parse_time(text) == pytest.approx(time.time() - seconds, abs=5)
 
 
 def test_dates_are_local_unless_they_name_a_zone() -> None:
-    assert point_in_time("2026-11-21T12:00:00+00:00") == 1795262400
-    assert point_in_time("2026-11-21") == time.mktime((2026, 11, 21, 0, 0, 0, 0, 0, -1))
+    assert parse_time("2026-11-21T12:00:00+00:00") == 1795262400
+    assert parse_time("2026-11-21") == time.mktime((2026, 11, 21, 0, 0, 0, 0, 0, -1))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from memagent_graph.errors import (
     PolicyOverloadedError,
     PolicyUnreachableError,
 )
-from memagent_graph.storage.private_files import private_file, whole_file
+from memagent_graph.storage.private_files import create_private_file, open_atomically
 
 HARBOR, CASTLE = "What is the key of harbor?", "What is the key of castle?"
 
@@ -94,7 +94,7 @@ class World:
             corpus = open_inputs(source or str(self.folder), columns=columns or InputColumns())
             table = TableFolder(str(self.out))
             with lock_table(table) as work:
-                private_file(work / "made")
+                create_private_file(work / "made")
                 one = CorpusReader(self.agent(**(reader or {})), questions or (HARBOR,), corpus.access)
                 try:
                     return await run_corpus(corpus, one, table, **{"documents_in_flight": 3, **options})
@@ -479,9 +479,9 @@ def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: Worl
     def full(path: Path) -> Any:
         if path.suffix == ".parquet":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return whole_file(path)
+        return open_atomically(path)
 
-    monkeypatch.setattr("memagent_corpus.table_folder.whole_file", full)
+    monkeypatch.setattr("memagent_corpus.table_folder.open_atomically", full)
     with pytest.raises(CorpusError, match="cannot be written") as caught:
         world.run()
     assert "Finished rows are not lost" in str(caught.value.hint)

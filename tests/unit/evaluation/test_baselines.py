@@ -31,7 +31,7 @@ from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.strategies import load_strategy
-from memagent_graph.strategies.excerpts import FullContext, prompt_overhead
+from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -475,7 +475,7 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
     small = Budget(context_window=2000, question_tokens=96, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
     reader = make_reader(policy, budget=small, **options)
     context = await reader.aprepare()
-    task = load_task(name, TaskSettings(context.tokenizer, prompt_tokens=prompt_overhead(context)))
+    task = load_task(name, TaskSettings(context.tokenizer, prompt_tokens=count_prompt_overhead(context)))
     system, bound = load_system("full_context", reader), 400
     for index in range(2):
         sample = task.sample(2000, index)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from memagent_graph import EventKind, RunError
-from memagent_graph.plain_text import without_folders
+from memagent_graph.plain_text import remove_folders
 from memagent_report import Report
 from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
@@ -205,11 +205,11 @@ def test_each_beginning_of_a_formula_gets_an_apostrophe(text: str) -> None:
 
 def test_messages_name_no_folders() -> None:
     assert (
-        without_folders("the file /home/anna/case 7/deed.pdf does not exist")
+        remove_folders("the file /home/anna/case 7/deed.pdf does not exist")
         == "the file case 7/deed.pdf does not exist"
     )
-    assert without_folders(r"C:\Users\anna\deed.pdf is missing") == "deed.pdf is missing"
-    assert without_folders("see https://docs.example/a/b.html") == "see https://docs.example/a/b.html"
+    assert remove_folders(r"C:\Users\anna\deed.pdf is missing") == "deed.pdf is missing"
+    assert remove_folders("see https://docs.example/a/b.html") == "see https://docs.example/a/b.html"
 
 
 def test_values_of_a_report_make_it_again(attacked: Report) -> None:

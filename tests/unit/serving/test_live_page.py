@@ -20,7 +20,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
 
 from memagent_graph.documents import DocumentStore
-from memagent_graph.run_log.records import editor_detail
+from memagent_graph.run_log.records import describe_edit
 from memagent_serve.ledger import Entry, Ledger, ReadState
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
@@ -232,7 +232,7 @@ def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Se
     assert finished(browser, run_id)["answer"] == "99"
     log = server.serving.reader.run_log
     (event,) = log.events(run_id)
-    assert (event.detail, event.text) == (editor_detail("local"), "harbor 99")
+    assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
 
 
 def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot_be_edited(

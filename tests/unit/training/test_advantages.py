@@ -14,9 +14,9 @@ from memagent_training.algorithm.advantages import (
     DropReason,
     LossWeights,
     OverlongPenalty,
-    advantages,
+    compute_advantages,
+    find_drop_reason,
     prepare_batch,
-    reason_to_drop,
 )
 from memagent_training.algorithm.credit import parse_terms
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
@@ -73,17 +73,19 @@ def by_run(batch):
 
 class TestComparison:
     def test_the_paper_subtracts_the_mean_and_divides_by_nothing(self):
-        assert advantages([1, 0, 0, 1], PAPER) == [0.5, -0.5, -0.5, 0.5]
-        assert advantages([3, 0, 0], PAPER) == [2, -1, -1]
+        assert compute_advantages([1, 0, 0, 1], PAPER) == [0.5, -0.5, -0.5, 0.5]
+        assert compute_advantages([3, 0, 0], PAPER) == [2, -1, -1]
 
     def test_dapo_divides_by_the_sample_standard_deviation(self):
         std = math.sqrt(1 / 3)  # of 1, 0, 0, 1 with G - 1
-        assert advantages([1, 0, 0, 1], DAPO) == pytest.approx([s * 0.5 / (std + 1e-6) for s in (1, -1, -1, 1)])
+        assert compute_advantages([1, 0, 0, 1], DAPO) == pytest.approx([s * 0.5 / (std + 1e-6) for s in (1, -1, -1, 1)])
 
     def test_leave_one_out_compares_with_the_mean_of_the_others(self):
         rewards = [1.0, 0.0, 0.5, 0.25]
         expected = [r - (sum(rewards) - r) / 3 for r in rewards]
-        assert advantages(rewards, AdvantageSettings(baseline=Baseline.LEAVE_ONE_OUT)) == pytest.approx(expected)
+        assert compute_advantages(rewards, AdvantageSettings(baseline=Baseline.LEAVE_ONE_OUT)) == pytest.approx(
+            expected
+        )
 
     def test_the_mean_is_over_rollouts_however_many_conversations_each_has(self):
         """A rival's bug: over rows, the mean here would be 9/12 and not 1/2."""
@@ -93,8 +95,8 @@ class TestComparison:
         assert len(batch.rows) == 12
 
     def test_rewards_that_are_equal_but_for_rounding_are_equal(self):
-        assert advantages([0.1 + 0.2, 0.3], DAPO) == [0, 0]
-        assert advantages([0.1] * 3, PAPER) == [0, 0, 0]
+        assert compute_advantages([0.1 + 0.2, 0.3], DAPO) == [0, 0]
+        assert compute_advantages([0.1] * 3, PAPER) == [0, 0, 0]
 
     def test_groups_are_compared_apart(self):
         batch = prepare_batch([rewarded(1, 0, name="a"), rewarded(5, 3, name="b")], PAPER)
@@ -147,7 +149,7 @@ class TestStepRewards:
         assert prepare_batch([same_outcome], AdvantageSettings(drop_zero_variance=True)).dropped
         only_steps = with_steps(1, drop_zero_variance=True)
         other_outcome = group(rollout("a", 1, [2], (0,)), rollout("b", 0, [2], (0,)))
-        assert reason_to_drop(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
+        assert find_drop_reason(other_outcome, only_steps) is DropReason.EQUAL_REWARDS
 
     def test_that_are_missing_are_an_error_which_names_the_run(self):
         with pytest.raises(TrainingError, match=r"run question-0"):
@@ -335,7 +337,7 @@ def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, chosen, rng):
 @given(st.lists(st.integers(-16, 16), min_size=2, max_size=16), st.sampled_from(Baseline), st.booleans())
 def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
     chosen = AdvantageSettings(baseline=baseline, divide_by_std=divide)
-    assert abs(math.fsum(advantages([sixteenth / 16 for sixteenth in sixteenths], chosen))) < 1e-12
+    assert abs(math.fsum(compute_advantages([sixteenth / 16 for sixteenth in sixteenths], chosen))) < 1e-12
 
 
 @given(many_groups(), SETTINGS)

@@ -137,17 +137,6 @@ def test_the_key_of_the_environment_is_for_somebody_else_s_server_alone(loop, mo
     assert loop.job.api_key == "of the environment"
 
 
-def test_a_reward_of_the_user_s_own_arrives_as_a_function(loop) -> None:
-    Path("judging.py").write_text("def short(run):\n    return 1 / len(run.answer)\n")
-    memagent("--reward", "judging.py:short")
-    assert loop.job.reward.__name__ == "short"
-    assert "Did you mean judging.py:short" in memagent("--reward", "judging.py:shirt", code=ExitCode.USAGE).stderr
-    for wrong in ("short = 3", "def short(run, gold): return 1.0", "def short(*, run): return 1.0"):
-        Path("judging.py").write_text(f"{wrong}\n")
-        told = memagent("--reward", "judging.py:short", code=ExitCode.USAGE).stderr
-        assert "def reward(run: TrainingRun) -> float | None" in " ".join(told.split())
-
-
 # Who watches
 
 

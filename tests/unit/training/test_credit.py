@@ -20,15 +20,22 @@ from support.strategies import reads_perfectly
 from memagent_graph import Completion, FinishReason, MemAgentError, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.state import Limits
-from memagent_training.algorithm.advantages import AdvantageSettings, prepare_batch, reason_to_drop
+from memagent_training.algorithm.advantages import AdvantageSettings, find_drop_reason, prepare_batch
 from memagent_training.algorithm.credit import CreditTerm, Scope, check_roles, parse_terms
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.job.job_settings import load_preset
-from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR, f2
+from memagent_training.rewards.evidence_rewards import (
+    EvidenceF2,
+    EvidenceF2Gain,
+    ExitInTime,
+    GateRight,
+    LongRLVR,
+    compute_f2,
+)
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.rewards.step_rewards import RecallGain
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
@@ -73,11 +80,11 @@ def gold_chunk(run: TrainingRun) -> int:
 
 
 def test_f2_counts_recall_more_than_precision() -> None:
-    assert f2({1, 2}, {1, 2}) == 1.0
-    assert f2({1}, {1, 2}) == pytest.approx(5 * 1 * 0.5 / (4 * 1 + 0.5))
-    assert f2({1, 2}, {1}) == pytest.approx(5 * 0.5 * 1 / (4 * 0.5 + 1))
-    assert f2({1}, {1}, unread=1) == f2({1}, {1, 2})
-    assert f2(set(), {1}) == f2({3}, {1}) == f2(set(), set()) == 0.0
+    assert compute_f2({1, 2}, {1, 2}) == 1.0
+    assert compute_f2({1}, {1, 2}) == pytest.approx(5 * 1 * 0.5 / (4 * 1 + 0.5))
+    assert compute_f2({1, 2}, {1}) == pytest.approx(5 * 0.5 * 1 / (4 * 0.5 + 1))
+    assert compute_f2({1}, {1}, unread=1) == compute_f2({1}, {1, 2})
+    assert compute_f2(set(), {1}) == compute_f2({3}, {1}) == compute_f2(set(), set()) == 0.0
 
 
 def test_a_memory_that_rests_on_the_evidence_earns_all_of_it_where_it_was_written(read) -> None:
@@ -193,7 +200,9 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
 
     read(exactly)
     terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
-    told = load_groups(tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=term_rewards(terms, has_gold=False))
+    told = load_groups(
+        tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)
+    )
     assert told.report.details == {"kindness: the log holds no such reward": 1}
     with pytest.raises(MemAgentError, match="kindness: the log holds no such reward in 1"):
         told.require_groups()
@@ -236,7 +245,7 @@ def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_gro
     rollouts = tuple(Rollout(name, (said,), 0.0, term_rewards={"own.py:kind": 1.0}) for name in ("a", "b"))
     term = CreditTerm("own.py:kind", scope=Scope.CONVERSATION)
     settings = AdvantageSettings(credit=(term,), drop_zero_variance=True)
-    for look in (reason_to_drop, lambda group, settings: prepare_batch([group], settings)):
+    for look in (find_drop_reason, lambda group, settings: prepare_batch([group], settings)):
         with pytest.raises(TrainingError, match=r"own\.py:kind.* reward of whole runs .*run a"):
             look(RolloutGroup("g", rollouts), settings)
 

@@ -21,7 +21,7 @@ from memagent_graph.policy import TokenUsage
 from memagent_training.data.replay import load_groups
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
-from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=250)
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
@@ -93,7 +93,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     changes = {**CASE["changes"], "drop_zero_variance": False}
     case = {"preset": preset, "changes": changes}
     terms = training_world.config_of(case, tmp_path).advantage_settings.terms
-    functions = term_rewards(terms, has_gold=True, has_logged=False)
+    functions = choose_term_rewards(terms, has_gold=True, has_logged=False)
     groups = load_groups(log, term_rewards=functions, find_gold=lambda run: GOLD[run.question]).require_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9

@@ -20,7 +20,7 @@ from memagent_training.algorithm.advantages import AdvantageSettings, LossWeight
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
 from memagent_training.forward.layouts import lay_out  # noqa: E402
-from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
+from memagent_training.forward.scoring import score_completions  # noqa: E402
 
 VOCABULARY = 24
 TOLERANCE = 1e-10
@@ -54,13 +54,13 @@ def gradient(model: Any, rows: Sequence[TrainingRow], *, ranks: int, budget: int
     for rank in plan.micro_batches:
         for planned in rank:
             real = [rows[number] for number in planned.rows]
-            inert = [
+            padding_rows = [
                 TrainingConversation(array("I", [0]), array("I", [0]), array("f", [0.0]), "update", "", 0, False, "")
             ]
-            conversations = [*(row.conversation for row in real), *inert * planned.inert]
-            scored = completion_logprobs(model, lay_out(conversations, layout, pad_id=0))
+            conversations = [*(row.conversation for row in real), *padding_rows * planned.padding_rows]
+            scored = score_completions(model, lay_out(conversations, layout, pad_id=0))
             factors = torch.tensor(
-                [*(row.weight * row.advantage for row in real), *[0.0] * planned.inert], dtype=torch.float64
+                [*(row.weight * row.advantage for row in real), *[0.0] * planned.padding_rows], dtype=torch.float64
             )
             (scored.logprobs_BT * scored.mask_BT * factors[:, None]).sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

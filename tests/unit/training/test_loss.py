@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from trl import GRPOTrainer  # noqa: E402
 
 from memagent_training.algorithm.loss import TokenLoss  # noqa: E402
-from memagent_training.job.job_settings import load_preset, preset_names  # noqa: E402
+from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 
 B, T = 6, 11
 VARIANTS: list[dict[str, Any]] = [
@@ -69,7 +69,7 @@ def through_trl(loss: TokenLoss, inputs: dict[str, Any], weights_BT: Any) -> Any
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("preset", list_presets())
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_gradient_are_trls(preset: str, changes: dict[str, Any], seed: int, tmp_path: Any) -> None:

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from memagent_training.forward.layouts import MicroBatch, lay_out
-from memagent_training.forward.scoring import completion_logprobs
-from memagent_training.job.base_model import lora_config, unloaded_model
+from memagent_training.forward.scoring import score_completions
+from memagent_training.job.base_model import build_unloaded_model, make_lora_config
 from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
 
 WITHIN = 1.2
@@ -76,7 +76,7 @@ def test_activations_are_estimated_as_they_are_measured(shape, checkpointing, la
         parameter.grad = torch.zeros_like(parameter)
 
     def work() -> None:
-        completion_logprobs(model, micro_batch, with_entropy=True).logprobs_BT.sum().backward()
+        score_completions(model, micro_batch, with_entropy=True).logprobs_BT.sum().backward()
 
     work()
     estimate = estimate_memory(sizes, micro_batch, checkpointing=checkpointing)
@@ -96,7 +96,7 @@ def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
         for _ in range(2):
             for _ in range(2):
                 with torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext():
-                    logprobs_BT = completion_logprobs(copy, micro_batch, with_entropy=True).logprobs_BT
+                    logprobs_BT = score_completions(copy, micro_batch, with_entropy=True).logprobs_BT
                 logprobs_BT.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -108,7 +108,7 @@ def test_whole_steps_are_estimated_as_they_are_measured(mixed) -> None:
 def test_an_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model = make_model("qwen2, grouped queries")
     model.config.save_pretrained(tmp_path)
-    unloaded = unloaded_model(str(tmp_path))
+    unloaded = build_unloaded_model(str(tmp_path))
     assert {parameter.device.type for parameter in unloaded.parameters()} == {"meta"}
     assert ModelSizes.of(unloaded) == ModelSizes.of(model)
 
@@ -118,8 +118,8 @@ def test_adapters_are_counted_as_they_are_trained(tmp_path) -> None:
 
     model = make_model("llama")
     model.config.save_pretrained(tmp_path)
-    assert ModelSizes.of(unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.of(
-        get_peft_model(model, lora_config(4))
+    assert ModelSizes.of(build_unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.of(
+        get_peft_model(model, make_lora_config(4))
     )
 
 

@@ -35,8 +35,8 @@ from memagent_training.algorithm.advantages import (  # noqa: E402
     DropReason,
     LossWeights,
     OverlongPenalty,
+    find_drop_reason,
     prepare_batch,
-    reason_to_drop,
 )
 from memagent_training.algorithm.credit import parse_terms  # noqa: E402
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation  # noqa: E402
@@ -330,8 +330,8 @@ def test_advantages_and_weights_are_the_package_s(
         A_K = dapo.compute_advantages(groups[row.group_index], ours)[row.rollout_index]
         assert A_K[row.conversation_index] == pytest.approx(row.advantage, rel=1e-9, abs=1e-9)
     for group in groups:
-        if reason_to_drop(group, theirs) is not DropReason.NOTHING_LEARNED:
-            assert dapo.is_trained_on(group, ours) == (reason_to_drop(group, theirs) is None)
+        if find_drop_reason(group, theirs) is not DropReason.NOTHING_LEARNED:
+            assert dapo.is_trained_on(group, ours) == (find_drop_reason(group, theirs) is None)
     if batch.rows:
         expected = -sum(row.weight * row.advantage * row.conversation.learned_tokens for row in batch.rows)
         assert loss(groups, ours) == pytest.approx(expected, rel=1e-9, abs=1e-9)

@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from support import training_world  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback  # noqa: E402
 
-from memagent_training.algorithm.muon import Float32Muon, MuonWithAdamW, bfloat16_is_fast, orthogonalise  # noqa: E402
+from memagent_training.algorithm.muon import MuonWithAdamW  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.job.job_settings import load_preset  # noqa: E402
 from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: E402
@@ -66,62 +66,9 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     assert len(tables) + len(vectors) + len(matrices) == len(named)
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-    kind = torch.optim.Muon if bfloat16_is_fast(torch.device("cpu")) else Float32Muon
-    muon = kind(matrices, lr=1e-2, weight_decay=0.1)
+    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)
     train(apart, 3, lambda: (adamw.step(), muon.step()))
     assert same_bits(together, apart)
-
-
-def test_float32_muon_takes_the_steps_of_torchs() -> None:
-    """torch's rounds to bfloat16 on the way: 8 bits, in five rounds of products."""
-    torch.manual_seed(0)
-    shapes = [(24, 16), (16, 24), (24, 16), (16, 16)]
-    start = [torch.randn(shape) for shape in shapes]
-    ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
-    muons = Float32Muon(ours, lr=1e-2, weight_decay=0.1), torch.optim.Muon(theirs, lr=1e-2, weight_decay=0.1)
-    for _ in range(3):
-        for one, other in zip(ours[:3], theirs[:3], strict=True):  # the last has no gradient
-            one.grad = torch.randn_like(one)
-            other.grad = one.grad.clone()
-        for muon in muons:
-            muon.step()
-    for one, other, begun in zip(ours[:3], theirs[:3], start[:3], strict=True):
-        assert (one - other).norm() < 0.05 * (other - begun).norm()
-    assert torch.equal(ours[3], start[3])
-
-
-def test_float32_muon_goes_on_with_a_state_of_torchs() -> None:
-    torch.manual_seed(0)
-    theirs = torch.nn.Parameter(torch.randn(8, 4))
-    theirs.grad = torch.randn(8, 4)
-    muon = torch.optim.Muon([theirs], lr=1e-2, weight_decay=0.1)
-    muon.step()
-    ours = torch.nn.Parameter(theirs.detach().clone())
-    begun, resumed = theirs.detach().clone(), Float32Muon([ours], lr=1e-2, weight_decay=0.1)
-    resumed.load_state_dict(copy.deepcopy(muon.state_dict()))
-    ours.grad = theirs.grad = torch.randn(8, 4)
-    for each in (muon, resumed):
-        each.step()
-    assert (ours - theirs).norm() < 0.05 * (theirs - begun).norm()
-    (state,), (other) = resumed.state.values(), muon.state[theirs]
-    assert state.keys() == {"momentum_buffer"}
-    assert torch.equal(state["momentum_buffer"], other["momentum_buffer"])
-
-
-def test_orthogonalised_matrices_stretch_no_direction_much() -> None:
-    torch.manual_seed(0)
-    for shape in ((24, 16), (16, 24)):
-        stretches = torch.linalg.svdvals(orthogonalise(torch.randn(shape), (3.4445, -4.7750, 2.0315), 5))
-        assert stretches.min() > 0.6
-        assert stretches.max() < 1.3
-
-
-def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memagent_training.algorithm.muon.bfloat16_is_fast", lambda device: False)
-    model = small_llama()
-    before = weights_of(model)
-    train(model, 1, optimizer_of(model).step)
-    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, before["model.layers.0.mlp.up_proj.weight"])
 
 
 def test_a_schedule_moves_both_rates_and_what_is_not_trained_stays() -> None:

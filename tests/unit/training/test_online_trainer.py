@@ -23,7 +23,7 @@ from memagent_graph.errors import MemAgentError  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.forward.layouts import IdRow  # noqa: E402
 from memagent_training.rl.online_trainer import EndOfLoop  # noqa: E402
-from memagent_training.serving.policy_sync.probe import folder_logprobs  # noqa: E402
+from memagent_training.serving.policy_sync.probe import score_with_folder  # noqa: E402
 from memagent_training.training_errors import TrainingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -186,7 +186,7 @@ def test_its_log_probs_are_those_of_the_folder_that_it_writes(trained: dict[int,
     rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))
     assert training.trainer.row_logprobs is not None
-    found, wanted = training.trainer.row_logprobs(rows), folder_logprobs(output / "saved", rows)
+    found, wanted = training.trainer.row_logprobs(rows), score_with_folder(output / "saved", rows)
     assert [len(item) for item in found] == [3, 2]
     assert found == [pytest.approx(each, abs=1e-5) for each in wanted]
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st  # noqa: E402
 from memagent_training.algorithm.advantages import TrainingRow  # noqa: E402
 from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.data.rollouts import TrainingConversation  # noqa: E402
-from memagent_training.forward.layouts import as_tree, lay_out, one_after_another, pad_rows  # noqa: E402  # noqa: E402
-from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
+from memagent_training.forward import scoring  # noqa: E402
+from memagent_training.forward.layouts import lay_out, lay_out_as_tree, lay_out_in_sequence  # noqa: E402  # noqa: E402
+from memagent_training.forward.scoring import score_completions  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")
 VOCABULARY = 64
@@ -96,7 +97,7 @@ ROWS = [
     Row(ids(30, 25), ids(4, 1)),  # long, shares nothing
     Row([5], [6, 7]),
     Row([*SECTION, 1], []),  # no completion
-    Row([0], []),  # inert
+    Row([0], []),  # padding_rows
 ]
 
 
@@ -157,7 +158,7 @@ def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(fam
     model = make_model(kind, **more)
     expected, _ = one_by_one(model, ROWS)
     batch = lay_out(ROWS, layout, pad_id=0)
-    found = completion_logprobs(model, batch)
+    found = score_completions(model, batch)
     assert [row.tolist() for row in found.mask_BT] == [
         [step < len(row.completion_ids_T) for step in range(7)] for row in ROWS
     ]
@@ -172,7 +173,7 @@ def test_every_layout_gives_the_log_probs_and_gradients_of_one_row_at_a_time(fam
 def test_layouts_agree_in_single_precision(layout: str, attention: str) -> None:
     model = make_model("Qwen2", tied=True, dtype=torch.float32, attention=attention)
     expected, _ = one_by_one(model, ROWS)
-    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    found = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     weights = weights_of(expected).float()
     assert_same_gradients(gradients(model, (expected * weights).sum()), gradients(model, (found * weights).sum()), 3e-6)
@@ -182,21 +183,25 @@ def test_layouts_agree_in_single_precision(layout: str, attention: str) -> None:
 def test_entropies_are_those_of_the_tempered_distribution_and_differentiable(llama: Any, layout: str) -> None:
     expected_logprobs, expected = one_by_one(llama, ROWS, temperature=0.7)
     batch = lay_out(ROWS, layout, pad_id=0)
-    found = completion_logprobs(llama, batch, temperature=0.7, with_entropy=True, entropy_gradient=True)
+    found = score_completions(llama, batch, temperature=0.7, with_entropy=True, entropy_gradient=True)
     torch.testing.assert_close(found.logprobs_BT, expected_logprobs, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.entropies_BT, expected, rtol=0, atol=1e-12)
     weights = weights_of(expected)
     assert_same_gradients(
         gradients(llama, (expected * weights).sum()), gradients(llama, (found.entropies_BT * weights).sum()), 1e-12
     )
-    assert completion_logprobs(llama, batch).entropies_BT is None
+    assert score_completions(llama, batch).entropies_BT is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("logits_chunk", [1, 4, 1000])
-def test_the_size_of_a_chunk_of_logits_changes_nothing(llama: Any, layout: str, logits_chunk: int) -> None:
+def test_the_size_of_a_chunk_of_logits_changes_nothing(
+    llama: Any, layout: str, logits_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    whole, parts = completion_logprobs(llama, batch), completion_logprobs(llama, batch, logits_chunk=logits_chunk)
+    whole = score_completions(llama, batch)
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", logits_chunk)
+    parts = score_completions(llama, batch)
     torch.testing.assert_close(whole.logprobs_BT, parts.logprobs_BT, rtol=0, atol=1e-13)
     weights = weights_of(whole.mask_BT)
     assert_same_gradients(
@@ -217,7 +222,8 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once(llama: Any, layout: 
 
     monkeypatch.setattr(llama.lm_head, "forward", counting)
     batch = lay_out(ROWS, layout, pad_id=0)
-    completion_logprobs(llama, batch, logits_chunk=4)
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
+    score_completions(llama, batch)
     assert max(seen) == 4
     assert sum(seen) == len(batch.scored_ids_C)
 
@@ -225,15 +231,16 @@ def test_no_more_than_a_chunk_of_logits_is_computed_at_once(llama: Any, layout: 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_changes_nothing(layout: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     model = make_model("Llama")
     batch = lay_out(ROWS, layout, pad_id=0)
     weights = weights_of(batch.mask_BT)
-    plain = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    plain = score_completions(model, batch).logprobs_BT
     expected = gradients(model, (plain * weights).sum())
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    again = completion_logprobs(model, batch, logits_chunk=4).logprobs_BT
+    again = score_completions(model, batch).logprobs_BT
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
     assert_same_gradients(expected, gradients(model, (again * weights).sum()), 1e-12)
 
@@ -243,15 +250,15 @@ def test_packed_rows_do_not_see_each_other_though_the_models_configuration_asks_
     llama: Any, layout: str
 ) -> None:
     assert llama.config.use_cache
-    alone = completion_logprobs(llama, lay_out(ROWS[5:6], layout, pad_id=0)).logprobs_BT
-    among = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    alone = score_completions(llama, lay_out(ROWS[5:6], layout, pad_id=0)).logprobs_BT
+    among = score_completions(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(among[5, :1], alone[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: Any, layout: str) -> None:
     """Ranks must take equal steps, also those that have nothing to learn from."""
-    found = completion_logprobs(llama, lay_out([Row([3], []), Row([3, 4], [])], layout, pad_id=0), with_entropy=True)
+    found = score_completions(llama, lay_out([Row([3], []), Row([3, 4], [])], layout, pad_id=0), with_entropy=True)
     assert found.logprobs_BT.shape == (2, 0)
     assert found.logprobs_BT.requires_grad
     empty = gradients(llama, found.logprobs_BT.sum() + found.entropies_BT.sum())
@@ -260,9 +267,10 @@ def test_rows_without_completions_give_a_result_that_still_has_gradients(llama: 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_gradients_nothing_is_kept(llama: Any, layout: str) -> None:
+def test_without_gradients_nothing_is_kept(llama: Any, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     with torch.no_grad():
-        found = completion_logprobs(llama, lay_out(ROWS, layout, pad_id=0), logits_chunk=4).logprobs_BT
+        found = score_completions(llama, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     assert not found.requires_grad
     torch.testing.assert_close(found, one_by_one(llama, ROWS)[0].detach(), rtol=0, atol=1e-12)
 
@@ -272,7 +280,7 @@ def test_a_model_that_scales_its_logits_after_the_head_is_scored_by_its_scaled_l
     model = make_model("Granite", logits_scaling=4.0)
     expected, _ = one_by_one(model, ROWS)
     for _ in range(2):  # noticed at the first, known at the second
-        found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+        found = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -288,27 +296,27 @@ def test_a_wrapper_that_rounds_what_the_model_returns_does_not_round_log_probs(l
         return output
 
     model.register_forward_hook(rounding)
-    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    found = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert_same_gradients(expected_gradients, gradients(model, (found * weights).sum()), 1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_model_that_caps_its_logits_is_noticed_even_by_rows_that_score_nothing(layout: str) -> None:
-    """Otherwise ranks with inert rows would make fewer forwards than the others, which sharded wrappers wait for."""
+    """Otherwise ranks with padding rows would make fewer forwards than the others, which sharded wrappers wait for."""
     forwards = []
     model = make_model("Granite", logits_scaling=4.0)
     model.register_forward_hook(lambda *_: forwards.append(1))
-    completion_logprobs(model, lay_out([Row([0], [])], layout, pad_id=0))
+    score_completions(model, lay_out([Row([0], [])], layout, pad_id=0))
     assert len(forwards) == 2
 
 
 def test_the_model_is_left_as_it_was(llama: Any) -> None:
     tokens = torch.tensor([SECTION])
     before = llama(input_ids=tokens).logits
-    completion_logprobs(llama, lay_out(ROWS, "prefix_tree", pad_id=0))
+    score_completions(llama, lay_out(ROWS, "prefix_tree", pad_id=0))
     with pytest.raises(IndexError):
-        completion_logprobs(llama, lay_out([Row([VOCABULARY + 1], [1])], "packed", pad_id=0))
+        score_completions(llama, lay_out([Row([VOCABULARY + 1], [1])], "packed", pad_id=0))
     assert torch.equal(llama(input_ids=tokens).logits, before)
 
 
@@ -340,7 +348,7 @@ def test_any_rows_give_the_same_in_every_layout(llama: Any, rows: list[Row]) -> 
         expected, _ = one_by_one(llama, rows)
     weights = weights_of(expected)
     batches = [lay_out(rows, layout, pad_id=0) for layout in LAYOUTS]
-    found = [completion_logprobs(llama, batch).logprobs_BT for batch in batches]
+    found = [score_completions(llama, batch).logprobs_BT for batch in batches]
     reference = gradients(llama, (found[0] * weights).sum())
     for logprobs in found:
         torch.testing.assert_close(logprobs.detach(), expected, rtol=0, atol=1e-12)
@@ -361,7 +369,7 @@ def test_a_tree_forwards_each_distinct_prefix_once_and_a_pack_each_token(rows: l
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
 def test_what_a_token_sees_is_its_rows_beginning(rows: list[Row], is_tree: bool) -> None:
     whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    trie = as_tree(whole) if is_tree else one_after_another(whole)
+    trie = lay_out_as_tree(whole) if is_tree else lay_out_in_sequence(whole)
     assert sorted(trie.paths) == list(range(len(rows)))
     for number, path in trie.paths.items():
         assert [trie.ids[place] for place in path] == whole[number].tolist()
@@ -373,7 +381,7 @@ def test_what_a_token_sees_is_its_rows_beginning(rows: list[Row], is_tree: bool)
 @given(rows=rows_with_shared_prefixes, is_tree=st.booleans())
 def test_nodes_are_the_sequence_cut_at_its_branches_alone(rows: list[Row], is_tree: bool) -> None:
     whole = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    trie = as_tree(whole) if is_tree else one_after_another(whole)
+    trie = lay_out_as_tree(whole) if is_tree else lay_out_in_sequence(whole)
     places = [place for node in trie.nodes for place in range(node.start, node.end)]
     assert places == list(range(len(trie.ids)))
     assert [node.subtree_end for node in trie.nodes for _ in range(node.start, node.end)] == trie.ends
@@ -395,7 +403,7 @@ def test_nodes_are_the_sequence_cut_at_its_branches_alone(rows: list[Row], is_tr
 def test_a_micro_batch_forwards_the_tokens_that_were_planned(
     rows: list[Row], layout: Layout, ranks: int, budget: int
 ) -> None:
-    """Rows and inert ones; these begin with a token that no row begins with, as a tokenizer's padding does."""
+    """Rows and padding rows; these begin with a token that no row begins with, as a tokenizer's padding does."""
     conversations = [
         TrainingConversation(
             array("I", row.prompt_ids_P), array("I", completion := [*row.completion_ids_T, 1]),
@@ -408,9 +416,9 @@ def test_a_micro_batch_forwards_the_tokens_that_were_planned(
         for number, each in enumerate(conversations)
     ]
     plan = plan_step(learned, ranks=ranks, token_budget=budget, layout=layout)
-    inert = Row([VOCABULARY], [VOCABULARY])
+    padding_rows = Row([VOCABULARY], [VOCABULARY])
     for planned in (each for rank in plan.micro_batches for each in rank):
-        chosen = [*(conversations[number] for number in planned.rows), *[inert] * planned.inert]
+        chosen = [*(conversations[number] for number in planned.rows), *[padding_rows] * planned.padding_rows]
         assert lay_out(chosen, layout, pad_id=0).input_ids_SN.numel() == planned.tokens
 
 
@@ -431,7 +439,7 @@ def test_sixteen_rollouts_share_a_section_and_equal_completions() -> None:
 def test_a_tree_is_refused_where_its_mask_would_replace_a_window() -> None:
     window = make_model("Mistral", sliding_window=8)
     with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
-        completion_logprobs(window, lay_out(ROWS, "prefix_tree", pad_id=0))
+        score_completions(window, lay_out(ROWS, "prefix_tree", pad_id=0))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -439,7 +447,7 @@ def test_a_window_is_kept_by_the_other_layouts(layout: str) -> None:
     model = make_model("Mistral", sliding_window=8)
     expected, _ = one_by_one(model, ROWS)
     assert (expected - one_by_one(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
-    found = completion_logprobs(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    found = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -447,7 +455,7 @@ def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
     flash = make_model("Llama")
     flash.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="takes no 4-D mask: load the model with sdpa"):
-        completion_logprobs(flash, lay_out(ROWS, "prefix_tree", pad_id=0))
+        score_completions(flash, lay_out(ROWS, "prefix_tree", pad_id=0))
 
 
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
@@ -455,16 +463,8 @@ def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout
     batch = lay_out(ROWS, layout, pad_id=0)
     capped = make_model("Gemma2", attention="eager", head_dim=8)  # caps what is inside its softmax
     with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
-        completion_logprobs(capped, batch)
+        score_completions(capped, batch)
     recurrent = make_model("Llama")
     recurrent.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):
-        completion_logprobs(recurrent, batch)
-
-
-def test_padded_rows_are_what_trl_reads() -> None:
-    parts = pad_rows([Row([1, 2, 3], [4]), Row([5], [6, 7])], pad_id=0)
-    assert parts.prompt_ids.tolist() == [[1, 2, 3], [0, 0, 5]]
-    assert parts.prompt_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert parts.completion_ids.tolist() == [[4, 0], [6, 7]]
-    assert parts.completion_mask.tolist() == [[1, 0], [1, 1]]
+        score_completions(recurrent, batch)

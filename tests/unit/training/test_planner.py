@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
 from memagent_training.algorithm.planner import (
-    INERT_TOKENS,
+    PADDING_ROW_TOKENS,
     Layout,
     StepPlan,
-    optimizer_steps,
+    count_shared_tokens,
     plan_step,
-    shared_prefix,
+    split_into_steps,
 )
 from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.forward.layouts import as_tree
+from memagent_training.forward.layouts import lay_out_as_tree
 from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)
@@ -54,16 +54,16 @@ def ids(one):
     return one.conversation.prompt_ids_P + one.conversation.completion_ids_T
 
 
-def forwarded(layout, rows, inert):
+def forwarded(layout, rows, padding_rows):
     """What a micro-batch costs, worked out anew."""
     if layout is Layout.PADDED:
         prompts = [len(row.conversation.prompt_ids_P) for row in rows] or [1]
         completions = [len(row.conversation.completion_ids_T) for row in rows] or [1]
-        return (len(rows) + inert) * (max(prompts) + max(completions))
+        return (len(rows) + padding_rows) * (max(prompts) + max(completions))
     if layout is Layout.PACKED:
-        return sum(len(ids(row)) for row in rows) + INERT_TOKENS * inert
+        return sum(len(ids(row)) for row in rows) + PADDING_ROW_TOKENS * padding_rows
     nodes = {tuple(ids(row)[: end + 1]) for row in rows for end in range(len(ids(row)))}
-    return len(nodes) + (INERT_TOKENS if inert else 0)
+    return len(nodes) + (PADDING_ROW_TOKENS if padding_rows else 0)
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -90,10 +90,10 @@ def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, 
     assert Counter(index for batch in batches for index in batch.rows) == Counter(range(len(rows)))
     assert len(plan.micro_batches) == ranks
     for position in zip(*plan.micro_batches, strict=True):
-        assert len({len(batch.rows) + batch.inert for batch in position}) == 1
+        assert len({len(batch.rows) + batch.padding_rows for batch in position}) == 1
         assert any(batch.rows for batch in position)
     for batch in batches:
-        assert batch.tokens == forwarded(layout, [rows[index] for index in batch.rows], batch.inert)
+        assert batch.tokens == forwarded(layout, [rows[index] for index in batch.rows], batch.padding_rows)
         assert batch.tokens <= budget
     assert not rows or 0 <= idle_share(plan) < 1
     assert 0 <= plan.padding_tokens <= plan.forwarded_tokens
@@ -179,7 +179,7 @@ class TestRanks:
     def test_without_a_row_get_inert_ones(self, layout):
         plan = plan_step(rows_of(10, 10), ranks=3, token_budget=10, layout=layout)
         (last,) = plan.micro_batches[2]
-        assert (last.rows, last.inert, last.tokens) == ((), 1, INERT_TOKENS)
+        assert (last.rows, last.padding_rows, last.tokens) == ((), 1, PADDING_ROW_TOKENS)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_stay_within_the_budget_when_a_full_row_stands_beside_many(self, layout):
@@ -221,7 +221,7 @@ class TestOptimizerSteps:
     GROUPS = tuple(RolloutGroup(f"g{place}", (Rollout("a", (row(1, 1).conversation,), 1.0),)) for place in range(7))
 
     def names(self, groups, seed=0, groups_per_step=3):
-        steps = optimizer_steps(groups, groups_per_step=groups_per_step, seed=seed)
+        steps = split_into_steps(groups, groups_per_step=groups_per_step, seed=seed)
         return [[group.group_id for group in step] for step in steps]
 
     def test_hold_every_group_once_and_the_rest_makes_a_smaller_last_step(self):
@@ -243,7 +243,7 @@ class TestOptimizerSteps:
     ):
         """Whatever `groups_per_step` says."""
         given_groups = self.GROUPS[: max(groups, steps)]
-        found = optimizer_steps(given_groups, groups_per_step=groups_per_step, seed=seed, steps=steps)
+        found = split_into_steps(given_groups, groups_per_step=groups_per_step, seed=seed, steps=steps)
         sizes = [len(step) for step in found]
         assert len(sizes) == steps
         assert max(sizes) - min(sizes) <= 1
@@ -251,14 +251,14 @@ class TestOptimizerSteps:
 
     def test_as_many_as_asked_for_are_shuffled_like_others(self):
         def names(groups, seed):
-            found = optimizer_steps(groups, groups_per_step=1, seed=seed, steps=3)
+            found = split_into_steps(groups, groups_per_step=1, seed=seed, steps=3)
             return [[group.group_id for group in step] for step in found]
 
         assert names(self.GROUPS, 0) == names(self.GROUPS[::-1], 0) != names(self.GROUPS, 1)
 
     def test_refuse_more_steps_than_groups(self):
         with pytest.raises(TrainingError, match=r"7 groups for 8 optimizer steps.*fewer steps"):
-            optimizer_steps(self.GROUPS, groups_per_step=3, seed=0, steps=8)
+            split_into_steps(self.GROUPS, groups_per_step=3, seed=0, steps=8)
 
 
 class TestPrefixes:
@@ -266,12 +266,12 @@ class TestPrefixes:
     def test_shared_prefix_is_that_of_a_plain_count(self, left, right, same):
         left, right = (array("I", [5] * same + each) for each in (left, right))
         expected = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
-        assert shared_prefix(left, right) == shared_prefix(right, left) == expected
+        assert count_shared_tokens(left, right) == count_shared_tokens(right, left) == expected
 
     @given(st.lists(TOKENS, min_size=1, max_size=12))
     def test_a_tree_has_the_nodes_of_the_trie(self, sequences):
         nodes = {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
-        assert len(as_tree([array("I", sequence) for sequence in sequences]).ids) == len(nodes)
+        assert len(lay_out_as_tree([array("I", sequence) for sequence in sequences]).ids) == len(nodes)
 
 
 @pytest.mark.parametrize("mean", LossWeights)

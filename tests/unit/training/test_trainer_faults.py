@@ -19,7 +19,7 @@ from support.training_log import comparable, write_log  # noqa: E402
 
 from memagent_graph import Completion, FinishReason, PolicyError  # noqa: E402
 from memagent_training.algorithm.advantages import AdvantageSettings, OverlongPenalty, prepare_batch  # noqa: E402
-from memagent_training.algorithm.step_metrics import row_metrics  # noqa: E402
+from memagent_training.algorithm.step_metrics import compute_row_metrics  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
 from memagent_training.job.job_settings import load_preset  # noqa: E402
@@ -89,7 +89,7 @@ def test_metrics_are_means_over_the_steps_between_two_logs(world: World, tmp_pat
     assert together[0]["reward"] == pytest.approx(sum(entry["reward"] for entry in each) / 3, abs=1e-5)
 
 
-# Was so: row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
+# Was so: compute_row_metrics saw learned rows alone, without truncated ones, while penalties counted all rollouts.
 def test_shares_of_a_step_are_shares_of_all_its_rollouts(world: World) -> None:
     def truncated_but_for_the_first(group: RolloutGroup) -> RolloutGroup:
         rollouts = [
@@ -102,7 +102,7 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world: World) -> None:
     groups = [truncated_but_for_the_first(group) for group in world[1]]
     batch = prepare_batch(groups, chosen)
     assert len(batch.rows) < sum(len(rollout.conversations_K) for group in groups for rollout in group.rollouts_G)
-    metrics = row_metrics(groups, batch, ())
+    metrics = compute_row_metrics(groups, batch, ())
     assert metrics["penalised_fraction"] <= 1
     assert metrics["completions/clipped_ratio"] > 0
 

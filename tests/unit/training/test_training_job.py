@@ -367,7 +367,9 @@ def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) 
 
 
 def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:
-    (tmp_path / "own_rewards_of_test.py").write_text("def length(run):\n    return float(len(run.run_id))\nx = 3\n")
+    length = "def length(run):\n    return float(len(run.run_id))"
+    code = [length, "x = 3", "def two(run, gold): ...", "def named(*, run): ..."]
+    (tmp_path / "own_rewards_of_test.py").write_text("\n".join(code))
     monkeypatch.chdir(tmp_path)
     for text in (
         "own_rewards_of_test:length",
@@ -385,6 +387,8 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
     for text, told in (
         ("own_rewards_of_test:lenght", "Did you mean own_rewards_of_test:length"),
         ("own_rewards_of_test:x", "is not a function"),
+        ("own_rewards_of_test:two", "cannot be called with a run alone"),
+        ("own_rewards_of_test:named", "cannot be called with a run alone"),
         ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
         ("nothing.py:f", "there is no file nothing.py"),
     ):

@@ -11,7 +11,7 @@ from benchmarks import training_contenders, training_step
 from benchmarks.training_contenders import Contender, Lengths, PromptOrder, Setting, Step, compare, make_group
 from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
-from memagent_training.forward.layouts import as_tree
+from memagent_training.forward.layouts import lay_out_as_tree
 
 TINY = Setting(model_size="tiny", lengths=Lengths(3, 12, 4), rollouts=4, conversations=3)
 AT_ONCE = Contender(PromptOrder.SECTION_FIRST, None, rows_at_once=TINY.rollouts)
@@ -22,7 +22,7 @@ def _rows(group: RolloutGroup) -> list[TrainingConversation]:
 
 
 def _tree(group: RolloutGroup) -> int:
-    return len(as_tree([row.prompt_ids_P + row.completion_ids_T for row in _rows(group)]).ids)
+    return len(lay_out_as_tree([row.prompt_ids_P + row.completion_ids_T for row in _rows(group)]).ids)
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from memagent_training.forward.layouts import (  # noqa: E402
     Node,
     Trie,
-    as_tree,
     lay_out,
-    one_after_another,
+    lay_out_as_tree,
+    lay_out_in_sequence,
 )
-from memagent_training.forward.scoring import completion_logprobs  # noqa: E402
+from memagent_training.forward.scoring import score_completions  # noqa: E402
 from memagent_training.forward.tree_attention import NodeMask  # noqa: E402
 
 HEADS, WIDTH = 2, 4
@@ -38,7 +38,7 @@ chains = st.integers(1, 8).flatmap(lambda step: st.just([[0] * (step * length) f
 combs = st.integers(1, 12).map(lambda length: [[0] * depth + [1] for depth in range(length)])
 duplicates = st.lists(few, min_size=1, max_size=6).map(lambda row: [row] * 4)
 tries = st.builds(
-    lambda rows, is_tree: (as_tree if is_tree else one_after_another)([array("q", row) for row in rows]),
+    lambda rows, is_tree: (lay_out_as_tree if is_tree else lay_out_in_sequence)([array("q", row) for row in rows]),
     st.one_of(bushes, chains, combs, duplicates),
     st.booleans(),
 )
@@ -51,7 +51,7 @@ class Row:
 
 
 def trie_of(*rows: Sequence[int]) -> Trie:
-    return as_tree([array("q", row) for row in rows])
+    return lay_out_as_tree([array("q", row) for row in rows])
 
 
 def inputs(trie: Trie, *, dtype: Any = torch.float64, heads: int = HEADS, values: int = WIDTH) -> list[Any]:
@@ -94,7 +94,9 @@ def test_any_tree_is_attended_as_with_its_dense_mask(trie: Trie, scale: float | 
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-@pytest.mark.parametrize("trie", [BRANCHES, as_tree([array("q", [7])]), as_tree([array("q", range(300))] * 2)])
+@pytest.mark.parametrize(
+    "trie", [BRANCHES, lay_out_as_tree([array("q", [7])]), lay_out_as_tree([array("q", range(300))] * 2)]
+)
 def test_flex_attention_gets_the_same_mask(trie: Trie, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but not compiled; torch refuses its gradients on CPUs although they are computed right there."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
@@ -189,11 +191,11 @@ def test_micro_batches_that_are_alive_at_once_keep_their_own_masks_under_gradien
     model = make_model()
     batches = [lay_out(rows_after(SECTION[:length], length), "prefix_tree", pad_id=0) for length in (30, 11)]
     for batch in batches:
-        completion_logprobs(model, batch).logprobs_BT.sum().backward()
+        score_completions(model, batch).logprobs_BT.sum().backward()
     expected = gradient_of(model)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    for one in [completion_logprobs(model, batch).logprobs_BT.sum() for batch in batches]:
+    for one in [score_completions(model, batch).logprobs_BT.sum() for batch in batches]:
         one.backward()
     torch.testing.assert_close(gradient_of(model), expected, rtol=1e-4, atol=1e-5)
 
@@ -217,8 +219,8 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
     rows = [row for start in range(20) for row in rows_after([*SECTION[start:], *SECTION], start)]
     batch = lay_out(rows, layout, pad_id=0)
     with LargestTensor() as largest:
-        completion_logprobs(model, batch).logprobs_BT.sum().backward()
-    tokens = batch.forwarded_tokens
+        score_completions(model, batch).logprobs_BT.sum().backward()
+    tokens = batch.input_ids_SN.numel()
     assert tokens > 1500
     assert largest.numbers < 100 * tokens
 

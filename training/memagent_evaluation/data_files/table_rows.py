@@ -19,10 +19,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from memagent_graph.documents.allowed_paths import file_below
+from memagent_graph.documents.allowed_paths import resolve_file_below
 from memagent_graph.errors import DocumentError, EvaluationError
-from memagent_graph.storage.bounded_files import json_file, json_value, open_regular
-from memagent_graph.storage.parquet_rows import check_row_group_sizes, open_parquet, pyarrow
+from memagent_graph.storage.bounded_files import open_regular, parse_json, read_json_file
+from memagent_graph.storage.parquet_rows import check_row_group_sizes, load_pyarrow, open_parquet
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -130,7 +130,7 @@ class JsonRows:
             with self.path.open("rb") as file:
                 file.seek(start)
                 content = file.read(end - start)
-                row = json_value(content)
+                row = parse_json(content)
                 if b"\\ud" in content.lower():
                     json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except OSError as error:
@@ -198,10 +198,10 @@ class DatasetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pa = pyarrow("eval", f"reading the dataset folder {path.name}")
+        pa = load_pyarrow("eval", f"reading the dataset folder {path.name}")
         try:
-            names = [part["filename"] for part in json_file(path / "state.json")["_data_files"]]
-            files = [file_below(path, name, hint="Name another dataset folder.") for name in names]
+            names = [part["filename"] for part in read_json_file(path / "state.json")["_data_files"]]
+            files = [resolve_file_below(path, name, hint="Name another dataset folder.") for name in names]
             tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
         except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
@@ -255,7 +255,7 @@ RowSource: TypeAlias = JsonRows | ParquetRows | DatasetRows | CsvRows
 def _cell(text: str | None) -> Any:
     if text is not None and text.startswith("["):
         try:
-            return json_value(text)
+            return parse_json(text)
         except ValueError:
             return text
     return text

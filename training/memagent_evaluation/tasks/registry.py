@@ -28,7 +28,7 @@ from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_ta
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.plain_text import did_you_mean
-from memagent_graph.strategies import split_options, typed_options
+from memagent_graph.strategies import convert_options, split_options
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
     **dict.fromkeys(SHAPES, needle_task),
@@ -115,7 +115,7 @@ def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) ->
         raise EvaluationError(
             f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.options) or 'none'}."
         )
-    return replace(task, name=name, **typed_options(type(task), task.name, options))
+    return replace(task, name=name, **convert_options(type(task), task.name, options))
 
 
 def _own_task(name: str, settings: TaskSettings) -> Task:

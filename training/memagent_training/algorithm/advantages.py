@@ -48,13 +48,13 @@ class LossWeights(StrEnum):
     """The units over which the loss of a step is a mean."""
 
     TOKEN_MEAN = "token_mean"  # noqa: S105 - not a password
-    """Over all learned tokens of the step (DAPO)."""
+    """The mean over all learned tokens of the step (DAPO)."""
 
     ROLLOUT_MEAN = "rollout_mean"
-    """Over rollouts, of the mean over each one's learned tokens."""
+    """The mean over rollouts of the mean over each one's learned tokens."""
 
     CONVERSATION_MEAN = "conversation_mean"
-    """Over conversations, of the mean over each one's learned tokens (GRPO's, with conversations for sequences)."""
+    """The mean over conversations of the mean over each one's learned tokens (as GRPO's mean over sequences)."""
 
 
 class DropReason(StrEnum):
@@ -152,12 +152,12 @@ class AdvantageBatch:
     learned_tokens: int
     """Completion tokens to learn from, T."""
     reward_mean: float
-    """Over all rollouts, before any penalty."""
+    """The mean reward of all rollouts, before any penalty."""
     penalised_rollouts: int
     """Rollouts that got an overlong penalty."""
 
 
-def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
+def compute_advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[float]:
     """Return A_i = R_i - baseline, divided by std if set; exact zeros if there is nothing to compare.
 
     The sums are correctly rounded (`fsum`), so that the order of the rollouts changes no bit.
@@ -172,7 +172,7 @@ def advantages(rewards_G: Sequence[float], settings: AdvantageSettings) -> list[
     return [(reward - mean) * scale for reward in rewards_G]
 
 
-def reason_to_drop(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
+def find_drop_reason(group: RolloutGroup, settings: AdvantageSettings) -> DropReason | None:
     """Return why a group has no training signal; None if it has one."""
     if len(group.rollouts_G) < 2:
         return DropReason.ALONE
@@ -199,7 +199,7 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     dropped: dict[str, DropReason] = {}
     learned: list[tuple[TrainingRow, int]] = []
     for group_index, group in enumerate(groups):
-        reason = reason_to_drop(group, settings)
+        reason = find_drop_reason(group, settings)
         if reason is not None:
             dropped[group.group_id] = reason
             continue
@@ -233,7 +233,7 @@ def _conversation_advantages(group: RolloutGroup, settings: AdvantageSettings) -
                 credited.reward + (_penalty(group.rollouts_G[credited.rollout], settings) if penalised else 0.0)
                 for credited in peers
             ]
-            for credited, advantage in zip(peers, advantages(rewards, normalised), strict=True):
+            for credited, advantage in zip(peers, compute_advantages(rewards, normalised), strict=True):
                 for conversation in credited.conversations:
                     advantages_GK[credited.rollout][conversation] += term.weight * advantage
     return advantages_GK

@@ -27,12 +27,13 @@ class Scope(StrEnum):
     """The part of a run that a reward belongs to, and the rewards that it is compared with."""
 
     RUN = "run"
-    """Of a whole run, compared with the group's other runs; for a reward of single conversations, their mean."""
+    """A reward of a whole run, compared with those of the group's other runs. Rewards of single conversations count by
+    their mean."""
     ROLE = "role"
     """The mean over one role's conversations, compared with that of the group's other runs that have such
     conversations."""
     CONVERSATION = "conversation"
-    """Of a conversation, compared with those at the same position of the group's other runs."""
+    """A reward of one conversation, compared with those at the same position of the group's other runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Credited:
     rollout: int
     reward: float
     conversations: tuple[int, ...]
-    """Of that rollout; all of their learned tokens."""
+    """Indices of the rollout's conversations; all of their learned tokens get the advantage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class CreditTerm:
     """One term of an advantage. Roles may be patterns, as in "gated_*"."""
 
     reward: str
-    """"outcome", the one that a training names (`--reward`), or another reward's name."""
+    """"outcome", the one that a training run names (`--reward`), or another reward's name."""
     weight: float = 1.0
     scope: Scope = Scope.RUN
     of: str | None = None

@@ -1,50 +1,16 @@
 """Muon for the layers' matrices and AdamW for the rest, as one optimizer for schedulers and checkpoints.
 
 Muon (https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, so that all its directions move
-equally far.
+equally far. torch's computes this in bfloat16, which processors with only AVX2 emulate slowly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-
-class Float32Muon(torch.optim.Muon):
-    """`torch.optim.Muon` in float32, for processors without bfloat16: they emulate it about 40 times slower."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move every matrix that has a gradient. `closure` is ignored: the gradients are already computed."""
-        del closure
-        for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            for matrix in group["params"]:
-                if (gradient := matrix.grad) is None:
-                    continue
-                state = self.state[matrix]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(matrix)
-                buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-                direction = gradient.lerp(buffer, momentum)
-                update = orthogonalise(direction, group["ns_coefficients"], group["ns_steps"])
-                rate = lr * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
-                matrix.mul_(1 - lr * group["weight_decay"]).sub_(update.to(matrix.dtype), alpha=rate)
-
-
-def orthogonalise(matrix: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """Return roughly the nearest (semi-)orthogonal matrix, by Newton-Schulz iterations in float32."""
-    a, b, c = coefficients
-    x: Tensor = matrix.float() / (matrix.float().norm() + 1e-7)
-    is_tall = x.shape[0] > x.shape[1]
-    x = x.T if is_tall else x
-    for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if is_tall else x
+from torch import nn
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -78,8 +44,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if groups:  # adapters have only matrices
             self._parts.append(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
         if matrices:
-            kind = torch.optim.Muon if bfloat16_is_fast(matrices[0].device) else Float32Muon
-            self._parts.append(kind(matrices, lr=muon_lr, weight_decay=weight_decay))
+            self._parts.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share_groups()
 
@@ -116,12 +81,3 @@ def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
             is_table = id(parameter) in table_ids or parameter.ndim > 2
             (tables if is_table else matrices if parameter.ndim == 2 else vectors).append(parameter)
     return matrices, tables, vectors
-
-
-def bfloat16_is_fast(device: torch.device) -> bool:
-    """Return whether bfloat16 is assumed to be as fast as float32.
-
-    True for processors with AVX-512 or SVE, for which oneDNN has kernels. On one with only AVX2, a product took 45
-    times as long as in float32; others were not compared.
-    """
-    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))

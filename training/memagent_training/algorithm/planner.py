@@ -2,8 +2,8 @@
 
 The plan is made from the whole step, the same on every rank; it depends on the rows' content, not on their order. At
 every position all ranks have a micro-batch with the same number of rows, because the ranks synchronise there (sharded
-weights and metrics are gathered) and need equal shapes. Inert rows of one prompt and one completion token, with a loss
-weight of 0, fill the gaps. No row is left out, and none is cut.
+weights and metrics are gathered) and need equal shapes. Padding rows of one prompt and one completion token, with a
+loss weight of 0, fill the gaps. No row is left out, and none is cut.
 
 Splitting a step this way changes no number: the loss weights (`advantages.py`) already belong to the whole step.
 """
@@ -23,11 +23,11 @@ from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.training_errors import TrainingError
 
-INERT_TOKENS = 2
-"""Tokens of an inert row: one of prompt and one of completion, the least that a loss can be computed from."""
+PADDING_ROW_TOKENS = 2
+"""Tokens of a padding row: one of prompt and one of completion, the least that a loss can be computed from."""
 
 _SLACK = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""How much fuller than ideal a micro-batch may be: rows do not divide evenly, and inert ones take space."""
+"""How much fuller than ideal a micro-batch may be: rows do not divide evenly, and padding rows take space."""
 _NEAR = 1.01
 """Plans within this ratio of the best are considered equal: one micro-batch more or less costs more."""
 _BLOCK = 512
@@ -44,17 +44,17 @@ class Layout(StrEnum):
     """Rows end to end: the sum of their lengths."""
 
     PREFIX_TREE = "prefix_tree"
-    """Common prefixes are forwarded once: the tokens of the rows' trie, with all inert rows as one row."""
+    """Common prefixes are forwarded once: the tokens of the rows' trie, with all padding rows as one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMicroBatch:
-    """The rows that one rank forwards at once, by index, and the number of inert rows after them."""
+    """The rows that one rank forwards at once, by index, and the number of padding rows after them."""
 
     rows: tuple[int, ...]
-    inert: int
+    padding_rows: int
     tokens: int
-    """Tokens forwarded, padding and inert rows included."""
+    """Tokens forwarded, padding and padding rows included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class StepPlan:
 
     @property
     def padding_tokens(self) -> int:
-        """Forwarded tokens that belong to no row. In a prefix tree, only inert rows are padding."""
+        """Forwarded tokens that belong to no row. In a prefix tree, only padding rows are padding."""
         if self.layout is Layout.PADDED:
             return self.forwarded_tokens - self.row_tokens
-        return sum(_inert_tokens(self.layout, batch.inert) for rank in self.micro_batches for batch in rank)
+        return sum(_count_padding(self.layout, batch.padding_rows) for rank in self.micro_batches for batch in rank)
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
@@ -115,14 +115,14 @@ def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, lay
     return StepPlan(layout, token_budget, _deal(step, best, ranks, order), sum(step.lengths))
 
 
-def optimizer_steps(
+def split_into_steps(
     groups: Sequence[RolloutGroup], *, groups_per_step: int, seed: int, steps: int | None = None
 ) -> list[tuple[RolloutGroup, ...]]:
     """Split groups into optimizer steps, whole groups only, each group in exactly one.
 
     The shuffle depends only on the seed and the groups' ids. The remaining groups make a last, smaller step, whose loss
     is a mean over fewer tokens; nothing is dropped. To get steps with equal numbers of useful groups, leave out those
-    with a `reason_to_drop` first. With `steps`, there are that many, as equal in size as possible, and
+    with a `find_drop_reason` first. With `steps`, there are that many, as equal in size as possible, and
     `groups_per_step` is ignored.
 
     Raises:
@@ -163,17 +163,17 @@ class _Step:
             previous = _ids(rows[0])
             for index, row in enumerate(rows[1:], start=1):
                 current = _ids(row)
-                self.shared[index] = shared_prefix(previous, current)
+                self.shared[index] = count_shared_tokens(previous, current)
                 previous = current
 
-    def tokens(self, batch: Sequence[int], inert: int = 0) -> int:
+    def tokens(self, batch: Sequence[int], padding_rows: int = 0) -> int:
         """Return the cost of a micro-batch; rows of a prefix tree must be neighbours."""
         if self.layout is Layout.PADDED:
             longest_prompt = max((self.prompts[row] for row in batch), default=1)
             longest_completion = max((self.completions[row] for row in batch), default=1)
-            return (len(batch) + inert) * (longest_prompt + longest_completion)
+            return (len(batch) + padding_rows) * (longest_prompt + longest_completion)
         real = sum(self.lengths[row] for row in batch) - sum(self.shared[row] for row in batch[1:])
-        return real + _inert_tokens(self.layout, inert)
+        return real + _count_padding(self.layout, padding_rows)
 
     def critical_tokens(self, position: Sequence[_Batch]) -> int:
         """Return what the slowest rank forwards at one position, with batches filled up to the same number of rows."""
@@ -181,8 +181,8 @@ class _Step:
         return max(self.tokens(batch, rows - len(batch)) for batch in position)
 
 
-def _inert_tokens(layout: Layout, inert: int) -> int:
-    return INERT_TOKENS * (min(inert, 1) if layout is Layout.PREFIX_TREE else inert)
+def _count_padding(layout: Layout, padding_rows: int) -> int:
+    return PADDING_ROW_TOKENS * (min(padding_rows, 1) if layout is Layout.PREFIX_TREE else padding_rows)
 
 
 def _ids(row: TrainingRow) -> array[int]:
@@ -308,7 +308,7 @@ def _capacities(step: _Step, split: _Split, ranks: int, budget: int) -> list[int
 def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> list[list[_Batch]]:
     """Return micro-batches with similar numbers of rows at the same position, one per rank.
 
-    If inert rows would exceed the budget, the batches with the most rows are halved until they do not.
+    If padding rows would exceed the budget, the batches with the most rows are halved until they do not.
     """
     sized = [(step.tokens(batch), batch) for batch in batches]
     while True:
@@ -318,7 +318,9 @@ def _positions(step: _Step, batches: list[_Batch], ranks: int, budget: int) -> l
             position.extend([(0, [])] * (ranks - len(position)))
         halved: list[tuple[int, _Batch]] = []
         for (_, most_rows), *others in positions:
-            if any(tokens + _inert_tokens(step.layout, len(most_rows) - len(rest)) > budget for tokens, rest in others):
+            if any(
+                tokens + _count_padding(step.layout, len(most_rows) - len(rest)) > budget for tokens, rest in others
+            ):
                 middle = len(most_rows) // 2
                 halved += [(step.tokens(half), half) for half in (most_rows[:middle], most_rows[middle:])]
         if not halved:
@@ -341,7 +343,7 @@ def _deal(
         planned = [
             PlannedMicroBatch(
                 rows=tuple(order[row] for row in batch),
-                inert=rows - len(batch),
+                padding_rows=rows - len(batch),
                 tokens=step.tokens(batch, rows - len(batch)),
             )
             for batch in position
@@ -353,7 +355,7 @@ def _deal(
     return tuple(map(tuple, ranks_batches))
 
 
-def shared_prefix(left: array[int], right: array[int]) -> int:
+def count_shared_tokens(left: array[int], right: array[int]) -> int:
     """Return how many tokens two sequences share at their beginning; a prefix tree saves these."""
     shorter = min(len(left), len(right))
     for start in range(0, shorter, _BLOCK):

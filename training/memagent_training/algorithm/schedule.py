@@ -1,4 +1,4 @@
-"""The groups of each optimizer step of a training: the same on every rank and after every resume."""
+"""The groups of each optimizer step of a training run: the same on every rank and after every resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memagent_training.algorithm.advantages import (
     TrainingRow,
     prepare_batch,
 )
-from memagent_training.algorithm.planner import Layout, StepPlan, optimizer_steps, plan_step
+from memagent_training.algorithm.planner import Layout, StepPlan, plan_step, split_into_steps
 from memagent_training.data.rollouts import RolloutGroup
 
 EQUAL_REWARDS_REMEDY = (
@@ -117,7 +117,7 @@ class Schedule:
 
     def pass_order(self, pass_number: int) -> list[tuple[RolloutGroup, ...]]:
         """Return the groups of each step of a pass, counted from 0."""
-        return optimizer_steps(
+        return split_into_steps(
             self.kept,
             groups_per_step=self.groups_per_step,
             seed=self.seed + _STRIDE * pass_number,

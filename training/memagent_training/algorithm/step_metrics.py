@@ -71,7 +71,7 @@ class TokenMetrics:
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
 
-def row_metrics(
+def compute_row_metrics(
     groups: Sequence[RolloutGroup], batch: AdvantageBatch, policy_versions: Sequence[str]
 ) -> dict[str, float]:
     """Return the rewards, lengths and ages of a step.
@@ -121,7 +121,7 @@ def row_metrics(
     return metrics
 
 
-def device_metrics(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
+def measure_device(tokens: int, seconds: float, weights: int, processes: int) -> dict[str, float]:
     """Return the speed of a step, its fraction of the peak of the devices, and the peak memory of this process.
 
     Args:

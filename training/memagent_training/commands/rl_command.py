@@ -23,7 +23,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.settings import WordingSettings
 from memagent_training.commands.training_process import (
     Settings,
-    from_options,
+    build_from_options,
     is_main_process,
     leave_process_group,
     report_failures,
@@ -135,15 +135,15 @@ def _job(request: RL) -> RLJob:
 
     # The environment's key is only for a server that the loop did not start.
     key = request.api_key if request.base_url is None else request.api_key or os.environ.get("OPENAI_API_KEY")
-    return from_options(
+    return build_from_options(
         RLJob,
         request,
         tasks=tuple(dict.fromkeys(request.task or ())),
         lengths=() if request.lengths is None else parse_lengths(request.lengths),
         settings=parse_settings(request.settings or ()),
-        collect=from_options(CollectSettings, request),
+        collect=build_from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
-        reading=from_options(WordingSettings, request, strategy=None),
+        reading=build_from_options(WordingSettings, request, strategy=None),
         measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
         measure_temperatures=_parse_temperatures(request.measure_temperatures),
         api_key=key,

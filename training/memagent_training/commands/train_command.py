@@ -15,7 +15,7 @@ from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
     Settings,
-    from_options,
+    build_from_options,
     is_main_process,
     leave_process_group,
     report_failures,
@@ -103,7 +103,7 @@ def _job(request: Train) -> TrainingJob:
             f"no reward is named that compares with the gold answers in {request.gold}",
             hint=f"Name one (--reward): {', '.join(OUTCOME_REWARDS)}.",
         )
-    return from_options(
+    return build_from_options(
         TrainingJob,
         request,
         settings=settings,

@@ -31,7 +31,7 @@ Settings = Annotated[
 ]
 
 
-def from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
+def build_from_options(kind: Callable[..., T], options: Any, **others: Any) -> T:
     """Make a dataclass from a command's options with the same names, and from `others` for the rest."""
     names = inspect.signature(kind).parameters.keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
@@ -49,7 +49,7 @@ def require_extra() -> None:
     """Refuse to train without the libraries for it.
 
     Raises:
-        MissingExtraError: they are not installed.
+        MissingExtraError: the libraries are not installed.
         TrainingError: TRL is of a version that the trainer was not written for.
     """
     if importlib.util.find_spec("trl") is None:
@@ -97,16 +97,11 @@ def report_failures(
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(FAILURE_DELAY)
         code = (codes or {}).get(type(error).__name__, exit_code(error))
-        Console(as_json=as_json and is_main_process()).report_error(_with_run(error), code)
+        if error.run_id is not None and error.run_id not in error.message:  # the console names only resumable runs
+            error.message = f"{error.message} (run {error.run_id})"
+        Console(as_json=as_json and is_main_process()).report_error(error, code)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():
             typer.echo(interrupted, err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _with_run(error: MemAgentError) -> MemAgentError:
-    """Return the error with the run in its message: the console shows a run by itself only where it can be resumed."""
-    if error.run_id is not None and error.run_id not in error.message:
-        error.message = f"{error.message} (run {error.run_id})"
-    return error

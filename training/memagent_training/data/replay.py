@@ -64,7 +64,7 @@ class Replay:
     """Groups to train on, and a report on all runs."""
 
     groups: list[RolloutGroup]
-    """In the order of their oldest runs."""
+    """The groups, in the order of their oldest runs."""
     report: ReplayReport
 
     def require_groups(self) -> list[RolloutGroup]:

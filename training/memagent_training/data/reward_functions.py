@@ -50,9 +50,9 @@ class LoggedReward:
     """The run's newest logged reward of a name: a person's feedback, or an earlier function's."""
 
     name: str | None = "reward"
-    """None accepts any name."""
+    """The reward's name; None accepts any name."""
     source: str | None = None
-    """Only rewards from this source; None accepts any."""
+    """The source that the reward must have; None accepts any source."""
 
     def __call__(self, run: TrainingRun, /) -> float | None:
         """Return the logged value; None if there is none."""
@@ -69,7 +69,7 @@ class LoggedStepReward:
 
     name: str
     source: str | None = None
-    """Only rewards from this source; None accepts any."""
+    """The source that the reward must have; None accepts any source."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return the logged values; None if a conversation that can be trained on has none."""
@@ -93,7 +93,7 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     """Return the value, if it is a finite number that training can hold, in 32 bits.
 
     Raises:
-        RewardError: it is not.
+        RewardError: the value is not such a number.
     """
     if not abs(value) <= MAX_REWARD:
         reason = "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
@@ -105,7 +105,7 @@ def check_reward(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def function_name(function: object) -> str:
+def name_function(function: object) -> str:
     """Return the name of a function, or of its class."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -44,11 +44,11 @@ class TrainingRun:
 
     record: RunRecord
     conversations_K: tuple[Conversation, ...]
-    """In order of position and attempt. Token ids and log-probs are arrays."""
+    """The conversations in the order of position and attempt. Their token ids and log-probs are arrays."""
     events: tuple[LoggedEvent, ...] = ()
     """Events of no conversation."""
     rewards: tuple[Reward, ...] = ()
-    """Of the run and its conversations (by their `id`), oldest first."""
+    """Rewards of the run and of its conversations (which they name by `id`), oldest first."""
     gold: Gold | None = None
     """The correct answer, if the caller knows it; it is not in logs."""
     store: DocumentStore | None = None

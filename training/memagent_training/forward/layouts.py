@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from memagent_training.algorithm.planner import shared_prefix
+from memagent_training.algorithm.planner import count_shared_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class Trie:
         return tuple(nodes)
 
 
-def one_after_another(rows: Sequence[array[int]]) -> Trie:
+def lay_out_in_sequence(rows: Sequence[array[int]]) -> Trie:
     """Lay out the rows one after the other, without shared prefixes."""
     return _lay_out(rows, range(len(rows)), [0] * len(rows))
 
 
-def as_tree(rows: Sequence[array[int]]) -> Trie:
+def lay_out_as_tree(rows: Sequence[array[int]]) -> Trie:
     """Lay out every prefix once, however many rows begin with it; each row has at least one token."""
     order = sorted(range(len(rows)), key=lambda index: rows[index])
-    return _lay_out(rows, order, [0, *(shared_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
+    return _lay_out(rows, order, [0, *(count_shared_tokens(rows[a], rows[b]) for a, b in pairwise(order))])
 
 
 def _lay_out(rows: Sequence[array[int]], order: Sequence[int], shared: Sequence[int]) -> Trie:
@@ -166,7 +166,7 @@ def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch
     if layout == "padded":
         return _pad(rows, pad_id, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
-    return _in_one_sequence(rows, (one_after_another if layout == "packed" else as_tree)(ids), layout, device)
+    return _in_one_sequence(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
 
 
 def _rectangle(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:

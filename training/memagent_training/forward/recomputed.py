@@ -1,4 +1,4 @@
-"""Log-probs under the initial weights of a training: kept for every row, saved with every checkpoint.
+"""Log-probs under the initial weights of a training run: kept for every row, saved with every checkpoint.
 
 They are the denominator of the clipped loss's ratio, and are compared with the logged log-probs before the first step.
 After a resume those weights no longer exist, so the numbers must be on disk.
@@ -46,9 +46,9 @@ class LogProbGap:
     k1: float
     """The KL divergence of the sampler from the initial weights, as the mean of log(p_logged / p_old)."""
     k3: float
-    """The same by Schulman's k3, which is never negative."""
+    """The same divergence, estimated by Schulman's k3, which is never negative."""
     ratio_min: float
-    """Of p_old / p_logged, a token's importance weight without a cap."""
+    """The smallest p_old / p_logged of a token: its importance weight without a cap."""
     ratio_mean: float
     ratio_max: float
     effective_sample_size: float
@@ -75,7 +75,7 @@ class LogProbGap:
         }
 
 
-def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
+def compare_logprobs(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]) -> LogProbGap | None:
     """Return the gap over the recomputed rows; None if nothing of them is learned."""
     gaps_of: dict[str, list[Tensor]] = {}
     for row in rows:
@@ -110,12 +110,12 @@ def gap_between(rows: Iterable[TrainingRow], recomputed: Mapping[RowKey, Tensor]
 
 
 def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> None:
-    """Write them; the file appears when it is complete. An empty mapping still records the training's runs."""
+    """Write the log-probs; the file appears when it is complete. An empty mapping still records the runs."""
     keys = sorted(recomputed)
     tensors = {
         "values": torch.cat([torch.empty(0), *(recomputed[key] for key in keys)]),
         "lengths": torch.tensor([len(recomputed[key]) for key in keys], dtype=torch.int64),
-        "places": torch.tensor([place for _, place in keys], dtype=torch.int64),
+        "indices": torch.tensor([index for _, index in keys], dtype=torch.int64),
     }
     metadata = {"fingerprint": fingerprint, "run_ids": json.dumps([run_id for run_id, _ in keys])}
     unfinished = path.with_suffix(".unfinished")
@@ -124,7 +124,7 @@ def save(path: Path, fingerprint: str, recomputed: Mapping[RowKey, Tensor]) -> N
 
 
 def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
-    """Read them back.
+    """Read the log-probs back.
 
     Raises:
         TrainingError: there is no such file, it is damaged, or it belongs to other runs or settings.
@@ -132,7 +132,7 @@ def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            values, lengths, places = (file.get_tensor(name) for name in ("values", "lengths", "places"))
+            values, lengths, indices = (file.get_tensor(name) for name in ("values", "lengths", "indices"))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"{path.parent} is not a complete checkpoint of this training: {error}",
@@ -144,5 +144,5 @@ def load(path: Path, fingerprint: str) -> dict[RowKey, Tensor]:
             hint="Resume with the same ones, or begin again in another output folder.",
         )
     run_ids = json.loads(metadata.get("run_ids", "[]"))
-    keys = zip(run_ids, places.tolist(), strict=False)
+    keys = zip(run_ids, indices.tolist(), strict=False)
     return dict(zip(keys, torch.split(values, lengths.tolist()), strict=False))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 import torch
@@ -25,6 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from memagent_training.forward.layouts import MicroBatch
 from memagent_training.forward.tree_attention import NodeMask
+
+LOGITS_CHUNK: Final = 1024
+"""The number of tokens whose logits are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,17 @@ class LogProbs:
     mask_BT: Tensor
 
 
-def completion_logprobs(
+def score_completions(
     model: nn.Module,
     micro_batch: MicroBatch,
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
-    logits_chunk: int = 1024,
 ) -> LogProbs:
     """Return the log-probs of every row's completion tokens, in float32 or better.
 
-    Logits are computed only where a completion token is predicted, `logits_chunk` tokens at a time, and computed again
+    Logits are computed only where a completion token is predicted, `LOGITS_CHUNK` tokens at a time, and computed again
     in the backward pass instead of being kept. To be part of the model's own forward (autocast and sharded wrappers
     work there), this replaces its output head, which returns log-probs instead of logits. A model that changes its
     logits afterwards (a soft cap, a scale) is detected, and all its logits are then computed.
@@ -59,7 +61,6 @@ def completion_logprobs(
         temperature: logits are divided by it.
         with_entropy: whether to return each distribution's entropy too.
         entropy_gradient: whether the entropy is differentiable too.
-        logits_chunk: the number of tokens whose logits are in memory at once.
 
     Raises:
         ValueError: the model's attention does not support the layout.
@@ -71,7 +72,7 @@ def completion_logprobs(
         "attention_mask": _attention_mask(core, micro_batch),
         "use_cache": False,
     }
-    scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient, logits_chunk)
+    scoring = _Scoring(micro_batch, temperature, with_entropy, entropy_gradient)
     scored_C2 = None if core in _MODELS_THAT_CHANGE_LOGITS else _score_in_forward(model, core, inputs, scoring)
     if scored_C2 is None:
         _MODELS_THAT_CHANGE_LOGITS.add(core)
@@ -98,7 +99,6 @@ class _Scoring:
     temperature: float
     with_entropy: bool
     entropy_gradient: bool
-    logits_chunk: int
 
     def score_hidden(self, head: nn.Module, hidden_SND: Tensor) -> Tensor:
         """Return (C, 2), a chunk of logits at a time."""
@@ -107,7 +107,7 @@ class _Scoring:
         def chunk_scores(hidden: Tensor, ids: Tensor) -> Tensor:
             return self.score(head.forward(hidden), ids)
 
-        columns = (torch.split(column, self.logits_chunk) for column in (scored_CD, self.micro_batch.scored_ids_C))
+        columns = (torch.split(column, LOGITS_CHUNK) for column in (scored_CD, self.micro_batch.scored_ids_C))
         pieces = list(zip(*columns, strict=True))
         score_chunk: Callable[..., Tensor] = chunk_scores
         if len(pieces) > 1 and torch.is_grad_enabled():

@@ -1,1 +1,1 @@
-"""The jobs: collect rollouts; plan, prepare and run a training; save its policy."""
+"""The jobs: collect rollouts; plan, prepare and execute a training run; save its policy."""

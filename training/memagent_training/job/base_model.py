@@ -1,4 +1,4 @@
-"""The model that a training starts from: what is known before its weights are loaded."""
+"""The model that a training run starts from: what is known before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import KNOWN
-from memagent_graph.policies.hub import is_hub_id, model_folder
-from memagent_graph.policies.model_info import weights_version
+from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
+from memagent_graph.policies.model_info import hash_weights
 from memagent_graph.policies.profile import Profile, policy_folder
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.training_errors import TrainingError
@@ -56,9 +56,9 @@ def find_base_model(name: str) -> BaseModel:
         name=name,
         source=source,
         folder=folder,
-        window=getattr(text_config(folder), "max_position_embeddings", None),
+        window=getattr(read_text_config(folder), "max_position_embeddings", None),
         tokenizer=load_tokenizer(folder).fingerprint,
-        version=weights_version(folder),
+        version=hash_weights(folder),
     )
 
 
@@ -85,12 +85,12 @@ def _locate(name: str) -> tuple[Path, str]:
             hint=f'Name a folder with config.json and weights, a hub id, "embedded", or one of {", ".join(KNOWN)}.',
         )
     try:
-        return model_folder(name, with_weights=False), name
+        return fetch_model_folder(name, with_weights=False), name
     except PolicyError as error:
         raise TrainingError(error.message, hint=error.hint) from error
 
 
-def text_config(folder: Path) -> Any:
+def read_text_config(folder: Path) -> Any:
     """Return a model's configuration, of its text part.
 
     Raises:
@@ -108,7 +108,7 @@ def text_config(folder: Path) -> Any:
         ) from error
 
 
-def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
+def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
     """Return the model without its weights (on the device "meta"), with adapters if there is a rank.
 
     Raises:
@@ -122,7 +122,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
             if lora_rank is not None:
                 from peft import get_peft_model  # noqa: PLC0415  optional
 
-                model = get_peft_model(model, lora_config(lora_rank))
+                model = get_peft_model(model, make_lora_config(lora_rank))
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TrainingError(
             f"{source} is not a causal language model that transformers can build: {error}",
@@ -132,7 +132,7 @@ def unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
     return built
 
 
-def lora_config(rank: int | None) -> Any:
+def make_lora_config(rank: int | None) -> Any:
     """Return peft's settings for adapters on every linear layer but the head, twice as strong as their rank.
 
     None without a rank.

@@ -52,18 +52,14 @@ class CollectSettings:
     """Reads in flight."""
 
     def __post_init__(self) -> None:
-        if self.rollouts < 2:
-            raise TrainingError(
-                f"rollouts must be at least 2, got {self.rollouts}", hint="Set --rollouts to 2 or more."
-            )
+        for name, least in (("rollouts", 2), ("concurrency", 1)):
+            if (value := getattr(self, name)) < least:
+                hint = f"Set --{name} to {least} or more."
+                raise TrainingError(f"{name} must be at least {least}, got {value}", hint=hint)
         if not 1 <= self.groups <= self.max_questions:
             raise TrainingError(
                 f"groups must be 1 to max_questions ({self.max_questions}), got {self.groups}",
                 hint="Change --groups or --max-questions.",
-            )
-        if self.concurrency < 1:
-            raise TrainingError(
-                f"concurrency must be at least 1, got {self.concurrency}", hint="Set --concurrency to 1 or more."
             )
 
 

@@ -21,7 +21,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from memagent_training.algorithm.advantages import AdvantageSettings, Baseline, LossWeights, OverlongPenalty
 from memagent_training.algorithm.credit import parse_terms
 from memagent_training.algorithm.loss import TokenLoss
-from memagent_training.algorithm.planner import INERT_TOKENS, Layout
+from memagent_training.algorithm.planner import PADDING_ROW_TOKENS, Layout
 from memagent_training.algorithm.schedule import Schedule
 from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.training_errors import TrainingError
@@ -76,7 +76,7 @@ _WITH_EFFECT: Final = frozenset(
 """The settings of TRL and transformers that have an effect here, besides the fields of this config."""
 _MINIMUMS = {
     "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
-    "token_budget": INERT_TOKENS, "max_skipped_steps": 0,
+    "token_budget": PADDING_ROW_TOKENS, "max_skipped_steps": 0,
 }  # fmt: skip
 _CHOICES: dict[str, Sequence[str | None]] = {
     "save_dtype": [None, "float32", "bfloat16", "float16"],
@@ -229,7 +229,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
 
     def check_warm_up(self, steps: int) -> None:
-        """Refuse a training that ends before the warm-up does; in the first step of a warm-up the learning rate is 0.
+        """Refuse a training run that ends before its warm-up; the learning rate of a warm-up's first step is 0.
 
         Raises:
             TrainingError: there are not more optimizer steps than steps of warm-up.

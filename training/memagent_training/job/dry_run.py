@@ -1,4 +1,4 @@
-"""The plan of a training that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
+"""The plan of a training run that `memagent train --dry-run` prints: from its runs, settings and the model's shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.replay_report import name_first
 from memagent_training.forward.layouts import lay_out
-from memagent_training.job.base_model import unloaded_model
+from memagent_training.job.base_model import build_unloaded_model
 from memagent_training.job.memory_estimate import MemoryEstimate, ModelSizes, estimate_memory
 from memagent_training.job.training_job import PreparedJob
 
@@ -106,7 +106,7 @@ def _estimate(prepared: PreparedJob, steps: list[ScheduledStep]) -> MemoryEstima
     """Estimate the memory for the heaviest micro-batch that was planned."""
     config, job = prepared.config, prepared.job
     try:
-        sizes = ModelSizes.of(unloaded_model(prepared.base.source, lora_rank=job.lora_rank))
+        sizes = ModelSizes.of(build_unloaded_model(prepared.base.source, lora_rank=job.lora_rank))
     except AttributeError:  # a shape with other parts, for example a recurrent one
         return None
     batches = ((step, batch) for step in steps for rank in step.plan.micro_batches for batch in rank)

@@ -24,7 +24,7 @@ _LoRARank = Annotated[int | None, typer.Option("--lora", min=1, help="Train adap
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of a training from logged runs."""
+    """Options of a training run from logged runs."""
 
     model: Annotated[str, typer.Option(help='The policy that wrote the runs: a folder, a hub id, or "embedded".')]
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the trained policy.")] = Path("trained-policy")
@@ -53,7 +53,7 @@ class Engine(StrEnum):
 
     VLLM = "vllm"
     LOCAL = "local"
-    """In the process that trains: for small policies, and for a rehearsal without a server."""
+    """The policy reads in the process that trains: for small policies, and for a rehearsal without a server."""
 
 
 @dataclass(frozen=True, kw_only=True)

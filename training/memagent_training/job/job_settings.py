@@ -58,7 +58,7 @@ DECISIVE: Final = (
 reported."""
 
 
-def preset_names() -> list[str]:
+def list_presets() -> list[str]:
     """Return the presets that come with the package."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
@@ -130,12 +130,12 @@ def read_preset(name: str | Path) -> Mapping[str, Any]:
     Raises:
         TrainingError: there is no such preset, or the file is not a mapping.
     """
-    path = _FOLDER / f"{name}.yaml" if str(name) in preset_names() else Path(name)
+    path = _FOLDER / f"{name}.yaml" if str(name) in list_presets() else Path(name)
     try:
         settings = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise TrainingError(
-            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(preset_names())}, or pass a file's path."
+            f"There is no preset {str(name)!r}", hint=f"Choose {' or '.join(list_presets())}, or pass a file's path."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TrainingError(f"{name} is not valid YAML: {error}", hint=_LINES) from error
@@ -215,7 +215,7 @@ def _require_tracker(name: str) -> None:
         )
 
 
-def decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
+def select_decisive(config: MultiConvDAPOConfig) -> dict[str, Any]:
     """Return the settings that determine the resulting weights, JSON-ready."""
     return {name: _plain(getattr(config, name)) for name in DECISIVE}
 

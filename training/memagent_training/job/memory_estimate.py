@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from memagent_training.forward.layouts import MicroBatch
+from memagent_training.forward.scoring import LOGITS_CHUNK
 
-_LOGITS_CHUNK: Final = 1024
-"""Tokens whose logits are in memory at once (`scoring.completion_logprobs`)."""
 _LOGITS_COPIES: Final = 5
 """Logits, logits divided by the temperature, and three tensors of that size in the backward pass."""
 
@@ -151,7 +150,7 @@ def _activations(
     stream = tokens * residual * sizes.hidden
     narrow = 3 * sizes.queries + 2 * sizes.keys + 4 * sizes.mlp + 2 * sizes.hidden
     layer = 4 * stream + tokens * product * narrow + pairs * product
-    scored = min(len(micro_batch.scored_ids_C), _LOGITS_CHUNK)
+    scored = min(len(micro_batch.scored_ids_C), LOGITS_CHUNK)
     head = 3 * stream + _LOGITS_COPIES * scored * sizes.vocabulary * 4
     backward = 2 * tokens * product * sizes.mlp
     if checkpointing:

@@ -1,4 +1,4 @@
-"""The rows that a training would learn from, as a Parquet file: for other trainers, and to look at.
+"""The rows that a training run would learn from, as a Parquet file: for other trainers, and to look at.
 
 A row is a conversation. A step's loss is the sum over its rows and over the tokens where `mask` is true of `weight`
 times the loss of the token, which depends on `advantage`:
@@ -38,7 +38,7 @@ COLUMNS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
 
 
 def write_rows(schedule: Schedule, path: Path) -> int:
-    """Write the rows of a training's first pass, a row group for each optimizer step; return how many there are.
+    """Write the rows of a training run's first pass, a row group for each optimizer step; return how many there are.
 
     The file appears when it is complete.
     """

@@ -28,7 +28,7 @@ def save_policy(
 
     Args:
         trainer: a trainer of the Transformers library.
-        base: the model that the training started from; tokenizer, chat template and profile are taken from it.
+        base: the model that the training run started from; tokenizer, chat template and profile are taken from it.
         out: the policy's folder.
         lora_rank: the rank of adapters, if they are trained.
         merged: whether merged weights are written too.
@@ -84,7 +84,7 @@ def _make_sharable(folder: Path) -> None:
 
 
 def merge_adapter(base: BaseModel, adapter: Path, out: Path, config: MultiConvDAPOConfig) -> None:
-    """Write a policy with merged adapters, in the training's precision."""
+    """Write a policy with merged adapters, in the precision of the training run."""
     from peft import PeftModel  # noqa: PLC0415  optional
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
 

@@ -1,4 +1,4 @@
-"""The line that a training shows of each optimizer step, in place of TRL's dictionary of all metrics."""
+"""The line that a training run shows of each optimizer step, in place of TRL's dictionary of all metrics."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ from memagent_training.algorithm.credit import check_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
-from memagent_training.algorithm.step_metrics import TokenMetrics, device_metrics, row_metrics
+from memagent_training.algorithm.step_metrics import TokenMetrics, compute_row_metrics, measure_device
 from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward import recomputed
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
-from memagent_training.forward.recomputed import LogProbGap, RowKey, gap_between, row_key
-from memagent_training.forward.scoring import LogProbs, completion_logprobs
+from memagent_training.forward.recomputed import LogProbGap, RowKey, compare_logprobs, row_key
+from memagent_training.forward.scoring import LogProbs, score_completions
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.training_errors import TrainingError
 
@@ -281,11 +281,11 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     def _lay_out(self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch) -> tuple[MicroBatch, Tensor]:
         """Return the model inputs of a micro-batch, and the parts of the loss for each completion token.
 
-        The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Inert rows
+        The latter is (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Padding rows
         have a weight of 0.
         """
         real = [rows[index] for index in planned.rows]
-        micro_batch = self._lay_out_rows(real, planned.inert)
+        micro_batch = self._lay_out_rows(real, planned.padding_rows)
         targets_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
         for index, row in enumerate(real):
             conversation = row.conversation
@@ -298,10 +298,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             of_row_4T[3] = self._old(row)
         return micro_batch, targets_4BT.to(self.accelerator.device)
 
-    def _lay_out_rows(self, rows: Sequence[TrainingRow], inert: int) -> MicroBatch:
+    def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_rows: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
         return lay_out(
-            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * inert],
+            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_rows],
             self.args.layout,
             pad_id=pad_id,
             device=self.accelerator.device,
@@ -314,7 +314,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return self._recomputed.get(row_key(row), torch.tensor(row.conversation.logprobs_T))
 
     def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
-        return completion_logprobs(model, micro_batch, temperature=self.args.temperature, **options)
+        return score_completions(model, micro_batch, temperature=self.args.temperature, **options)
 
     def _reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
         """Return the log-probs under the reference model, or under the model without its trained adapters."""
@@ -353,7 +353,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             self._recomputed = logprobs
         if not self.args.logged_is_sampled:  # logged ones are before temperature
             logprobs = self._forward(model, step, 1.0, heaviest_only=True)
-        self.logprob_gap = gap_between(step.rows, logprobs)
+        self.logprob_gap = compare_logprobs(step.rows, logprobs)
         self._check_gap()
         self._has_begun = True
 
@@ -366,8 +366,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         with torch.no_grad(), self._without_checkpointing(model):
             for planned_batch in planned[:1] if heaviest_only else planned:
                 rows = [step.rows[index] for index in planned_batch.rows]
-                micro_batch = self._lay_out_rows(rows, planned_batch.inert)
-                scored = completion_logprobs(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
+                micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
+                scored = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, scored, strict=False):
                     logprobs.append((row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
         return dict(gather_object(logprobs))
@@ -402,13 +402,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Store a step's metrics where TRL's log reads them."""
         plan = step.plan
         self.state.num_input_tokens_seen += plan.forwarded_tokens
-        gap = gap_between(step.rows, self._recomputed) if self.args.logged_is_sampled else None
+        gap = compare_logprobs(step.rows, self._recomputed) if self.args.logged_is_sampled else None
         gap = gap or self.logprob_gap  # where not every row was recomputed, that before the first step
         values = {
             **metrics.reduced(self.accelerator),
             **(gap.metrics if gap is not None else {}),
-            **device_metrics(plan.forwarded_tokens, seconds, self._weights, self.accelerator.num_processes),
-            **row_metrics(step.groups, step.batch, self.policy_versions),
+            **measure_device(plan.forwarded_tokens, seconds, self._weights, self.accelerator.num_processes),
+            **compute_row_metrics(step.groups, step.batch, self.policy_versions),
             "reward/with_dropped": self._reward_of_all,
             "groups/dropped_fraction": len(self.schedule.dropped) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,

@@ -1,9 +1,9 @@
-"""A training from logged runs to a finished policy folder: its request, its preparation, and the training.
+"""A training run from logged runs to a finished policy folder: its request, its preparation, and its execution.
 
     prepared = prepare(TrainingJob(runs="runs.sqlite", model="policy-1", out=Path("policy-2"), preset="dapo"))
     policy = train(prepared)
 
-`prepare` loads no weights; what can be refused without them is refused there, except a training that is too short,
+`prepare` loads no weights; what can be refused without them is refused there, except a run that is too short,
 whose plan (`dry_run`) shows its length. `memagent train` is a thin shell around the two.
 """
 
@@ -23,22 +23,22 @@ from memagent_training.algorithm.planner import check_lengths
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import name_first
-from memagent_training.data.reward_functions import RewardFunction, function_name
+from memagent_training.data.reward_functions import RewardFunction, name_function
 from memagent_training.job import training_output as output
-from memagent_training.job.base_model import BaseModel, find_base_model, lora_config
+from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import TrainingOptions
-from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
 from memagent_training.job.saved_policy import save_policy, write_card
 from memagent_training.job.training_output import Checkpoints
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.training_errors import TrainingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(TrainingOptions):
-    """The request for a training: the options of `memagent train`, parsed."""
+    """The request for a training run: the options of `memagent train`, parsed."""
 
     runs: RunLog | Path | str
     """A run log or its path, or an export's path."""
@@ -47,7 +47,7 @@ class TrainingJob(TrainingOptions):
     reward: str | RewardFunction = "reward"
     """A logged reward's name, or a function that scores the runs now."""
     gold: GoldAnswers | None = None
-    """For the rewards that terms of the advantage name (`MultiConvDAPOConfig.credit`)."""
+    """The answers that built-in rewards compare with: the outcome, and those in `MultiConvDAPOConfig.credit`."""
     groups: Mapping[str, str] | None = None
     """The group of each run; if left out, runs of one question on one document, read the same way."""
     policy_versions: Sequence[str] | None = None
@@ -56,7 +56,7 @@ class TrainingJob(TrainingOptions):
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A training that can begin."""
+    """A training run that can begin."""
 
     job: TrainingJob
     config: MultiConvDAPOConfig
@@ -64,7 +64,7 @@ class PreparedJob:
     replay: Replay
     schedule: Schedule
     checkpoints: Checkpoints
-    """The checkpoint that the training continues from."""
+    """The checkpoint that the training run continues from."""
 
     @property
     def total_steps(self) -> int:
@@ -80,14 +80,14 @@ class PreparedJob:
         """
         steps = self.total_steps if rate_depends_on_length(self.config) else None
         return {
-            "settings": {**decisive(self.config), "steps": steps},
+            "settings": {**select_decisive(self.config), "steps": steps},
             "model": {"weights": self.base.version, "lora_rank": self.job.lora_rank},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedPolicy:
-    """The result of a training."""
+    """The result of a training run."""
 
     folder: Path
     """Weights, tokenizer and, if the base model has one, profile: a policy to read with."""
@@ -102,8 +102,8 @@ def prepare(job: TrainingJob) -> PreparedJob:
     """Load the runs and check that the model can be trained on them as requested.
 
     Raises:
-        TrainingError: it cannot; the message says why and what to do. The subclasses ReplayError and RewardError are
-            about the runs.
+        TrainingError: training is not possible; the message says why and what to do. The subclasses ReplayError and
+            RewardError are about the runs.
         TokenizerError, RunLogError, MissingExtraError: the model's tokenizer or the runs cannot be read.
     """
     config = make_config(job.preset, job.settings, job.out)
@@ -121,7 +121,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     replay = load_groups(
         job.runs,
         reward=job.reward,
-        term_rewards=term_rewards(terms, has_gold=job.gold is not None),
+        term_rewards=choose_term_rewards(terms, has_gold=job.gold is not None),
         find_gold=None if job.gold is None else job.gold.of,
         groups=job.groups,
         whole_groups=not job.partial_groups,
@@ -147,8 +147,8 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
     """Train, and leave a policy folder in `out`. To be called on every rank.
 
     Raises:
-        TrainingError: the training is too short to warm up, the runs are not this model's, or a checkpoint is of other
-            runs or settings.
+        TrainingError: the training run is too short to warm up, the logged runs are not this model's, or a checkpoint
+            is of other runs or settings.
     """
     from memagent_training.job.step_lines import show_step_lines  # noqa: PLC0415  heavy
     from memagent_training.job.trainer import MultiConvDAPOTrainer  # noqa: PLC0415  heavy
@@ -161,7 +161,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
             prepared.replay.groups,
             prepared.config,
             policy_versions=job.policy_versions or (),
-            peft_config=lora_config(job.lora_rank),
+            peft_config=make_lora_config(job.lora_rank),
         )
     except OSError as error:
         raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
@@ -176,7 +176,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
         report, reward = prepared.replay.report, job.reward
         facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else function_name(reward),
+            "reward": reward if isinstance(reward, str) else name_function(reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }
@@ -239,7 +239,7 @@ def _check_tokenizer(job: TrainingJob, base: BaseModel, replay: Replay) -> None:
 
 
 def _check_schedule(schedule: Schedule, replay: Replay) -> None:
-    """Refuse what would otherwise fail in the middle of a training."""
+    """Refuse what would otherwise fail in the middle of a training run."""
     if not any(row.advantage for row in schedule.batch.rows):
         report = replay.report
         equal = f": {name_first(report.equal_rewards)}" if report.equal_rewards else ""

@@ -1,4 +1,4 @@
-"""The folder that a training writes: checkpoints to continue from, a record of what made them, the finished policy."""
+"""The folder that a training run writes: checkpoints, a record of what determined them, and the finished policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from memagent_graph.storage.bounded_files import json_file
-from memagent_graph.storage.private_files import write_whole
+from memagent_graph.storage.bounded_files import read_json_file
+from memagent_graph.storage.private_files import write_atomically
 from memagent_training.forward import recomputed
 from memagent_training.training_errors import TrainingError
 
 RECORD: Final = "training.json"
-"""The inputs that determined a training's weights: settings, base model, adapters."""
+"""The inputs that determined a training run's weights: settings, base model, adapters."""
 ADAPTER_FOLDER: Final = "adapter"
-"""The folder of a training's separate adapters; next to it are the merged weights."""
+"""The folder of a training run's separate adapters; next to it are the merged weights."""
 
 _STATE: Final = "trainer_state.json"
 _POLICY_FILES: Final = (
@@ -41,7 +41,7 @@ class Checkpoints:
     newest: Path | None
     """The newest complete one."""
     incomplete: tuple[Path, ...] = ()
-    """Newer ones that are incomplete: the training was killed while it wrote them."""
+    """Newer ones that are incomplete: the training run was killed while it wrote them."""
 
 
 def find_checkpoints(out: Path) -> Checkpoints:
@@ -58,10 +58,10 @@ def find_checkpoints(out: Path) -> Checkpoints:
 
 
 def require_unused(out: Path) -> None:
-    """Refuse the folder of an earlier training.
+    """Refuse the folder of an earlier training run.
 
     Raises:
-        TrainingError: it has checkpoints or weights.
+        TrainingError: the folder has checkpoints or weights.
     """
     files = [*_checkpoints(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
     if files:
@@ -75,7 +75,7 @@ def require_folder(out: Path, base: Path) -> None:
     """Refuse a folder that cannot be written to, and the base model's own folder.
 
     Raises:
-        TrainingError: it is one of them.
+        TrainingError: the folder is one of them.
     """
     if out.resolve() == base.resolve():
         raise TrainingError(
@@ -90,19 +90,19 @@ def require_folder(out: Path, base: Path) -> None:
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
     """Store what determines the weights; the file appears when it is complete."""
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    write_atomically(out / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to continue with other settings, another base model or other adapters than a training began with.
+    """Refuse to continue with other settings, another base model or other adapters than a training run began with.
 
     A folder without a record is not checked; each checkpoint has its own record of runs and rewards.
 
     Raises:
-        TrainingError: something differs; the message says what.
+        TrainingError: an input differs; the message says which.
     """
     try:
-        recorded = json_file(out / RECORD)
+        recorded = read_json_file(out / RECORD)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -136,14 +136,14 @@ def complete_policy(out: Path, base: Path) -> None:
 
 def _restore_cache(config: Path, base_config: Path) -> None:
     """Let generation use a cache if the base model does: the Transformers trainer turns it off in saved models."""
-    settings, base_settings = map(json_file, (config, base_config))
+    settings, base_settings = map(read_json_file, (config, base_config))
     use_cache = base_settings.get("use_cache", True)
     if settings.get("use_cache", True) != use_cache:
         settings["use_cache"] = use_cache
         config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def checkpoint_step(checkpoint: Path) -> int | None:
+def parse_checkpoint_step(checkpoint: Path) -> int | None:
     """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
     match = _NUMBER.fullmatch(checkpoint.name)
     return int(match[1]) if match else None
@@ -151,5 +151,7 @@ def checkpoint_step(checkpoint: Path) -> int | None:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Return checkpoint folders, complete or not, the newest first."""
-    numbered = [(checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()]
+    numbered = [
+        (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()
+    ]
     return [path for _, path in sorted(((step, path) for step, path in numbered if step is not None), reverse=True)]

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
-from memagent_graph.provenance.evidence import quoted_chunks
+from memagent_graph.provenance.evidence import find_quoted_chunks
 from memagent_graph.run_log import Outcome
 from memagent_graph.timeline.view import chunk_reader
 from memagent_training.data.training_runs import TrainingRun
@@ -28,7 +28,7 @@ _ByteSpans: TypeAlias = tuple[tuple[int, int], ...]
 """Where a text is in the document: a span of bytes for each occurrence."""
 
 
-def f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
+def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
     """Return F2 = 5PR / (4P + R) of chunks, 0 to 1: recall counts more than precision (LongRLVR, arXiv 2603.02146).
 
     Args:
@@ -58,7 +58,7 @@ class EvidenceF2(_EvidenceReward):
         gold, sources = _gold_chunks(run), _source_chunks(run)
         if gold is None or sources is None:
             return None
-        return f2(frozenset().union(*(sources[update] for update in run.trace.final_sources)), *gold)
+        return compute_f2(frozenset().union(*(sources[update] for update in run.trace.final_sources)), *gold)
 
 
 class EvidenceF2Gain(_EvidenceReward):
@@ -76,7 +76,7 @@ class EvidenceF2Gain(_EvidenceReward):
         last_steps = {trace.update_index(step.id): step.id for step in trace.steps if step.writes is Writes.MEMORY}
         for update, step in last_steps.items():
             before = frozenset[int]().union(*(sources[former] for former in trace.continued(trace.updates[update])))
-            gains[step] = f2(sources[update], *gold) - f2(before, *gold)
+            gains[step] = compute_f2(sources[update], *gold) - compute_f2(before, *gold)
         return [
             gains.get(conversation.step, 0.0) * (conversation.outcome is not Outcome.DISCARDED)
             for conversation in run.conversations_K
@@ -191,7 +191,7 @@ def _source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_around):
         return None
-    return quoted_chunks(run.trace, chunk_reader(run.store, run.record.document, run.trace))
+    return find_quoted_chunks(run.trace, chunk_reader(run.store, run.record.document, run.trace))
 
 
 def _overlaps(span: Span, byte_spans: Iterable[tuple[int, int]]) -> bool:

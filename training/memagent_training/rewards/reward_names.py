@@ -20,7 +20,7 @@ from memagent_training.data.reward_functions import (
     LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
-    function_name,
+    name_function,
 )
 from memagent_training.data.rollouts import OUTCOME
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
@@ -73,7 +73,7 @@ def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
         RewardError: there is no such built-in.
     """
     if not isinstance(reward, str):
-        return function_name(reward), reward
+        return name_function(reward), reward
     return REWARD_NAMES.get(reward, reward), _outcome_reward(reward)
 
 
@@ -93,7 +93,7 @@ def choose_reward(text: str, *, has_gold: bool = False) -> str | RewardFunction:
     return _outcome_reward(text) if has_gold else text
 
 
-def built_in(name: str) -> RewardFunction | StepRewardFunction:
+def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
     """Return the reward of that name that comes with the package, of runs or of conversations.
 
     Raises:
@@ -102,10 +102,10 @@ def built_in(name: str) -> RewardFunction | StepRewardFunction:
     return STEP_REWARDS.get(name) or _outcome_reward(name, [*OUTCOME_REWARDS, *STEP_REWARDS])
 
 
-def term_rewards(
+def choose_term_rewards(
     terms: Sequence[CreditTerm], *, has_gold: bool, has_logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training names.
+    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training run names.
 
     Args:
         terms: the terms.
@@ -129,7 +129,7 @@ def term_rewards(
             hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
         elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
-            functions[name] = built_in(name)
+            functions[name] = find_built_in(name)
         else:
             functions[name] = LoggedReward(name) if term_scopes == {Scope.RUN} else LoggedStepReward(name)
     return functions

@@ -5,7 +5,7 @@
 
 1. `policy_serving`: the newest weights are loaded into the server and verified, and readers use them.
 2. `collect`: questions from the `curriculum` are read, G times each, until enough groups have variance.
-3. `online_trainer`: some optimizer steps on these groups, in one training from the first iteration to the last.
+3. `online_trainer`: some optimizer steps on these groups, in one training run from the first iteration to the last.
 
 The groups of each iteration are in the `loop_journal` before it is trained on them, and the weights after it are in a
 checkpoint: if anything is killed, the loop continues from these two, and trains on every group once.

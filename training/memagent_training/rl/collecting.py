@@ -14,13 +14,13 @@ from typing import Final, TypeVar
 
 from memagent_evaluation.samples import Sample
 from memagent_graph.run_log import RunFilter
-from memagent_training.algorithm.advantages import reason_to_drop
+from memagent_training.algorithm.advantages import find_drop_reason
 from memagent_training.data.replay import load_groups
 from memagent_training.data.reward_functions import LoggedReward
 from memagent_training.data.rollouts import OUTCOME, RolloutGroup
 from memagent_training.job.collect import SOURCE, CollectedGroup, Collection, collect, find_gold
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import term_rewards
+from memagent_training.rewards.reward_names import choose_term_rewards
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, MeanReward
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import PolicyBackend
@@ -52,7 +52,7 @@ class Collector:
         self._serving = serving
         self._journal = journal
         self._terms = prepared.config.advantage_settings.terms
-        self._term_rewards = term_rewards(self._terms, has_gold=True, has_logged=False)
+        self._term_rewards = choose_term_rewards(self._terms, has_gold=True, has_logged=False)
         self._newest: tuple[int, list[RolloutGroup]] | None = None
         """The newest collection's number and groups."""
 
@@ -79,7 +79,7 @@ class Collector:
             self._newest = (number, groups)
             # Groups may also differ in step rewards; a difference in penalties alone is no signal.
             settings = self._prepared.config.advantage_settings
-            useful_groups = sum(reason_to_drop(group, settings) is None for group in groups)
+            useful_groups = sum(find_drop_reason(group, settings) is None for group in groups)
             same_rewards = [group.rewards[0] for group in collection.all_groups if not group.has_variance]
             record = CollectionRecord(
                 number=number,

@@ -23,9 +23,9 @@ from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import function_name
+from memagent_training.data.reward_functions import name_function
 from memagent_training.job import training_output as output
-from memagent_training.job.base_model import lora_config
+from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
 from memagent_training.rl.collecting import Collector, check_rewards
@@ -81,7 +81,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export,
             callbacks=[_StepReporter(status)],
-            peft_config=lora_config(job.lora_rank),
+            peft_config=make_lora_config(job.lora_rank),
         )
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
@@ -119,7 +119,7 @@ def _card_facts(prepared: PreparedLoop, journal: LoopJournal, reached: int) -> d
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{sum(len(record.group_of) for record in journal.records):,} in {reached} iterations",
-        "reward": job.reward if isinstance(job.reward, str) else function_name(job.reward),
+        "reward": job.reward if isinstance(job.reward, str) else name_function(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:

@@ -39,15 +39,15 @@ class CollectionRecord:
     version: int
     """The iteration whose weights read; the oldest one if it was interrupted and continued with newer ones."""
     stage: int
-    """Of the curriculum."""
+    """The stage of the curriculum that the questions are from."""
     questions: int
     """The number of questions; each was read several times."""
     group_of: Mapping[str, str]
     """The group of each run that is trained on."""
     by_length: Mapping[int, MeanReward]
-    """Over all reads, including groups without variance."""
+    """The mean reward of all reads by length, including groups without variance."""
     by_task: Mapping[str, MeanReward]
-    """The same by the question's task."""
+    """The mean reward of all reads by the question's task."""
     solved_groups: int
     """Groups whose reads all have a reward of 1 or more."""
     uniform_groups: int
@@ -59,7 +59,7 @@ class CollectionRecord:
     completion_tokens: int
     turns: int
     seconds: float
-    """Of the collection."""
+    """The duration of the collection."""
 
     @property
     def reward(self) -> float:
@@ -90,7 +90,7 @@ class Measurement:
     iteration: int
     temperature: float
     accuracy: Mapping[int, Estimate]
-    """By length."""
+    """The accuracy for each length."""
     failed: int
     """Reads that failed; they count as wrong."""
     seconds: float
@@ -125,7 +125,7 @@ class LoopJournal:
 
     path: Path
     records: list[CollectionRecord] = field(default_factory=list, init=False)
-    """By number, from 0 on without a gap."""
+    """The collections, ordered by number, from 0 on without a gap."""
     measurements: list[Measurement] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The trainer of a loop: one training over all iterations, whose groups are collected while it runs.
+"""The trainer of a loop: one training run over all iterations, whose groups are collected while it runs.
 
 There is one optimizer, one schedule of the learning rate and one series of checkpoints. Before the first step of an
 iteration, the main process gets its groups from the source; the others wait for them.
@@ -22,8 +22,8 @@ from memagent_training.data.rollouts import RolloutGroup, check_fit
 from memagent_training.forward.recomputed import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
-from memagent_training.job.training_output import checkpoint_step
-from memagent_training.serving.policy_sync.probe import RowLogProbs, model_logprobs
+from memagent_training.job.training_output import parse_checkpoint_step
+from memagent_training.serving.policy_sync.probe import RowLogProbs, score_with_model
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
@@ -107,7 +107,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
     @property
     def row_logprobs(self) -> RowLogProbs | None:
         """The current weights' log-probs of rows, in the arithmetic of training; None if no process has all weights."""
-        return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(model_logprobs, self.model)
+        return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(score_with_model, self.model)
 
     def _collect_groups(self, iteration: int) -> IterationGroups:
         """Return the source's groups, on every process.
@@ -139,7 +139,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         Raises:
             TrainingError: this checkpoint is not between two iterations.
         """
-        step = None if checkpoint is None else checkpoint_step(Path(checkpoint))
+        step = None if checkpoint is None else parse_checkpoint_step(Path(checkpoint))
         if step is not None and step % self._steps_per_iteration:
             raise TrainingError(
                 f"{checkpoint} was saved inside an iteration of {self._steps_per_iteration} optimizer steps",

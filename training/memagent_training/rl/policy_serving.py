@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, UpdateRule
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policy import Policy
-from memagent_graph.policy_registry import template_arguments
+from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
@@ -64,7 +64,7 @@ class PolicyBackend(ABC):
             logprobs: the trainer's log-probs, if it has these weights in memory.
 
         Raises:
-            TrainingError: they cannot be used; the message says why.
+            TrainingError: the weights cannot be used; the message says why.
         """
 
     @abstractmethod
@@ -123,7 +123,7 @@ class LocalBackend(PolicyBackend):
     _policy: LocalPolicy
 
     def __init__(self, prepared: PreparedLoop) -> None:
-        self._template = template_arguments(prepared.job.chat_template_kwargs)
+        self._template = parse_template_arguments(prepared.job.chat_template_kwargs)
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
     async def close(self) -> None:
@@ -186,7 +186,7 @@ class ServerBackend(PolicyBackend):
         )
         self.served: ServedPolicy | None = None
         """The newest version, if there is one."""
-        template = template_arguments(job.chat_template_kwargs)
+        template = parse_template_arguments(job.chat_template_kwargs)
         policy = OpenAICompatiblePolicy(
             server.model_name,
             base_url=server.base_url,

@@ -128,7 +128,7 @@ def find_answered_without_document(results: Path) -> frozenset[str]:
 
     Raises:
         EvaluationError: there are no results there.
-        TrainingError: they have no answers without the document.
+        TrainingError: the results have no answers without the document.
     """
     rows = [row for row in load_results(results).rows if row.system == NO_DOCUMENT]
     if not rows:

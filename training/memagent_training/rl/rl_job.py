@@ -1,4 +1,4 @@
-"""The settings of a loop, and all checks that need neither a server nor a training."""
+"""The settings of a loop, and all checks that need neither a server nor a trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
-from memagent_graph.policy_registry import template_arguments
+from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
 from memagent_graph.roles import Role, prompts_for
 from memagent_graph.run_log import RunLog
@@ -35,8 +35,8 @@ from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
-from memagent_training.job.job_settings import decisive, make_config, rate_depends_on_length
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, name_reward, term_rewards
+from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
+from memagent_training.rewards.reward_names import NEED_EVIDENCE, choose_term_rewards, name_reward
 from memagent_training.rl.curriculum import HELD_OUT_START, Curriculum
 from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
@@ -179,7 +179,7 @@ class PreparedLoop:
             "read_with": self.base.profile and _read_with(self.base.profile),
         }
         return {
-            "settings": {**decisive(self.config), **schedule},
+            "settings": {**select_decisive(self.config), **schedule},
             "model": {"weights": self.base.version, "lora_rank": job.lora_rank},
             "loop": {
                 **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
@@ -223,7 +223,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     config = _config(job)
     terms = config.advantage_settings.terms
     roles = reading_strategy(job.strategy, _find_profile(job.reading, base)).roles
-    term_rewards(terms, has_gold=True, has_logged=False)
+    choose_term_rewards(terms, has_gold=True, has_logged=False)
     check_roles(terms, {role.name for role in roles})
     tokenizer = load_tokenizer(base.folder)
     base = replace(base, profile=_reading_profile(job.reading, base, tokenizer, roles))
@@ -268,7 +268,7 @@ def _reading_profile(
     A model without a profile was not trained on any templates, so it also gets the templates of the strategy's `roles`.
 
     Raises:
-        ProfileError, PromptError, BudgetError: it cannot be made; the message says what to do.
+        ProfileError, PromptError, BudgetError: the profile cannot be made; the message says what to do.
     """
     if replace(reading, strategy=None) == WordingSettings():
         return None
@@ -337,7 +337,7 @@ def _check(job: RLJob) -> None:
             options = ", ".join(f"--{name}" for name in changed).replace("_", "-").replace("options", "option")
             hint = f"Leave out {options}, or {remedy}."
             raise TrainingError(f"{', '.join(changed)} can have no effect: {reason}", hint=hint)
-    template_arguments(job.chat_template_kwargs)
+    parse_template_arguments(job.chat_template_kwargs)
     if job.server_gpus is not None:
         _check_server_gpus(job.server_gpus)
 

@@ -83,7 +83,7 @@ def has_accelerator(devices: Path = Path("/dev")) -> bool:
     return any(any(devices.glob(pattern)) for pattern in _ACCELERATORS)
 
 
-def server_environment(environ: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
+def make_server_environment(environ: Mapping[str, str], devices: Path = Path("/dev")) -> dict[str, str]:
     """Return a server's environment: `environ` without a launcher's variables, and this machine's defaults."""
     defaults = SERVER_ENVIRONMENT if has_accelerator(devices) else {**SERVER_ENVIRONMENT, **CPU_ENVIRONMENT}
     return {**defaults, **{name: value for name, value in environ.items() if not _LAUNCHER.match(name)}}
@@ -166,7 +166,7 @@ class VLLMServer:
 
         Raises:
             VLLMNotInstalledError: see `find_vllm_python`.
-            VLLMServerError: it ended or did not answer in time; no process is left.
+            VLLMServerError: the server ended or did not answer in time; no process is left.
         """
         if self.is_running:
             raise VLLMServerError(f"the server on port {self.port} is running already; stop it first")
@@ -178,7 +178,7 @@ class VLLMServer:
             *self._arguments(),
         ]
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        environment = server_environment(os.environ) | {
+        environment = make_server_environment(os.environ) | {
             "TMPDIR": self._scratch.name,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(self.max_lora_rank is not None)),
             "VLLM_SERVER_DEV_MODE": str(int(self.dev_mode)),

@@ -46,7 +46,7 @@ ESCAPES = (
 )
 
 
-def python_prose(source: str) -> str:
+def extract_python_prose(source: str) -> str:
     """Return the docstrings and comment blocks of a Python module, in order of kind."""
     parts: list[str] = []
     try:
@@ -64,7 +64,7 @@ def python_prose(source: str) -> str:
     return "\n\n".join(part for part in parts if len(part) > 60)
 
 
-def manual_prose(source: str) -> str:
+def extract_manual_prose(source: str) -> str:
     """Return a manual page without its troff requests and escapes; roughly what a terminal shows."""
     lines: list[str] = []
     for raw in source.splitlines():
@@ -86,7 +86,7 @@ def manual_prose(source: str) -> str:
     return "\n".join(lines)
 
 
-def pod_prose(source: str) -> str:
+def extract_pod_prose(source: str) -> str:
     """Return Plain Old Documentation without its commands and formatting codes."""
     text = re.sub(r"^=\w+ ?", "", source, flags=re.MULTILINE)
     return re.sub(r"\b[BCEFILSXZ]<+ ?([^<>]*?) ?>+", r"\1", text)
@@ -126,16 +126,16 @@ def extract_prose(path: Path, kind: str) -> str:
     if text is None:
         return ""
     if kind == "python":
-        text = python_prose(text)
+        text = extract_python_prose(text)
     elif kind == "manual":
-        text = manual_prose(text)
+        text = extract_manual_prose(text)
     elif inner.suffix == ".pod":
-        text = pod_prose(text)
+        text = extract_pod_prose(text)
     text = re.sub(r"[ \t]{3,}", "  ", re.sub(r"\n\s*\n+", "\n\n", text)).strip()
     return text[:MAX_CHARACTERS_PER_FILE] if is_english(text) else ""
 
 
-def source_files(folder: Path, kind: str) -> Iterator[Path]:
+def list_source_files(folder: Path, kind: str) -> Iterator[Path]:
     """Yield the files of one source, in a stable order; manual pages of English sections only."""
     pattern = "man[1-9]*/*" if kind == "manual" else "**/*"
     yield from sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
@@ -152,7 +152,7 @@ def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
     texts: dict[bool, list[str]] = {False: [], True: []}
     seen: set[str] = set()
     for kind, folder in sources:
-        files = list(source_files(folder, kind))
+        files = list(list_source_files(folder, kind))
         random.Random(0).shuffle(files)
         used: Counter[bool] = Counter()
         for path in files:

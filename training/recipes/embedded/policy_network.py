@@ -31,11 +31,11 @@ ROPE_THETA: Final = 1e6
 
 @dataclass(frozen=True)
 class Batch:
-    """N tokens in rows: their places, and the M of them that are learned.
+    """N tokens in rows: their indices among padded ones, and the M tokens that are learned.
 
     `trunks` (R, S) and `branches` (R, K, T) hold token indices, padded with 0; `seen` (R*K, 1, T, S+T) is true where a
-    branch's token sees a token of the trunk or of its own branch; `places` (N,) finds each token among the padded
-    trunks followed by the padded branches. `wanted` are the indices of learned tokens.
+    branch's token sees a token of the trunk or of its own branch; `padded_indices` (N,) has the index of each token
+    among the padded trunks followed by the padded branches. `wanted` are the indices of learned tokens.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class Batch:
     trunks: Tensor
     branches: Tensor
     seen: Tensor
-    places: Tensor
+    padded_indices: Tensor
     wanted: Tensor
     targets: Tensor
     weights: Tensor
@@ -92,8 +92,8 @@ def new_policy(width: int = 256, inner: int = 512, layers: int = 4) -> Network:
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         bos_token_id=None,
-        eos_token_id=special_id("<|end|>"),
-        pad_token_id=special_id("<|pad|>"),
+        eos_token_id=find_special_id("<|end|>"),
+        pad_token_id=find_special_id("<|pad|>"),
     )
     policy = Network(config)
     for name, parameter in policy.named_parameters():
@@ -112,7 +112,7 @@ def load_policy(source: Path) -> Network:
     return policy
 
 
-def special_id(token: str) -> int:
+def find_special_id(token: str) -> int:
     """Return the id of a special token: they stand last in the vocabulary."""
     return VOCABULARY - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index(token)
 
@@ -138,7 +138,7 @@ def branching_attention(
     keys, values = _with_trunks(trunk_k, own_k), _with_trunks(trunk_v, own_v)
     of_branches = F.scaled_dot_product_attention(own_q.flatten(0, 1), keys, values, attn_mask=batch.seen)
     padded = torch.cat([part.transpose(1, 2).reshape(-1, heads, width) for part in (of_trunks, of_branches)])
-    return padded[batch.places][None], None
+    return padded[batch.padded_indices][None], None
 
 
 def _with_trunks(trunk_rhsd: Tensor, own_rkhtd: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, load_policy, new_policy, special_id
+from recipes.embedded.policy_network import CONTEXT_WINDOW, Network, find_special_id, load_policy, new_policy
 
 BUDGETS = {
     "context_window": CONTEXT_WINDOW,
@@ -48,7 +48,11 @@ def release(policy: Network, out: Path, edition: str = "1") -> None:
     config = json.loads(policy.config.to_json_string())
     named_before = {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
     write_json(out / "config.json", {**config, "dtype": "bfloat16", **named_before})  # for older versions
-    generation = {"do_sample": False, "eos_token_id": special_id("<|end|>"), "pad_token_id": special_id("<|pad|>")}
+    generation = {
+        "do_sample": False,
+        "eos_token_id": find_special_id("<|end|>"),
+        "pad_token_id": find_special_id("<|pad|>"),
+    }
     write_json(out / "generation_config.json", generation)
     write_json(out / "memagent.json", {**BUDGETS, "edition": edition})
     print(f"{policy.num_parameters():,} parameters written to {out}")

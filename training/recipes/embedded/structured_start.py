@@ -101,7 +101,7 @@ def give_structure(
     report(policy, layer, 3, none)
 
 
-def token_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
+def measure_rarity(prompts: list[list[int]], vocabulary: int) -> Tensor:
     """Return 0 for tokens that are in every prompt, up to about 1 for those in one of ten thousand."""
     shares = torch.zeros(vocabulary)
     for prompt in prompts:
@@ -122,7 +122,7 @@ def get_attention(policy: Network, layer: int) -> LlamaAttention:
 def attend_back(policy: Network, layer: int, head: int, first: int, last: int) -> LlamaAttention:
     """Make a head attend evenly to the tokens `first` to `last` positions back, and return the layer's attention."""
     attention, rows = get_attention(policy, layer), part(head)
-    biases = position_biases(first, last)
+    biases = fit_position_biases(first, last)
     for projection, bias in zip((attention.q_proj, attention.k_proj), biases, strict=True):
         projection.weight[rows] *= 0.1
         projection.bias[rows] = bias
@@ -140,7 +140,7 @@ def look_back(policy: Network, head: int, first: int, last: int, read: int, writ
 
 
 def match(policy: Network, layer: int, head: int, pairs: list[tuple[int, int, Tensor]], sink: float = 0.0) -> None:
-    """Make a head attend to places where a part of the key equals a part of the query, and copy their code to the
+    """Make a head attend to positions where a part of the key equals a part of the query, and copy their code to the
     output.
 
     With a sink, the prompt's first token gets about that score from every query, and so the attention if nothing else
@@ -183,13 +183,13 @@ def report(policy: Network, layer: int, head: int, none: int) -> None:
     """Make a head sum the marks of a question's missing tokens, and raise the score of "none" accordingly."""
     attention = attend_back(policy, layer, head, 0, REACH - 2)
     rows = part(head)
-    for place, column in enumerate(MISSING_COLUMNS):
-        attention.v_proj.weight[rows.start + place, column] = 1.0
+    for index, column in enumerate(MISSING_COLUMNS):
+        attention.v_proj.weight[rows.start + index, column] = 1.0
         code = policy.lm_head.weight[none, part(OUTPUT)]
-        attention.o_proj.weight[part(OUTPUT), rows.start + place] = REPORT * code / code.norm()
+        attention.o_proj.weight[part(OUTPUT), rows.start + index] = REPORT * code / code.norm()
 
 
-def position_biases(first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
+def fit_position_biases(first: int, last: int, reach: int = 1024) -> tuple[Tensor, Tensor]:
     """Return query and key biases with which a head attends evenly to the tokens `first` to `last` back, and no others.
 
     With constant query and key, rotary attention is a softmax over distances of a sum of cosines; amplitudes and

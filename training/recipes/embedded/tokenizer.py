@@ -41,27 +41,27 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_characters() -> list[str]:
+def map_bytes_to_characters() -> list[str]:
     """Return GPT-2's printable character for each byte, by byte value."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    stand_ins = {byte: chr(byte) for byte in printable}
+    substitutes = {byte: chr(byte) for byte in printable}
     for byte in range(256):
-        if byte not in stand_ins:
-            stand_ins[byte] = chr(256 + len(stand_ins) - len(printable))
-    return [stand_ins[byte] for byte in range(256)]
+        if byte not in substitutes:
+            substitutes[byte] = chr(256 + len(substitutes) - len(printable))
+    return [substitutes[byte] for byte in range(256)]
 
 
-def digit_merges() -> list[tuple[str, str]]:
+def make_digit_merges() -> list[tuple[str, str]]:
     """Return merges that make all two-digit and then all three-digit strings."""
     digits = "0123456789"
     pairs = [(a, b) for a in digits for b in digits]
     return pairs + [(a + b, c) for a, b in pairs for c in digits]
 
 
-def learned_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
+def learn_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
     """Return the first `count` merges that BPE learns on the texts with digits removed."""
     trainee = Tokenizer(models.BPE())
-    trainee.pre_tokenizer = pre_tokenizer()
+    trainee.pre_tokenizer = make_pre_tokenizer()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=256 + count, initial_alphabet=alphabet, show_progress=False)
     trainee.train_from_iterator((re.sub(r"\d+", " ", text) for text in texts), trainer)
@@ -69,7 +69,7 @@ def learned_merges(texts: Iterator[str], count: int) -> list[tuple[str, str]]:
     return [(left, right) for left, right in merges]
 
 
-def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     """Return one Split by `PATTERN`, then bytes."""
     return pre_tokenizers.Sequence(
         [
@@ -81,14 +81,14 @@ def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 def build_tokenizer(texts: Iterator[str]) -> Tokenizer:
     """Train on the texts and assemble the vocabulary in rank order."""
-    merges = digit_merges()
-    merges += learned_merges(texts, VOCABULARY - 256 - len(merges) - len(SPECIAL_TOKENS))
-    tokens = byte_characters() + [left + right for left, right in merges]
+    merges = make_digit_merges()
+    merges += learn_merges(texts, VOCABULARY - 256 - len(merges) - len(SPECIAL_TOKENS))
+    tokens = map_bytes_to_characters() + [left + right for left, right in merges]
     vocabulary = {token: rank for rank, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ValueError("two merges give the same token")
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.pre_tokenizer = make_pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer
@@ -114,7 +114,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_window: int = 102
 def load_encoding(folder: Path) -> tiktoken.Encoding:
     """Return the same tokenizer as a tiktoken encoding, which encodes a prompt several times faster."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    values = {character: byte for byte, character in enumerate(byte_characters())}
+    values = {character: byte for byte, character in enumerate(map_bytes_to_characters())}
     ranks = {bytes(values[character] for character in token): rank for token, rank in vocabulary.items()}
     specials = {token: len(ranks) + index for index, token in enumerate(SPECIAL_TOKENS)}
     return tiktoken.Encoding("memagent-embedded", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=specials)

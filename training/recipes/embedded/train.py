@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from memagent_training.algorithm.muon import MuonWithAdamW, bfloat16_is_fast
+from memagent_training.algorithm.muon import MuonWithAdamW
 from recipes.embedded.policy_network import Batch, Network, load_policy, new_policy
-from recipes.embedded.structured_start import give_structure, token_rarity
+from recipes.embedded.structured_start import give_structure, measure_rarity
 from recipes.embedded.tokenizer import VOCABULARY, load_encoding
 from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, Row, RowBuilder
 
@@ -41,13 +41,13 @@ def collate(rows: list[Row]) -> Batch:
     seen[..., trunk:] = torch.ones(length, length, dtype=torch.bool).tril()
     tokens: list[int] = []
     positions: list[int] = []
-    places: list[int] = []
+    indices: list[int] = []
     learned: list[tuple[int, int, float]] = []
     first_own = len(rows) * trunk
     for index, row in enumerate(rows):
         width = len(row.trunk)
         trunks[index, :width] = torch.arange(len(tokens), len(tokens) + width)
-        places += range(index * trunk, index * trunk + width)
+        indices += range(index * trunk, index * trunk + width)
         tokens += row.trunk
         positions += range(width)
         for branch_index, branch in enumerate(row.branches):
@@ -55,20 +55,20 @@ def collate(rows: list[Row]) -> Batch:
             start = width if branch.sees_trunk else 0
             own[index, branch_index, :size] = torch.arange(begin, begin + size)
             seen[index, branch_index, :, :start] = True
-            first_place = first_own + (index * branches + branch_index) * length
-            places += range(first_place, first_place + size)
+            first = first_own + (index * branches + branch_index) * length
+            indices += range(first, first + size)
             tokens += branch.tokens
             positions += range(start, start + size)
             learned += [(begin + offset, token, weight) for offset, token, weight in branch.learned]
     wanted, targets, weights = (torch.tensor(column) for column in zip(*learned, strict=True))
     return Batch(
         torch.tensor(tokens), torch.tensor(positions),
-        trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(places),
+        trunks, own, seen.flatten(0, 1)[:, None], torch.tensor(indices),
         wanted, targets, weights,
     )  # fmt: skip
 
 
-def section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
+def draw_section_length(rng: random.Random, ramp: float, longest: int = 288) -> int:
     """Return the tokens of a section: short at first (ramp 0), of full length in a third of the rows at last (1)."""
     if rng.random() < 0.3 * ramp:
         return longest if rng.random() < 0.85 else int(longest * rng.uniform(1.0, 1.3))
@@ -81,11 +81,11 @@ def make_batch(builder: RowBuilder, seed: int, step: int, ramp: float, tokens: i
     rng = random.Random(f"{seed}/{step}")
     rows: list[Row] = []
     while sum(row.size for row in rows) < tokens:
-        rows.append(builder.row(rng, section_length(rng, ramp), BRANCHES, hardness=ramp))
+        rows.append(builder.draw_row(rng, draw_section_length(rng, ramp), BRANCHES, hardness=ramp))
     return collate(rows)
 
 
-def losses(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
+def compute_loss(policy: Network, batch: Batch, autocast: bool) -> tuple[Tensor, Tensor]:
     """Return the weighted mean loss, and the accuracy of the predicted tokens."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=autocast):
         logits = policy.logits(batch).float()
@@ -129,10 +129,12 @@ def train(arguments: argparse.Namespace) -> None:
     source: Path | None = arguments.weights_from
     policy = new_policy() if source is None else load_policy(source)
     if source is None:
-        rarity = token_rarity(builder.question_prompts(random.Random(0), 2000), VOCABULARY)
-        give_structure(policy, rarity, (form.trunk("")[0], form.reply(EMPTY)[0]), form.question_tags())
+        rarity = measure_rarity(builder.draw_question_prompts(random.Random(0), 2000), VOCABULARY)
+        give_structure(
+            policy, rarity, (form.encode_trunk("")[0], form.encode_reply(EMPTY)[0]), form.find_question_tags()
+        )
     nn.Module.to(policy, device)
-    autocast = bfloat16_is_fast(device)
+    autocast = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))
     optimizer = MuonWithAdamW(policy, lr=arguments.adamw_lr, muon_lr=arguments.muon_lr, betas=(0.9, 0.95))
     rates = [group["lr"] for group in optimizer.param_groups]
     checkpoint: Path = arguments.out / "last.pt"
@@ -145,10 +147,10 @@ def train(arguments: argparse.Namespace) -> None:
     for step in range(first_step, arguments.steps):
         ramp = min(1.0, step / arguments.ramp_steps)
         batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
-        factor = schedule(step, arguments.steps, arguments.decay_steps)
+        factor = scale_rates(step, arguments.steps, arguments.decay_steps)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-        loss, accuracy = losses(policy, batch, autocast=autocast)
+        loss, accuracy = compute_loss(policy, batch, autocast=autocast)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
@@ -176,7 +178,7 @@ def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int)
     """Return how many replies are right in every token, after right ones, on held-out sections; by kind."""
     rng = random.Random(7)
     results: dict[str, list[bool]] = {}
-    for row in [builder.row(rng, 250, 16) for _ in range(rows)]:
+    for row in [builder.draw_row(rng, 250, 16) for _ in range(rows)]:
         batch = collate([row]).to(device)
         sizes = [len(branch.learned) for branch in row.branches]
         is_right = torch.split(policy.logits(batch).argmax(-1) == batch.targets, sizes)
@@ -208,7 +210,7 @@ def main() -> None:
     train(parser.parse_args())
 
 
-def schedule(step: int, total: int, decay: int, warmup: int = 20) -> float:
+def scale_rates(step: int, total: int, decay: int, warmup: int = 20) -> float:
     """Return the factor on both learning rates: a short rise, a plateau, then a straight line to zero at the end."""
     return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
 

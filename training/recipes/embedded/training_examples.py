@@ -48,33 +48,33 @@ class PromptFormat:
             raise SystemExit(f"{folder} has a template for updates in which the section is not first")
         return cls(encoding, head + separator, tail, answer)
 
-    def trunk(self, chunk: str) -> list[int]:
+    def encode_trunk(self, chunk: str) -> list[int]:
         """Return the tokens that the update prompts of all questions on a section begin with."""
         return self._special("<|user|>") + self.encoding.encode_ordinary(self.shared.replace("{chunk}", chunk))
 
-    def question(self, memory: str, problem: str) -> list[int]:
+    def encode_question(self, memory: str, problem: str) -> list[int]:
         """Return the tokens of an update prompt after the trunk."""
         fields = {"{memory}": memory, "{prompt}": problem}
         text = _FIELD.sub(lambda match: fields[match[0]], self.own)
         return self.encoding.encode_ordinary(text) + self._special("<|end|>", "<|assistant|>")
 
-    def question_tags(self) -> set[int]:
+    def find_question_tags(self) -> set[int]:
         """Return the tokens that are in every question part and rarely elsewhere."""
-        return set(self.question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
+        return set(self.encode_question("", "")) - set(self.encoding.encode_ordinary(" >\n </> "))
 
-    def answer_prompt(self, memory: str, problem: str) -> list[int]:
+    def encode_answer_prompt(self, memory: str, problem: str) -> list[int]:
         """Return the tokens of a whole answer prompt."""
         text = self.answer.replace("{memory}", memory).replace("{prompt}", problem)
         ids = self.encoding.encode_ordinary(text)
         return self._special("<|user|>") + ids + self._special("<|end|>", "<|assistant|>")
 
-    def reply(self, text: str) -> list[int]:
+    def encode_reply(self, text: str) -> list[int]:
         """Return the tokens of a completion, with its end."""
         return self.encoding.encode_ordinary(" " + text) + self._special("<|end|>")
 
-    def boxed(self, memory: str) -> list[int]:
+    def encode_boxed(self, memory: str) -> list[int]:
         """Return the tokens of the final answer."""
-        return self.reply("\\boxed{ " + memory + "}")
+        return self.encode_reply("\\boxed{ " + memory + "}")
 
     def _special(self, *tokens: str) -> list[int]:
         return [self.encoding.encode_single_token(token) for token in tokens]
@@ -128,12 +128,12 @@ class Prose:
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8").replace("\x00", "\n\n")
 
-    def stretch(self, rng: random.Random, characters: int) -> str:
+    def draw_piece(self, rng: random.Random, characters: int) -> str:
         """Return a piece from a random position."""
         start = rng.randrange(max(1, len(self.text) - characters))
         return self.text[start : start + characters]
 
-    def common_words(self, count: int) -> list[str]:
+    def find_common_words(self, count: int) -> list[str]:
         """Return lower-case words of four to ten letters that occur often, for the facts' vocabulary."""
         tally = Counter(re.findall(r"(?<![\w-])[a-z]{4,10}(?![\w-])", self.text[:6_000_000]))
         return sorted(tally, key=lambda word: (-tally[word], word))[:count]
@@ -170,9 +170,9 @@ class RowBuilder:
         self.form = form
         self.prose = prose
         self.held_out = held_out
-        self.words = [] if held_out else prose.common_words(6000)
+        self.words = [] if held_out else prose.find_common_words(6000)
 
-    def section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> RowSection:
+    def draw_section(self, rng: random.Random, facts: PlantedFacts, tokens: int) -> RowSection:
         """Return about `tokens` tokens of prose with planted facts; half of the sections are cut like chunks."""
         planted: list[Fact] = []
         count = rng.choices((0, 1, 2, 3, 4), (20, 25, 25, 20, 10))[0]
@@ -185,7 +185,7 @@ class RowBuilder:
                 used.add(key)
                 planted.append(fact)
         chopped = rng.random() < 0.5
-        text = self.prose.stretch(rng, int(tokens * (4.6 if chopped else 3.6)))
+        text = self.prose.draw_piece(rng, int(tokens * (4.6 if chopped else 3.6)))
         text = plant(rng, text, [fact.statement for fact in planted])
         if chopped or tokens > 400:
             ids = self.form.encoding.encode_ordinary(text)
@@ -198,28 +198,28 @@ class RowBuilder:
             tuple(fact for fact, state in states if state is False),
         )
 
-    def row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
+    def draw_row(self, rng: random.Random, section_tokens: int, branches: int, hardness: float = 1.0) -> Row:
         """Return one section with its branches, and two answer prompts."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words, number_share=1.0)
-        section = self.section(rng, facts, section_tokens)
+        section = self.draw_section(rng, facts, section_tokens)
         ends = []
         for _ in range(branches):
-            memory, problem, reply = self.turn(rng, facts, section, hardness)
+            memory, problem, reply = self.draw_turn(rng, facts, section, hardness)
             kind = "copy" if memory != EMPTY else "none" if reply == EMPTY else "value"
-            prompt = self.form.question(memory, problem)
-            ends.append(RowBranch.of(prompt, self.form.reply(reply), True, kind, FIRST_WEIGHT))
+            prompt = self.form.encode_question(memory, problem)
+            ends.append(RowBranch.of(prompt, self.form.encode_reply(reply), True, kind, FIRST_WEIGHT))
         for _ in range(2):
-            memory = EMPTY if rng.random() < 0.2 else self.memory(rng, facts)
-            prompt = self.form.answer_prompt(memory, facts.fact().question)
-            ends.append(RowBranch.of(prompt, self.form.boxed(memory), False, "answer", 1.0))
-        return Row(self.form.trunk(section.text), ends)
+            memory = EMPTY if rng.random() < 0.2 else self.draw_memory(rng, facts)
+            prompt = self.form.encode_answer_prompt(memory, facts.fact().question)
+            ends.append(RowBranch.of(prompt, self.form.encode_boxed(memory), False, "answer", 1.0))
+        return Row(self.form.encode_trunk(section.text), ends)
 
-    def question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
+    def draw_question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:
         """Return the tokens of update prompts after the section, on an empty memory."""
         facts = PlantedFacts(rng, held_out=self.held_out, words=self.words)
-        return [self.form.question(EMPTY, facts.fact().question) for _ in range(count)]
+        return [self.form.encode_question(EMPTY, facts.fact().question) for _ in range(count)]
 
-    def turn(
+    def draw_turn(
         self, rng: random.Random, facts: PlantedFacts, section: RowSection, hardness: float
     ) -> tuple[str, str, str]:
         """Return memory, problem and reply of one branch; easy ones ask for facts in the section, hard ones for near
@@ -229,7 +229,7 @@ class RowBuilder:
         draw = rng.random()
         if draw < 0.12:
             fact = rng.choice(present) if present and rng.random() < 0.4 else facts.fact()
-            memory = self.memory(rng, facts)
+            memory = self.draw_memory(rng, facts)
             return memory, fact.question, memory
         if draw < 0.55 - 0.15 * hardness and present:
             fact = ask_again(facts, rng.choice(present))
@@ -242,12 +242,12 @@ class RowBuilder:
             if all((fact.attribute, fact.entity) != (other.attribute, other.entity) for other in present):
                 return EMPTY, fact.question, EMPTY
 
-    def memory(self, rng: random.Random, facts: PlantedFacts) -> str:
+    def draw_memory(self, rng: random.Random, facts: PlantedFacts) -> str:
         """Return a memory to keep: mostly a value, sometimes other words."""
         draw = rng.random()
         if draw < 0.8:
             return facts.fact().value
-        words = self.prose.stretch(rng, 120).split()
+        words = self.prose.draw_piece(rng, 120).split()
         garbage = " ".join(words[1 : 1 + rng.randint(1, 8)])
         ids = self.form.encoding.encode_ordinary(garbage)[:24]
         text = self.form.encoding.decode(ids).replace("\ufffd", "").replace("<", "").strip()

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_graph.policies.model_info import weights_version
-from memagent_training.job.base_model import text_config
+from memagent_graph.policies.model_info import hash_weights
+from memagent_training.job.base_model import read_text_config
 from memagent_training.job.training_output import ADAPTER_FOLDER
 from memagent_training.training_errors import SyncError, TrainingError
 
@@ -20,7 +20,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken
 
 @dataclass(frozen=True, slots=True)
 class PolicyFolder:
-    """The result of a training: whole weights, adapters, or both."""
+    """The result of a training run: whole weights, adapters, or both."""
 
     path: Path
     has_weights: bool
@@ -28,10 +28,10 @@ class PolicyFolder:
 
     @classmethod
     def find(cls, path: Path) -> PolicyFolder:
-        """Inspect a folder. Adapters are in it, or in a training's subfolder for them.
+        """Inspect a folder. Adapters are in it, or in a training run's subfolder for them.
 
         Raises:
-            TrainingError: it has neither weights nor adapters.
+            TrainingError: the folder has neither weights nor adapters.
         """
         folders = (path, path / ADAPTER_FOLDER)
         adapter = next((folder for folder in folders if (folder / _ADAPTER_CONFIG).is_file()), None)
@@ -61,13 +61,13 @@ class PolicyFolder:
         name with these even after they were unloaded.
         """
         assert self.adapter is not None  # noqa: S101  asked for adapters only
-        content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + weights_version(self.adapter).encode()
+        content = (self.adapter / _ADAPTER_CONFIG).read_bytes() + hash_weights(self.adapter).encode()
         return f"{version}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
 def has_tied_embeddings(folder: Path) -> bool:
     """Return whether the output head is the input embedding."""
-    return bool(getattr(text_config(folder), "tie_word_embeddings", False))
+    return bool(getattr(read_text_config(folder), "tie_word_embeddings", False))
 
 
 def require_servable(folder: Path) -> None:

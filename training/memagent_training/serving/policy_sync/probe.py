@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from memagent_training.forward.layouts import IdRow, TokenRow, lay_out
-from memagent_training.forward.scoring import completion_logprobs
+from memagent_training.forward.scoring import score_completions
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.training_errors import SyncError, TrainingError
@@ -98,11 +98,11 @@ class Probe:
         """Return a server's reply to the probe.
 
         Raises:
-            SyncError: it does not answer, or without log-probs.
+            SyncError: the server does not answer, or its answer has no log-probs.
         """
         rows: list[IdRow] = []
         prompt_logprobs: list[float] = []
-        completion_logprobs: list[float] = []
+        score_completions: list[float] = []
         cached = 0
         for prompt in self.prompts:
             # First the request that reads the cache: the other one would fill it.
@@ -123,9 +123,9 @@ class Probe:
                 ) from error
             rows.append(IdRow(prompt[:1], (*prompt[1:], *ids)))
             prompt_logprobs += scores
-            completion_logprobs += values
+            score_completions += values
             cached += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached)
+        return ProbeReading(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(score_completions)), cached)
 
     @staticmethod
     def _body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Probe:
         }
 
 
-def largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
+def find_largest_gap(one: ProbeLogProbs, other: ProbeLogProbs) -> float:
     """Return the largest difference; infinite if something is not a number."""
     pairs = [*zip(one.prompt, other.prompt, strict=True), *zip(one.completion, other.completion, strict=True)]
     return max(_distance(*pair) for pair in pairs)
@@ -192,7 +192,7 @@ def _rms(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / max(len(one), 1))
 
 
-def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
+def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
     """Return the log-probs of a policy's files (`ReferenceLogProbs`), loaded in float32 on the CPU, and released again.
 
     Raises:
@@ -202,16 +202,16 @@ def folder_logprobs(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]
         model = _load(PolicyFolder.find(policy))
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{policy} cannot be loaded to verify it: {error}", hint="Check its files.") from error
-    return model_logprobs(model, rows)
+    return score_with_model(model, rows)
 
 
-def model_logprobs(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
+def score_with_model(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
     """Return a model's log-probs of rows' completion tokens, at temperature 1, without dropout."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
         micro_batch = lay_out(rows, "padded", pad_id=0, device=model.device)
-        scored_BT = completion_logprobs(model, micro_batch).logprobs_BT.tolist()
+        scored_BT = score_completions(model, micro_batch).logprobs_BT.tolist()
     model.train(was_training)
     return [scores[: len(row.completion_ids_T)] for scores, row in zip(scored_BT, rows, strict=True)]
 

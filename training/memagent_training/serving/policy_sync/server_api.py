@@ -47,7 +47,7 @@ class ServerAPI:
     """One server's administration."""
 
     root_url: str
-    """Without /v1."""
+    """The server's address, without /v1."""
     api_key: str | None
     """The server's bearer token, if it needs one."""
     _: KW_ONLY
@@ -58,7 +58,7 @@ class ServerAPI:
         """Return the context window of a served model, in tokens, if the server reports it.
 
         Raises:
-            NotServedError: it serves no such model; the message lists the served ones.
+            NotServedError: the server has no such model; the message lists the served ones.
         """
         entries = await self._models()
         for entry in entries:

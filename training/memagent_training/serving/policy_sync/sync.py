@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from memagent_training.job.base_model import text_config
+from memagent_training.job.base_model import read_text_config
 from memagent_training.serving.policy_sync import folders
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
@@ -25,8 +25,8 @@ from memagent_training.serving.policy_sync.probe import (
     ReferenceLogProbs,
     RowLogProbs,
     find_fault,
-    folder_logprobs,
-    largest_gap,
+    find_largest_gap,
+    score_with_folder,
 )
 from memagent_training.serving.policy_sync.server_api import (
     REQUEST_SECONDS,
@@ -102,7 +102,7 @@ class PolicySync:
             with the trainer's.
         reload_tied: whether a model with tied embeddings is also reloaded in place: vLLM 0.31 keeps the old head. The
             probe decides then.
-        reference: the trainer's log-probs; by default `folder_logprobs`.
+        reference: the trainer's log-probs; by default `score_with_folder`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PolicySync:
         methods: Sequence[SyncMethod] = tuple(SyncMethod),
         tolerance: float | None = None,
         reload_tied: bool = False,
-        reference: ReferenceLogProbs = folder_logprobs,
+        reference: ReferenceLogProbs = score_with_folder,
     ) -> None:
         self.server = server
         self.reference = reference
@@ -228,7 +228,7 @@ class PolicySync:
     async def _chosen_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
             weights = folder.path if folder.has_weights else self._base or Path(folder.adapter_base)
-            config = await asyncio.to_thread(text_config, weights)
+            config = await asyncio.to_thread(read_text_config, weights)
             window = await self._api.window(self.server.model_name) or getattr(config, "max_position_embeddings", None)
             self._probe = Probe.of_size(int(config.vocab_size), window)
             if self._own_server is not None:  # left by one who died; another's server may serve others, too
@@ -333,7 +333,7 @@ class PolicySync:
                 self._verified = None
             raise
         self._verified = (model, expected.prompt)
-        return largest_gap(reading.logprobs, expected)
+        return find_largest_gap(reading.logprobs, expected)
 
     async def _expect(self, policy: Path, reading: ProbeReading, logprobs: RowLogProbs | None = None) -> ProbeLogProbs:
         scored = partial(self.reference, policy) if logprobs is None else logprobs

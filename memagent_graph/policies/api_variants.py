@@ -1,4 +1,4 @@
-"""Interprets replies and refusals in the dialects of the API: finish reasons, contents, counts, unsupported fields."""
+"""Interprets the finish reasons, contents, token counts and refusals of servers whose API differs from OpenAI's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_LETTER: Final = re.compile(r"[^a-z0-9]+")
 _PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
 
-def finish_reason(word: object) -> FinishReason:
+def parse_finish_reason(word: object) -> FinishReason:
     """Return the finish reason for a server's word in any spelling; STOP without a word, OTHER for an unknown word."""
     if isinstance(word, str) and word in _REASONS:
         return _REASONS[word]
@@ -61,7 +61,7 @@ def finish_reason(word: object) -> FinishReason:
     return _REASONS.get(_PREFIX.sub("", letters) or letters, FinishReason.OTHER)
 
 
-def content_text(content: object) -> str | None:
+def extract_text(content: object) -> str | None:
     """Return the text of a content: a text, an object, or a list of parts. Reasoning is left out.
 
     Raises:
@@ -72,14 +72,14 @@ def content_text(content: object) -> str | None:
     if isinstance(content, str):
         return without_surrogates(content)
     if isinstance(content, list):
-        texts = [text for text in map(content_text, content) if text is not None]
+        texts = [text for text in map(extract_text, content) if text is not None]
         return "".join(texts) if texts else None
     if isinstance(content, Mapping):
         kind = str(content.get("type", ""))
         if content.get("thought") is True or "think" in kind or "reason" in kind or kind == "refusal":
             return None
         names = ("text", "content", "parts", "value")
-        return content_text(next((content[name] for name in names if content.get(name) is not None), None))
+        return extract_text(next((content[name] for name in names if content.get(name) is not None), None))
     raise ValueError(f"its text is of type {type(content).__name__}")
 
 
@@ -90,7 +90,7 @@ def has_refusal(message: Mapping[str, Any]) -> bool:
     return bool(message.get("refusal")) or "refusal" in kinds
 
 
-def token_usage(usage: object) -> TokenUsage | None:
+def parse_token_usage(usage: object) -> TokenUsage | None:
     """Return the token counts of a reply; None if they are missing or impossible."""
     if not isinstance(usage, dict):
         return None
@@ -112,14 +112,14 @@ def _count(value: Any) -> int:
         return 0
 
 
-def finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:
+def make_finish_notes(reason: FinishReason, word: object, text: str | None) -> tuple[Note, ...]:
     """Return a note about an unknown finish reason of a reply with text."""
     if reason is not FinishReason.OTHER or not text:
         return ()
     return ((EventKind.UNUSUAL_FINISH, f"the server's reason to stop was {str(word)[:60]!r}"),)
 
 
-def sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tuple[Note, ...]:
+def make_sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tuple[Note, ...]:
     """Return notes about requested options that the server does not accept."""
     if not unsupported:
         return ()
@@ -162,7 +162,7 @@ _UNSUPPORTED: Final = re.compile(
 )
 
 
-def server_message(content: bytes) -> str:
+def extract_server_message(content: bytes) -> str:
     """Return a server's message, without the JSON around it, and the field that it names beside it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = msgspec.json.decode(content)
@@ -185,7 +185,7 @@ def speaks_of_length(words: str) -> bool:
     return bool(_LENGTH.search(words))
 
 
-def refused_field(words: str, sent: Collection[str]) -> str | None:
+def find_refused_field(words: str, sent: Collection[str]) -> str | None:
     """Return the field that a server does not accept, from its message; None if no field can be left out.
 
     Args:
@@ -204,7 +204,7 @@ def refused_field(words: str, sent: Collection[str]) -> str | None:
 
 def is_final(words: str) -> bool:
     """Return whether the same request would fail again, although its status allows a retry."""
-    return speaks_of_length(words) or bool(_UNSUPPORTED.search(words) and refused_field(words, OPTIONAL_FIELDS))
+    return speaks_of_length(words) or bool(_UNSUPPORTED.search(words) and find_refused_field(words, OPTIONAL_FIELDS))
 
 
 def _names(words: str, field: str) -> bool:
