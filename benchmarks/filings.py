@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import filing_texts
 from benchmarks.filing_texts import QUESTION, Filing, GeneratedFiling, write_filings
 from memagent_corpus import TableFolder
-from memagent_evaluation.statistics import wilson
+from memagent_evaluation.statistics import compute_wilson_interval
 
 FIELDS: Final = tuple(Filing.model_fields)
 _TOLERANCE: Final = 0.0005
@@ -96,7 +96,7 @@ def format_table(fields: Iterable[FieldAccuracy], *, errors: int) -> Table:
     """Return the accuracies as a table to print."""
     table = Table("field", "accuracy", "95 % interval", "wrong", "missing", "invented", box=rich.box.SIMPLE)
     for field in fields:
-        share = wilson(field.right, field.rows)
+        share = compute_wilson_interval(field.right, field.rows)
         table.add_row(
             field.field,
             f"{share.mean:.1%}",

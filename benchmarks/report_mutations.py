@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memagent_evaluation.english_facts import EnglishFacts
-from memagent_evaluation.statistics import wilson
+from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_report.checked_report import check_quote, find_lower_case_words
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import check_sentence
@@ -408,7 +408,7 @@ class DetectionCount:
     def __str__(self) -> str:
         if not self.total:
             return ""
-        interval = wilson(self.detected, self.total)
+        interval = compute_wilson_interval(self.detected, self.total)
         return f"{100 * interval.mean:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}] of {self.total}"
 
 

@@ -23,7 +23,7 @@ from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.haystacks import python_prose
-from memagent_evaluation.tasks.passages import passages_from
+from memagent_evaluation.tasks.passages import make_passage_task
 from memagent_graph.tokenizers import load_tokenizer
 
 LENGTH = 1_000_000
@@ -94,7 +94,7 @@ def measure() -> list[Figure]:
             "variable tracking (vt)": lambda: load_task("vt", settings),
             "common words (cwe)": lambda: load_task("cwe", settings),
             "coded words (fwe)": lambda: load_task("fwe", settings),
-            "passages (qa_2)": lambda: passages_from(generate_records(), "qa_2", settings),
+            "passages (qa_2)": lambda: make_passage_task(generate_records(), "qa_2", settings),
         }
         figures = []
         for kind, load in kinds.items():

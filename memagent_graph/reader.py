@@ -352,9 +352,8 @@ class MemAgent:
                 yield _result(graph, state, done)
                 return
             if reason:
-                await graph.aupdate_state(
-                    make_thread_config(run_id), {"stop_reason": None}, as_node=graph.strategy.continues_after
-                )
+                node = graph.strategy.continues_after
+                await graph.aupdate_state(make_thread_config(run_id), {"stop_reason": None}, as_node=node)
             async with aclosing(self._run(graph, None, state, done, {"limits": limits}, pace=pace)) as parts:
                 async for part in parts:
                     yield part
@@ -641,7 +640,7 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done.steps, done.document_bytes, state.get("memory", ""))
+        progress = Progress(done.steps, state["document"]["size"], state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,

@@ -179,10 +179,8 @@ class ReadResult:
     @property
     def extent(self) -> str:
         """The extent of the document that the policy saw, in sentences."""
-        return (
-            ". ".join([self._extent_of_text.rstrip("."), *(e.detail for e in list_document_events(self.document))])
-            + "."
-        )
+        omissions = [event.detail for event in list_document_events(self.document)]
+        return ". ".join([self._extent_of_text.rstrip("."), *omissions]) + "."
 
     @property
     def _extent_of_text(self) -> str:

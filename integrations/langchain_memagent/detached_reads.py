@@ -51,7 +51,7 @@ class ReadCost:
         self.cached_tokens = sum(usage.cached_tokens for usage in usages)
         self.outputs = outputs
 
-    def as_result(self) -> LLMResult:
+    def to_llm_result(self) -> LLMResult:
         """Return the output of a model's run."""
         usage = TokenUsage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
         return model_result("", usage, model_name=self.model)
@@ -83,8 +83,8 @@ async def report_read(
     try:
         yield cost
     except BaseException as error:
-        await calls.on_llm_end(cost.as_result())
+        await calls.on_llm_end(cost.to_llm_result())
         await run.on_chain_error(error)
         raise
-    await calls.on_llm_end(cost.as_result())
+    await calls.on_llm_end(cost.to_llm_result())
     await run.on_chain_end(cost.outputs)

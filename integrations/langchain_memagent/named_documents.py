@@ -21,7 +21,8 @@ from memagent_graph.errors import RefusedSourceError
 
 Fetched: TypeAlias = str | bytes
 Fetcher: TypeAlias = Callable[[str], Fetched | Awaitable[Fetched]]
-"""Downloads a web address. It decides which hosts are allowed; it is called with http and https addresses only."""
+"""A function that downloads a web address. It decides which hosts are allowed, and is called only with http and https
+addresses."""
 
 _SCHEMES = ("http", "https")
 _KINDS = ("path", "text", "state_key", "url")
@@ -34,7 +35,7 @@ class FileBackend(Protocol):
         """Return the folder's entries, with their sizes if the backend knows them."""
 
     async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
-        """Each file's content, or an error."""
+        """Return each file's content, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class NamedSource:
     state_key: str | None = None
     url: str | None = None
     pages: str | None = None
-    """The pages to read of a PDF file; all where none is named."""
+    """The pages to read of a PDF file; all pages if it is None."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Which of the four are set."""
+        """The names of those of the four that are set."""
         return tuple(kind for kind in _KINDS if getattr(self, kind) is not None)
 
 
@@ -86,7 +87,7 @@ class DocumentSources:
             state: the agent's state, a mapping or an object with attributes; None outside an agent.
 
         Raises:
-            RefusedSourceError: it may not be read, does not exist, or is too large.
+            RefusedSourceError: the source may not be read, does not exist, or is too large.
             DocumentError: `pages` does not name pages.
         """
         document = await self._open(named, state)

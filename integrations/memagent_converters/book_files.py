@@ -17,7 +17,7 @@ def convert(source: SourceFile) -> Parts:
     """Convert a book.
 
     Raises:
-        ConversionError: it is encrypted, or damaged.
+        ConversionError: the book is encrypted, or damaged.
     """
     archive = XmlArchive(source.name, source.file)
     encryption = archive.read_xml("META-INF/encryption.xml")

@@ -40,7 +40,7 @@ _FRAMED_TAGS: Final = frozenset(
     (*_HEADINGS, *_MARKS, "sup", "sub", "a", "li", "ul", "ol", "blockquote", "pre", "table", "caption", "tr", "td",
      "th", "select", "textarea", "rt", "q", "dd")
 )  # fmt: skip
-"""Elements that add Markdown to their text; the text of other elements goes unchanged to the parent."""
+"""Elements that add Markdown to their text. The text of other elements is added to their parent unchanged."""
 _INPUTS_WITHOUT_TEXT: Final = frozenset(("hidden", "password", "submit", "button", "reset", "image", "file"))
 _SPACE: Final = re.compile(r"[ \t\n\r\f]+")
 _ORDINAL: Final = re.compile(r"st|nd|rd|th|er|re|e|è|ème|o|a|os|as|TM|SM|®|™|\s*", re.IGNORECASE)
@@ -50,7 +50,8 @@ _TABLE_PARTS: Final = frozenset(("table", "tr"))
 _MAX_DEPTH: Final = 200
 """Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
 _CHARACTERS_PER_SECOND: Final = 1_000_000
-"""Sets the parser's time limit. Usual pages need 2% of it; time grows with the square of depth and attributes."""
+"""The parser's time limit follows from it. Usual pages need 2% of that time, which grows with the square of depth and
+attributes."""
 MAX_REPEATED_LENGTH: Final = 200
 """Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
 _BEGIN: Final = "\x02"

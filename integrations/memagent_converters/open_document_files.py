@@ -31,7 +31,7 @@ def convert(source: SourceFile) -> Parts:
     """Convert an OpenDocument file; slides and sheets are sections.
 
     Raises:
-        ConversionError: it has a password, or is damaged.
+        ConversionError: the file has a password, or is damaged.
     """
     archive = XmlArchive(source.name, source.file)
     manifest = archive.read_xml("META-INF/manifest.xml")
@@ -64,9 +64,9 @@ class _OpenDocument:
         self._other = archive.read_xml("styles.xml")
         self.omission_counts: Counter[str] = Counter()
         self._positions: dict[str, str] = {}
-        """By style of text: sup or sub."""
+        """The element for each style of text that has one: sup or sub."""
         self._lists: dict[str, dict[int, Element]] = {}
-        """By style of list: its levels."""
+        """The levels of each style of list."""
         for root in filter(lambda node: node is not None, (self._other, self.root)):
             for style in iter_descendants(root, "style", "list-style"):  # type: ignore[arg-type]
                 name = get_attribute(style, "name")

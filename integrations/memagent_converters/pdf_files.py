@@ -42,7 +42,7 @@ def convert(source: SourceFile) -> Parts:
     """Convert a PDF file; each page is a section.
 
     Raises:
-        ConversionError: it cannot be opened, or a page cannot be read.
+        ConversionError: the file cannot be opened, or a page cannot be read.
     """
     import pypdfium2  # noqa: PLC0415  the extra `files`
 

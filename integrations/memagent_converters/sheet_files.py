@@ -1,4 +1,4 @@
-"""Workbooks (.xlsx): each sheet is a section with a table of its rows; empty rows and columns are left out."""
+"""Workbooks (.xlsx): each sheet is a section with a table of its rows, without empty rows and columns."""
 
 from __future__ import annotations
 

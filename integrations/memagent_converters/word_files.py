@@ -128,7 +128,7 @@ class _WordDocument:
         boxes, self._text_boxes = "".join(self._text_boxes), outer
         properties = find_child(element, "pPr")
         style = _get_child_value(properties, "pStyle")
-        label, level = self._numbers.next_label(properties, style)
+        label, level = self._numbers.compute_label(properties, style)
         heading = self._styles.get_heading_level(style, properties)
         if heading and runs.strip():
             return f"<h{heading}>{escape(label + ' ' if label else '')}{runs}</h{heading}>{boxes}"
@@ -350,7 +350,7 @@ class _ListNumbers:
                         levels_of_list[level] = changed
                 self._lists[get_attribute(node, "numId")] = definition, levels_of_list, starts
 
-    def next_label(self, properties: Element | None, style: str) -> tuple[str, int]:
+    def compute_label(self, properties: Element | None, style: str) -> tuple[str, int]:
         """Return a paragraph's number as Word shows it, or "-" for a bullet, and its level; "" for other paragraphs."""
         of_styles = (find_child(node, "pPr", "numPr") for node in self._styles.iter_chain(style))
         numberings = [find_child(properties, "numPr"), *of_styles]

@@ -34,7 +34,7 @@ class XmlArchive:
         """Return a member's content; empty if the member does not exist.
 
         Raises:
-            ConversionError: it is damaged, or too large.
+            ConversionError: the member is damaged, or too large.
         """
         if member not in self.names:
             return b""
@@ -46,7 +46,7 @@ class XmlArchive:
         """Return a member's root element; None if the member does not exist, or is not XML.
 
         Raises:
-            ConversionError: it declares entities, which such files never do.
+            ConversionError: the member declares entities, which such files never do.
         """
         data = self.read(member)
         if b"<!ENTITY" in data:

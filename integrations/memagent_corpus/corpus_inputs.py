@@ -29,8 +29,8 @@ from memagent_corpus.table_inputs import (
     FileTable,
     InputColumns,
     choose_name,
-    document_from_row,
     is_table,
+    make_document,
 )
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
@@ -174,7 +174,7 @@ class FileInputs(CorpusInputs):
             yield _make_document(name, self.location if scheme else root, info)
             return
         root = root.rstrip("/")
-        for info in self._files(filesystem, root):
+        for info in self._iter_files(filesystem, root):
             path = str(info["name"])
             name = path.removeprefix(root).lstrip("/")
             if scheme:
@@ -193,7 +193,7 @@ class FileInputs(CorpusInputs):
                     status = target.stat()
                     yield _make_document(name, path, {"size": status.st_size, "mtime": status.st_mtime})
 
-    def _files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
+    def _iter_files(self, filesystem: Any, root: str) -> Iterator[Mapping[str, Any]]:
         """Yield the information of all files that match, without following links to folders."""
         pattern = self.access.filesystem(self.pattern)[1] if self.pattern else ""
         relative = pattern.removeprefix(root).lstrip("/")
@@ -235,7 +235,7 @@ class TableInputs(CorpusInputs):
                 if isinstance(row, str):
                     yield CorpusDocument(name=f"{name}#{number}", error=row)
                 else:
-                    yield document_from_row(row, f"{name}#{number}", columns, self.access)
+                    yield make_document(row, f"{name}#{number}", columns, self.access)
 
     def ids(self) -> Iterator[str]:
         """Yield the names of all documents; none if there is no id column, because row numbers are unique."""

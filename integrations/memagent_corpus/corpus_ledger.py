@@ -144,7 +144,7 @@ class CorpusLedger:
             ).fetchone()
             return int(count), int(size)
 
-    def waiting_rows(self, max_rows: int) -> Iterator[tuple[int, CorpusRow]]:
+    def iter_waiting_rows(self, max_rows: int) -> Iterator[tuple[int, CorpusRow]]:
         """Yield the oldest rows that are not in a part, with their numbers, reading a few at a time."""
         last, left = -1, max_rows
         while left > 0:
@@ -178,7 +178,7 @@ class CorpusLedger:
             ).rowcount
             _add_part(connection, part, stale=row_count < part.rows)
 
-    def stale_parts(self) -> list[TablePart]:
+    def list_stale_parts(self) -> list[TablePart]:
         """Return the parts with rows that newer rows have replaced."""
         with self._reading() as connection:
             return [_make_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, digest_from_key, row_from_result, row_id
+from memagent_corpus.corpus_rows import CorpusRow, get_digest, make_corpus_row, row_id
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
-from memagent_corpus.typed_columns import columns_for_schema
+from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
 from memagent_graph.documents import DocumentRef
@@ -91,7 +92,7 @@ class CorpusReader:
         self.on_update = on_update
         self.response_format = None if response_format is None else ResponseFormat.of(response_format)
         self.columns = (
-            columns_for_schema(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
+            make_typed_columns(self.response_format, CorpusRow.__struct_fields__) if self.response_format else ()
         )
         self.keeps_texts = keep_texts
         self._loading = ThreadPoolExecutor(_MAX_LOADS, thread_name_prefix="memagent-loading")
@@ -147,7 +148,7 @@ class CorpusReader:
         except MemAgentError as error:
             _raise_if_fatal(error)
             return [self._make_failed_row(document, None, question, settings, error) for question in questions]
-        digest = digest_from_key(reference["key"])
+        digest = get_digest(reference["key"])
         self._text_users[digest] += 1
         try:
             ids = {question: row_id(document.name, digest, question, settings) for question in questions}
@@ -214,24 +215,18 @@ class CorpusReader:
         began = time.monotonic()
         while True:
             try:
-                return await self._resume_or_read(reference, question, run_id, may_resume, pace)
+                if may_resume and self.agent.keeps_checkpoints:
+                    # Without a checkpoint that can be continued, the read begins again.
+                    with suppress(RunNotFoundError, RunMismatchError, CheckpointError):
+                        stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
+                        return await await_result(stream, self.on_update)
+                options: Any = {"response_format": self.response_format, "run_id": run_id, "pace": pace}
+                return await await_result(self.agent.astream(reference, question, **options), self.on_update)
             except RunHeldError:
                 if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
                     raise
                 may_resume = True  # the other process may have saved checkpoints
                 await asyncio.sleep(_LOCK_RETRY_SECONDS)
-
-    async def _resume_or_read(
-        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
-    ) -> ReadResult:
-        if may_resume and self.agent.keeps_checkpoints:
-            try:
-                stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
-                return await await_result(stream, self.on_update)
-            except (RunNotFoundError, RunMismatchError, CheckpointError):
-                pass  # there is no checkpoint that can be continued
-        stream = self.agent.astream(reference, question, response_format=self.response_format, run_id=run_id, pace=pace)
-        return await await_result(stream, self.on_update)
 
     async def _make_row(
         self, document: CorpusDocument, digest: str, question: str, settings: str, outcome: ReadResult | Exception
@@ -242,7 +237,7 @@ class CorpusReader:
             return self._make_failed_row(document, digest, question, settings, outcome)
         try:  # in a thread: it looks for the evidence
             return await asyncio.to_thread(
-                row_from_result, outcome, document.name, question, document.metadata, self.columns
+                make_corpus_row, outcome, document.name, question, document.metadata, self.columns
             )
         except ValueError as error:  # from the serializers of a user's model
             return self._make_failed_row(document, digest, question, settings, error)

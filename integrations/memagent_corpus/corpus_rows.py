@@ -109,7 +109,7 @@ def row_id(document: str, digest: str, question: str, settings: str) -> str:
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARACTERS]
 
 
-def row_from_result(
+def make_corpus_row(
     result: ReadResult,
     document: str,
     question: str,
@@ -132,11 +132,11 @@ def row_from_result(
     problems = convert_values(columns, value)[1]
     events = [RowEvent(event.kind.value, event.chunk_index, event.detail) for event in result.events]
     events += [RowEvent(VALUE_NOT_IN_COLUMN, None, message) for message in problems]
-    error = _schema_error(result)
+    error = _explain_missing_value(result)
     return CorpusRow(
         id=result.run_id,
         document=document,
-        digest=digest_from_key(result.document["key"]),
+        digest=get_digest(result.document["key"]),
         question=question,
         answer=result.answer,
         value=value,
@@ -155,7 +155,7 @@ def row_from_result(
     )
 
 
-def _schema_error(result: ReadResult) -> str | None:
+def _explain_missing_value(result: ReadResult) -> str | None:
     """Return why a structured answer has no value; None if it has one, or if a limit stopped the read."""
     if result.response_format is None:
         return None
@@ -167,7 +167,7 @@ def _schema_error(result: ReadResult) -> str | None:
     return None
 
 
-def digest_from_key(key: str) -> str:
+def get_digest(key: str) -> str:
     """Return the SHA-256 in a key of the document store."""
     return key.partition(":")[2]
 
@@ -201,7 +201,7 @@ def _replace_surrogates(value: Any) -> Any:
             return value
 
 
-def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[str, Any]:
+def list_column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[str, Any]:
     """Return a row's values by column, as they are written to Parquet.
 
     Args:
@@ -215,7 +215,7 @@ def column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> dict[s
     return values
 
 
-def arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
+def make_arrow_schema(typed: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
     arrow = load_pyarrow("corpus", "reading and writing tables")
     text, number, real = arrow.string(), arrow.int64(), arrow.float64()

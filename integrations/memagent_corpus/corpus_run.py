@@ -310,7 +310,7 @@ class _CorpusRun:
         self._queue.clear()
         reading = asyncio.create_task(engine.read(self._take_task, self._store))
         try:
-            await asyncio.wait([reading], timeout=self._seconds_left())
+            await asyncio.wait([reading], timeout=self._compute_seconds_left())
             if reading.done() or not self._is_limit_reached():
                 await reading
         finally:
@@ -359,7 +359,7 @@ class _CorpusRun:
                 if self._writer.is_part_due:
                     await asyncio.to_thread(self._writer.write_parts)
 
-    def _seconds_left(self) -> float | None:
+    def _compute_seconds_left(self) -> float | None:
         limit = self._limits.max_seconds
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._began))
 

@@ -172,7 +172,7 @@ class CorpusSession:
             response_format=self._format,
             checkpoints=checkpoints if is_server(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str(Path(options.store).absolute()) if options.store else None,
-            logs=str(_actor_log_folder(options.log)) if options.log else None,
+            logs=str(_get_actor_log_folder(options.log)) if options.log else None,
         )
 
     @contextmanager
@@ -188,7 +188,7 @@ class CorpusSession:
                 yield RayEngine(plan, actors or machines, documents_in_flight)
         finally:
             if log:
-                folder = _actor_log_folder(log)
+                folder = _get_actor_log_folder(log)
                 if sources := sorted(folder.glob("*.sqlite")):
                     merge_logs(RunLog(log), sources)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -297,11 +297,11 @@ class CorpusProgress:
             f"{60 * self._read / seconds:,.1f}/min",
             f"{self._tokens / seconds:,.0f} tokens/s",
         ]
-        if (seconds_left := self._seconds_left(seconds)) is not None:
+        if (seconds_left := self._estimate_seconds_left(seconds)) is not None:
             parts.append(f"{timedelta(seconds=round(seconds_left))} left")
         self._display.update(self._skipped + self._read, ", ".join(filter(None, parts)), total=self._total.documents)
 
-    def _seconds_left(self, seconds: float) -> float | None:
+    def _estimate_seconds_left(self, seconds: float) -> float | None:
         """Estimate the time left from bytes if they are known, else from the number of documents."""
         if self._total.size and self._read_bytes:
             left = self._total.size - self._skipped_bytes - self._read_bytes
@@ -311,6 +311,6 @@ class CorpusProgress:
         return None
 
 
-def _actor_log_folder(log: Path) -> Path:
+def _get_actor_log_folder(log: Path) -> Path:
     """Return the folder in which each actor of a cluster writes its own log file."""
     return log.absolute().with_name(log.name + "-actors")

@@ -47,7 +47,7 @@ _MAX_RETRIES: Final = 10
 _CONNECT_SECONDS: Final = 5.0
 
 
-def ray_module(name: str = "ray") -> Any:
+def import_ray(name: str = "ray") -> Any:
     """Import a module of Ray.
 
     Raises:
@@ -81,7 +81,7 @@ class ActorPlan:
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """The content of the markers, which shows that a folder with the same path is the same folder."""
 
-    def shared_folders(self) -> list[Path]:
+    def list_shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
         files = [] if self.checkpoints is None or is_server(self.checkpoints) else [Path(self.checkpoints).parent]
         return list(dict.fromkeys([*files, *(Path(folder) for folder in (self.texts, self.logs) if folder)]))
@@ -92,7 +92,7 @@ class ActorPlan:
         Raises:
             CorpusError: a folder cannot be written.
         """
-        for folder in self.shared_folders():
+        for folder in self.list_shared_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (folder / _MARKER).write_text(self.nonce, encoding="ascii")
@@ -106,7 +106,7 @@ class ActorPlan:
             CorpusError: a folder does not exist here, or is a different folder with the same path.
         """
         here = platform.node()
-        for folder in self.shared_folders():
+        for folder in self.list_shared_folders():
             with suppress(OSError):
                 if (folder / _MARKER).read_text("ascii") == self.nonce:
                     continue
@@ -124,11 +124,11 @@ class ActorPlan:
 
     def remove_markers(self) -> None:
         """Remove the files of `write_markers`."""
-        for folder in self.shared_folders():
+        for folder in self.list_shared_folders():
             with suppress(OSError):
                 (folder / _MARKER).unlink()
 
-    def local_checkpoints(self) -> str | None:
+    def get_local_checkpoints(self) -> str | None:
         """Return this machine's checkpoints. Machines cannot share a SQLite file, so each has its own."""
         if self.checkpoints is None or is_server(self.checkpoints) or platform.node() == self.home:
             return self.checkpoints
@@ -139,7 +139,7 @@ class ActorPlan:
 
         The user's answer model is pickled by value, because other machines may not be able to import its module.
         """
-        pickler = ray_module("ray.cloudpickle")
+        pickler = import_ray("ray.cloudpickle")
         model = self.response_format.model if self.response_format else None
         module = sys.modules.get(model.__module__) if model is not None else None
         if module is None:
@@ -174,11 +174,11 @@ class DocumentActor:
         if self._reader is None:
             plan = self._plan
             plan.check_folders()
-            folder = _temporary_folder(self._stack)
+            folder = _create_temporary_folder(self._stack)
             agent = MemAgent(
                 settings=plan.settings,
                 store=Path(plan.texts) if plan.texts else folder / "documents",
-                checkpoints=plan.local_checkpoints(),
+                checkpoints=plan.get_local_checkpoints(),
                 run_log=Path(plan.logs) / f"{platform.node()}-{folder.name}.sqlite" if plan.logs else False,
             )
             self._reader = CorpusReader(
@@ -211,7 +211,7 @@ class DocumentActor:
         self._stack.close()
 
 
-def _temporary_folder(stack: ExitStack) -> Path:
+def _create_temporary_folder(stack: ExitStack) -> Path:
     """Create and lock a folder for this process. Folders of killed processes have no lock and are removed."""
     user = os.getuid() if hasattr(os, "getuid") else 0
     parent = Path(tempfile.gettempdir()) / f"memagent-ray-{user}"
@@ -247,7 +247,7 @@ def connect(address: str, **options: Any) -> Iterator[Any]:
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise its log mixes with this process's output
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # otherwise late calls after the end start a new cluster
-    ray = ray_module()
+    ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
@@ -258,7 +258,7 @@ def connect(address: str, **options: Any) -> Iterator[Any]:
     try:
         ray.init(address, **{**quiet, **options})
     except Exception as error:  # Ray and gRPC have their own exceptions
-        raise unreachable_error(address, str(error)) from error
+        raise make_unreachable_error(address, str(error)) from error
     try:
         yield ray
     finally:
@@ -287,10 +287,10 @@ def require_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise unreachable_error(address, str(error)) from error
+        raise make_unreachable_error(address, str(error)) from error
 
 
-def unreachable_error(address: str, reason: str) -> CorpusError:
+def make_unreachable_error(address: str, reason: str) -> CorpusError:
     """Return the error for a cluster that cannot be used."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it does not answer"]
     first = lines[0] if not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"
@@ -333,14 +333,14 @@ class RayEngine:
         self.plan.write_markers()
         try:
             await self._read_on_actors(take, store_rows)
-        except ray_module().exceptions.RayError as error:
+        except import_ray().exceptions.RayError as error:
             raise _make_cluster_error(error) from error
         finally:
             self.plan.remove_markers()
 
     async def _read_on_actors(self, next_task: NextTask, store_rows: StoreRows) -> None:
         """Read until there are no more documents. Actors that have not started by then are not waited for."""
-        ray = ray_module()
+        ray = import_ray()
         remote = ray.remote(
             num_cpus=_CPUS,
             scheduling_strategy="SPREAD",  # over the machines

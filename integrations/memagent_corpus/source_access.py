@@ -74,7 +74,7 @@ class CorpusSize(NamedTuple):
 
     documents: int | None
     size: int | None
-    """Bytes."""
+    """The size of all documents in bytes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SourceAccess:
         options: dict[str, Any] = {}
         if scheme in WEB:
             require_public(location, allow_private=self.allow_private)
-            options = {"get_client": partial(_http_client, self.allow_private)}
+            options = {"get_client": partial(_make_http_client, self.allow_private)}
         elif scheme != "memory":
             options = {"use_listings_cache": False}
         with store_errors(location):
@@ -151,7 +151,7 @@ class SourceAccess:
         with file:
             yield file
 
-    def below_root(self, path: str) -> str:
+    def resolve_below_root(self, path: str) -> str:
         """Resolve a path from a table to a file's path or URL below the root.
 
         Raises:
@@ -306,7 +306,7 @@ class _SizeLimited(io.RawIOBase):
         return data
 
 
-async def _http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
+async def _make_http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
     """Create an HTTP client that connects to public addresses only, unless others are allowed."""
     import aiohttp  # noqa: PLC0415
 

@@ -30,9 +30,9 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from memagent_corpus.corpus_rows import CorpusRow, arrow_schema
+from memagent_corpus.corpus_rows import CorpusRow, make_arrow_schema
 from memagent_corpus.source_access import SourceAccess, display_url, get_scheme, store_errors
-from memagent_corpus.typed_columns import TypedColumn, columns_for_schema
+from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
@@ -72,7 +72,7 @@ class TablePart:
         """The part's number.
 
         Raises:
-            ValueError: it is not the name of a part.
+            ValueError: the name is not that of a part.
         """
         match = _PART.fullmatch(self.name)
         if match is None:
@@ -260,14 +260,14 @@ class TableFolder:
         form = self._current.settings.get(_FORM)
         if not form:
             return ()
-        return columns_for_schema(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
+        return make_typed_columns(ResponseFormat("answer", json.dumps(form["schema"])), CorpusRow.__struct_fields__)
 
     def write_part(self, number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table when it is published.
 
         Args:
             number: its number.
-            rows: values by column (`corpus_rows.column_values`).
+            rows: values by column (`corpus_rows.list_column_values`).
 
         Returns:
             The part; None, and no file, if there are no rows.
@@ -277,7 +277,7 @@ class TableFolder:
         """
         self._require_writer()
         arrow = load_pyarrow("corpus", "reading and writing tables")
-        schema = arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
+        schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_FORMAT} {_VERSION}"})
         source, count, failed = iter(rows), 0, 0
         batch = list(itertools.islice(source, _BATCH_ROWS))
         if not batch:
@@ -299,7 +299,7 @@ class TableFolder:
         """Write the manifest with exactly these parts.
 
         Raises:
-            CorpusError: it cannot be written, or another run has taken over.
+            CorpusError: the manifest cannot be written, or another run has taken over.
         """
         self._require_writer()
         self._write_manifest(replace(self._current, parts=tuple(sorted(parts, key=lambda part: part.number))))

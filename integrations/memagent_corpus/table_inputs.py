@@ -210,7 +210,7 @@ class DatasetTable:
             ) from error
 
 
-def document_from_row(  # noqa: PLR0911  one return for each kind of error
+def make_document(  # noqa: PLR0911  one return for each kind of error
     row: Mapping[str, Any], name: str, columns: InputColumns, access: SourceAccess
 ) -> CorpusDocument:
     """Convert a row of a table to a document. An invalid row gives a document with an `error`."""
@@ -237,7 +237,7 @@ def document_from_row(  # noqa: PLR0911  one return for each kind of error
     if not isinstance(path, str):
         return make(error=f"the column {columns.path!r} has no path")
     try:
-        location = access.below_root(path)
+        location = access.resolve_below_root(path)
     except DocumentError as error:
         return make(error=str(error))
     if get_scheme(location):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from memagent_corpus.corpus_ledger import CorpusLedger
-from memagent_corpus.corpus_rows import CorpusRow, column_values
+from memagent_corpus.corpus_rows import CorpusRow, list_column_values
 from memagent_corpus.table_folder import TableFolder, TablePart
 from memagent_graph.errors import CorpusError
 
@@ -99,7 +99,7 @@ class TableWriter:
         if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
             delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
         self.table.remove_unlisted()
-        for part in self.ledger.stale_parts():
+        for part in self.ledger.list_stale_parts():
             self._rewrite(part)
         self._count()
 
@@ -124,7 +124,7 @@ class TableWriter:
                 self._write_part()
                 self._count()
                 self._last_part_written = time.monotonic()
-            for part in self.ledger.stale_parts():
+            for part in self.ledger.list_stale_parts():
                 self._rewrite(part)
 
     def close(self) -> None:
@@ -141,13 +141,13 @@ class TableWriter:
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal last
-            for number, row in self.ledger.waiting_rows(self._rows_per_part):
+            for number, row in self.ledger.iter_waiting_rows(self._rows_per_part):
                 last = number
                 if row.chunks:
                     ids.append(row.id)
-                yield column_values(row, columns)
+                yield list_column_values(row, columns)
 
-        part = self.table.write_part(_next_number(parts), rows())
+        part = self.table.write_part(_choose_number(parts), rows())
         if part is None:
             return
         self.table.publish([*parts, part])
@@ -159,12 +159,12 @@ class TableWriter:
         """Write a part again under a new number, without the rows that newer rows have replaced."""
         parts, ids = self.ledger.parts(), self.ledger.list_ids(part)
         rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
-        new = self.table.write_part(_next_number(parts), rows)
+        new = self.table.write_part(_choose_number(parts), rows)
         others = [other for other in parts if other != part]
         self.table.publish(others if new is None else [*others, new])
         self.ledger.replace_part(part, new)
         self.table.remove_unlisted()
 
 
-def _next_number(parts: Sequence[TablePart]) -> int:
+def _choose_number(parts: Sequence[TablePart]) -> int:
     return max((part.number for part in parts), default=-1) + 1

@@ -81,7 +81,7 @@ class TypedColumn:
         return [None if item is None else _convert_value(self.kind, item) for item in value]
 
 
-def columns_for_schema(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
+def make_typed_columns(form: ResponseFormat, other_columns: Collection[str]) -> tuple[TypedColumn, ...]:
     """Return the columns for a schema, in the order of its properties.
 
     Args:

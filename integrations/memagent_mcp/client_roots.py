@@ -58,7 +58,7 @@ class Roots:
         Raises:
             RefusedSourceError: the client declares roots but does not list them.
         """
-        client_roots = await _client_roots(context)
+        client_roots = await _request_client_roots(context)
         if client_roots is None:
             return self.server_roots
         if not self.server_roots.roots and self._trust_client:
@@ -66,7 +66,7 @@ class Roots:
         return self.server_roots.within(client_roots)
 
 
-async def _client_roots(context: ToolContext) -> tuple[Path, ...] | None:
+async def _request_client_roots(context: ToolContext) -> tuple[Path, ...] | None:
     """Return the client's roots on this machine, with links resolved; None if it does not declare roots."""
     session = context.request_context.session
     if not session.check_client_capability(ClientCapabilities(roots=RootsCapability())):

@@ -23,7 +23,7 @@ from memagent_report.evidence_matrix import (
 from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
-from memagent_report.stated_facts import content_stems, extract_facts
+from memagent_report.stated_facts import extract_facts, list_content_stems
 
 _MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
@@ -148,7 +148,7 @@ def _rank_quotes(text: str, section_quotes: Sequence[QuotePosition], matrix: Evi
 
     def terms(passage: str) -> frozenset[str]:
         facts = extract_facts(passage)
-        return content_stems(facts) | {number.key for number in facts.numbers}
+        return list_content_stems(facts) | {number.key for number in facts.numbers}
 
     sentence_terms = terms(text)
 

@@ -91,7 +91,7 @@ class EvidenceMatrix:
     """The questions that every document is read for."""
     documents: tuple[ReportDocument, ...]
     cells: tuple[MatrixCell, ...]
-    """Ordered by document, then by question."""
+    """The cells, ordered by document, then by question."""
 
     def cell(self, document: int, question: int) -> MatrixCell:
         """Return the cell of a document and a question."""

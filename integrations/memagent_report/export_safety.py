@@ -29,13 +29,13 @@ def put_in_one_line(text: str) -> str:
     return " ".join(writable(text).split())
 
 
-def spreadsheet_cell(text: str) -> str:
+def escape_for_spreadsheet(text: str) -> str:
     """Return a text that a spreadsheet shows as text: an apostrophe is put in front of what would be a formula."""
     text = writable(text)
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape a text, in one line, so that Markdown makes no link, image, HTML, TeX, list or table cell of it."""
     text = _ACTIVE.sub(lambda match: "".join(part for part in match.groups() if part) + _BREAK, put_in_one_line(text))
     return _MARKDOWN.sub(_escape_in_markdown, text)

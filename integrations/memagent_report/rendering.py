@@ -12,7 +12,7 @@ from memagent_graph.timeline.page import (
     make_content_policy,
     read_resource,
 )
-from memagent_report.export_safety import markdown_text, writable
+from memagent_report.export_safety import escape_markdown, writable
 
 _PACKAGE = "memagent_report"
 
@@ -30,9 +30,9 @@ class Passage:
     quote: str = ""
     """Words of a document, shown at the end between quotation marks."""
     mark: str = ""
-    """A warning about it."""
+    """A warning about the passage."""
     details: tuple[str, ...] = ()
-    """Lines below it."""
+    """Lines to show below the passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +61,29 @@ class Manuscript:
 
 def render_markdown(manuscript: Manuscript) -> str:
     """Return Markdown without links, images, HTML or TeX of documents."""
-    head = f"# {markdown_text(manuscript.title)}\n\n{markdown_text(manuscript.summary)}"
+    head = f"# {escape_markdown(manuscript.title)}\n\n{escape_markdown(manuscript.summary)}"
     chapters = ["\n".join(_iter_markdown_lines(chapter)) for chapter in manuscript.chapters]
     return "\n\n".join([head, *chapters]) + "\n"
 
 
 def _iter_markdown_lines(chapter: Chapter) -> Iterator[str]:
-    yield f"## {markdown_text(chapter.heading)}"
+    yield f"## {escape_markdown(chapter.heading)}"
     yield ""
     for passage in chapter.passages:
         number = "" if passage.number is None else f"[{passage.number}] "
-        source = f"{markdown_text(passage.source)}: " if passage.source else ""
-        quote = f": “{markdown_text(passage.quote)}”" if passage.quote else ""
+        source = f"{escape_markdown(passage.source)}: " if passage.source else ""
+        quote = f": “{escape_markdown(passage.quote)}”" if passage.quote else ""
         cites = "".join(f"[{citation}]" for citation in passage.cites)
-        mark = f"**[{markdown_text(passage.mark)}]**" if passage.mark else ""
-        line = f"{number}{source}{markdown_text(passage.text)}{quote}"
+        mark = f"**[{escape_markdown(passage.mark)}]**" if passage.mark else ""
+        line = f"{number}{source}{escape_markdown(passage.text)}{quote}"
         yield "- " + " ".join(filter(None, (line, cites, mark)))
-        yield from (f"  - {markdown_text(detail)}" for detail in passage.details)
+        yield from (f"  - {escape_markdown(detail)}" for detail in passage.details)
     for index, row in enumerate(chapter.table):
-        yield "| " + " | ".join(map(markdown_text, row)) + " |"
+        yield "| " + " | ".join(map(escape_markdown, row)) + " |"
         if index == 0:
             yield "|" + "---|" * len(row)
     if chapter.note:
-        yield markdown_text(chapter.note)
+        yield escape_markdown(chapter.note)
 
 
 # HTML

@@ -83,17 +83,17 @@ class Report:
         references: dict[tuple[int, int, int], Reference] = {}
         for position in (position for sentence in self.sentences for position in sentence.quotes):
             reference = Reference(len(references) + 1, position.document, self.matrix.quote(position))
-            references.setdefault(self._key(position), reference)
+            references.setdefault(self._get_key(position), reference)
         return references
 
-    def _key(self, position: QuotePosition) -> tuple[int, int, int]:
+    def _get_key(self, position: QuotePosition) -> tuple[int, int, int]:
         """Return a key that is the same for one passage in several cells."""
         quote = self.matrix.quote(position)
         return position.document, quote.start_char, quote.end_char
 
     def numbers(self, sentence: ReportSentence) -> list[int]:
         """Return the numbers of a sentence's references, in ascending order."""
-        return sorted({self._references[self._key(position)].number for position in sentence.quotes})
+        return sorted({self._references[self._get_key(position)].number for position in sentence.quotes})
 
     @cached_property
     def totals(self) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ from memagent_graph.errors import RunError
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, write_atomically
-from memagent_report.export_safety import spreadsheet_cell
+from memagent_report.export_safety import escape_for_spreadsheet
 from memagent_report.report_data import Report
 
 # The matrix
@@ -37,7 +37,7 @@ def _format_value(value: Any) -> str:
         value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
     if value is None:
         return ""
-    return str(value) if isinstance(value, int | float) else spreadsheet_cell(str(value))
+    return str(value) if isinstance(value, int | float) else escape_for_spreadsheet(str(value))
 
 
 def _iter_rows(report: Report) -> Iterator[dict[str, Any]]:

@@ -55,10 +55,10 @@ from memagent_report.report_writing import (
     SECTION,
     ReportPlan,
     ReportWriting,
+    find_pairs_to_judge,
     has_prompts_for,
-    pairs_to_judge,
 )
-from memagent_report.source_text import SourceText, cell_from_result
+from memagent_report.source_text import SourceText, make_cell
 
 T = TypeVar("T")
 OnUpdate = Callable[[str, str, MemoryUpdate], None]
@@ -139,13 +139,13 @@ class ReportWork:
             return {"questions": list(self.questions), "events": []}
         if reason := await self._find_obstacle(ReportPlan(), QUESTIONS):
             detail = f"{reason}; every document is read for the report's question itself"
-            return {"questions": [self.question], "events": [_event_as_json(EventKind.NOT_PLANNED, detail)]}
+            return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
         beginnings = await asyncio.to_thread(self._read_beginnings)
         result = await self._run(ReportPlan(), beginnings, "documents", "plan")
         if result.answer:
             return {"questions": result.answer.splitlines(), "events": []}
         detail = "the policy wrote no question; every document is read for the report's question itself"
-        return {"questions": [self.question], "events": [_event_as_json(EventKind.NOT_PLANNED, detail)]}
+        return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
 
     def _send_documents(self, state: ReportState) -> list[Send]:
         return [
@@ -183,7 +183,7 @@ class ReportWork:
         for column, question in enumerate(questions):
             result = outcomes[question]
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-            cells.append(to_json(await asyncio.to_thread(cell_from_result, result, source, number, column)))
+            cells.append(to_json(await asyncio.to_thread(make_cell, result, source, number, column)))
         return {"cells": {str(number): cells}}
 
     def _fail(self, task: _ReadTask, error: str) -> ReportState:
@@ -213,19 +213,17 @@ class ReportWork:
             write = judge = False
         if write and (reason := await self._find_obstacle(ReportWriting(), OUTLINE, SECTION)):
             write = False
-            events.append(_event_as_json(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
+            events.append(_make_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
         if judge and (reason := await self._find_obstacle(ReportWriting(), JUDGE)):
             judge = False
-            events.append(_event_as_json(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
-        if judge and (left_out := pairs_to_judge(matrix)[1]):
-            events.append(
-                _event_as_json(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared")
-            )
+            events.append(_make_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
+        if judge and (left_out := find_pairs_to_judge(matrix)[1]):
+            events.append(_make_event(EventKind.NOT_JUDGED, f"{left_out} further pairs of answers were not compared"))
         if not write and not judge:
             return {"draft": to_json(make_extractive_draft(matrix)), "events": events}
         text = json.dumps(to_json(matrix), ensure_ascii=False)
         result = await self._run(ReportWriting(judge=judge, write=write), text, "evidence matrix", "writing")
-        events += [_event_as_json(event.kind, event.detail) for event in result.events]
+        events += [_make_event(event.kind, event.detail) for event in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
     async def _check(self, state: ReportState) -> ReportState:
@@ -266,7 +264,7 @@ class ReportWork:
         names = ", ".join(role.name for role in roles)
         if not has_prompts_for(roles, context.prompts, trained_prompts_only=context.trained_prompts_only):
             return f"the policy has no prompt for {names}"
-        if _chunk_tokens(strategy, context) < _MIN_TOKENS:
+        if _count_chunk_tokens(strategy, context) < _MIN_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
         return ""
 
@@ -274,7 +272,7 @@ class ReportWork:
         """Read a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
         saver = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
-        tokens = _chunk_tokens(strategy, await self.agent.aprepare())
+        tokens = _count_chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         run_id = f"{self.report_id}-{purpose}"
@@ -298,7 +296,7 @@ async def _resume_or_read(
     return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
 
 
-def _chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
+def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
     prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     excess = count_excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
@@ -313,5 +311,5 @@ async def _run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.create_task(work, context=Context())
 
 
-def _event_as_json(kind: EventKind, detail: str) -> Any:
+def _make_event(kind: EventKind, detail: str) -> Any:
     return to_json(ReportEvent(kind, detail))

@@ -43,7 +43,7 @@ from memagent_report.evidence_matrix import (
 )
 
 _MAX_PAIRS: Final = 100
-"""Maximum number of pairs of answers that are judged in one report; each pair needs one call."""
+"""Maximum number of pairs of answers that are judged in one report. Each pair needs one call."""
 
 
 # The roles
@@ -54,7 +54,7 @@ _MAX_HEADING_LENGTH: Final = 120
 _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\s*")
 _QUOTE_MARKS: Final = re.compile(r"\[\s*q\s*\d+(?:\s*[,;]\s*q?\s*\d+)*\s*\]", re.IGNORECASE)
 _INVENTED_REFERENCES: Final = re.compile(r"\s*\[\s*\d+(?:\s*[,;-]\s*\d+)*\s*\]")
-"""References that a model invents; code makes the references of the report."""
+"""References that a model invents. The references of the report are made by code."""
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)\s*\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
@@ -131,7 +131,7 @@ def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, trained_prompts_
     return not trained_prompts_only or all(role.name in prompts.templates for role in roles)
 
 
-def custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
+def list_custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it cannot take."""
     roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
     templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
@@ -183,7 +183,7 @@ class WritingState(ReaderState):
 
     outline: NotRequired[list[tuple[str, list[int]]]]
     sections: NotRequired[Annotated[dict[str, Any], merge_entries]]
-    """By section number."""
+    """The written sections by number."""
     pairs: NotRequired[int]
     """The number of pairs of answers to judge."""
     judgements: NotRequired[Annotated[dict[str, bool], merge_entries]]
@@ -237,7 +237,7 @@ class ReportWriting(Strategy):
     async def _outline(self, state: WritingState, step: StepContext) -> Change:
         """Ask for the headings. A question that belongs to no heading gets its own section."""
         matrix, context = _load_matrix(state, step), step.context
-        pairs = len(pairs_to_judge(matrix)[0]) if self.judge else 0
+        pairs = len(find_pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
             return {"outline": [], "pairs": pairs}
         answers, left_out = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
@@ -259,13 +259,13 @@ class ReportWriting(Strategy):
             draft = Draft(ReportMode.WRITTEN, finished_sections)
         else:
             draft = make_extractive_draft(matrix)
-        pairs, judgements = pairs_to_judge(matrix)[0], state.get("judgements") or {}
+        pairs, judgements = find_pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
         return _finish(step, json.dumps(to_json(draft), ensure_ascii=False), "")
 
 
-def pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
+def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
     """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
     pairs = list(find_differing_answers(matrix))
     return pairs[:_MAX_PAIRS], max(0, len(pairs) - _MAX_PAIRS)
@@ -338,7 +338,7 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
 async def _judge(state: WritingBranch, step: StepContext) -> Change:
     """Ask whether two answers contradict each other; each is shown with its best quote."""
     matrix, number = _load_matrix(state, step), state["number"]
-    pair = pairs_to_judge(matrix)[0][number]
+    pair = find_pairs_to_judge(matrix)[0][number]
     max_tokens = step.context.budget.chunk_tokens // 2 - 1
     statements = [
         step.context.beginning(_format_statement(matrix, pair.question, group[0]), max_tokens) for group in pair.groups

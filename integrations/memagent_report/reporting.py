@@ -22,7 +22,7 @@ from memagent_graph.storage.checkpoints import hold_run
 from memagent_report.evidence_matrix import ReportDocument
 from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
-from memagent_report.report_writing import custom_templates
+from memagent_report.report_writing import list_custom_templates
 
 DOCUMENTS_AT_ONCE: Final = 8
 """The default number of documents that are read at the same time."""
@@ -91,7 +91,7 @@ async def areport(
         ],
         "extractive": extractive,
         "judge": judge,
-        "wording": custom_templates(context.prompts, trained_prompts_only=context.trained_prompts_only),
+        "wording": list_custom_templates(context.prompts, trained_prompts_only=context.trained_prompts_only),
         **reads,
     }
     work = ReportWork(

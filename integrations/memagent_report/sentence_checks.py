@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_graph.provenance.overlap import select_content_words
-from memagent_report.stated_facts import Date, Facts, content_stems, extract_facts, stem
+from memagent_report.stated_facts import Date, Facts, extract_facts, list_content_stems, stem
 
 _MIN_OVERLAP: Final = 0.5
 """Minimum fraction of a sentence's words and values that must be in its quotes."""
@@ -187,8 +187,8 @@ def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[Sentenc
                 ProblemKind.WORDS, f"it repeats a quote, but has {change!r} instead of the quote's words"
             )
         return
-    stems = content_stems(facts)
-    missing_stems = stems.difference(*map(content_stems, quote_facts))
+    stems = list_content_stems(facts)
+    missing_stems = stems.difference(*map(list_content_stems, quote_facts))
     # The earlier checks found all numbers and dates in the quotes.
     total = len(stems) + len(facts.numbers) + len(facts.dates)
     if stems and len(missing_stems) > (1 - _MIN_OVERLAP) * total:

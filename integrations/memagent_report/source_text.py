@@ -17,7 +17,7 @@ from memagent_graph.provenance.overlap import find_quotes as shared_passages
 from memagent_graph.provenance.places import section_at
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, content_stems, extract_facts, stem
+from memagent_report.stated_facts import Facts, extract_facts, list_content_stems, stem
 
 MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
@@ -113,10 +113,10 @@ class SourceText:
 _MAX_QUOTES = 8
 """Maximum number of quotes in one cell."""
 _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
-"""The weights of the answer's words, and of the names, numbers and dates in it; a word of the question has 1."""
+"""The weights of the answer's words, and of its names, numbers and dates. A word of the question has the weight 1."""
 
 
-def cell_from_result(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
+def make_cell(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
     """Return the cell for one read.
 
     Its quotes are the whole sentences around the passages behind the memory (see `RunView.provenance`). Those that
@@ -149,7 +149,7 @@ def cell_from_result(result: ReadResult, source: SourceText, document: int, ques
 
 
 def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
-    answer, question_stems = extract_facts(result.answer or ""), content_stems(extract_facts(result.question))
+    answer, question_stems = extract_facts(result.answer or ""), list_content_stems(extract_facts(result.question))
     spans: dict[tuple[int, int], bool] = {}
     for evidence in result.view().provenance.evidence:
         # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
@@ -175,7 +175,7 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
 
 def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
-    weights = dict.fromkeys(content_stems(answer), _ANSWER_WEIGHT)
+    weights = dict.fromkeys(list_content_stems(answer), _ANSWER_WEIGHT)
     for word in answer.names:
         weights[stem(word.text)] = _FACT_WEIGHT
     return weights | dict.fromkeys(_list_values(answer), _FACT_WEIGHT)
@@ -189,7 +189,7 @@ def _list_values(facts: Facts) -> list[str]:
 def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
     """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
     facts = extract_facts(text)
-    terms = {*content_stems(facts), *_list_values(facts)}
+    terms = {*list_content_stems(facts), *_list_values(facts)}
     return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
 
 

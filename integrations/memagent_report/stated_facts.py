@@ -47,12 +47,12 @@ class Number:
 
     @property
     def possible_values(self) -> frozenset[Decimal]:
-        """Its possible values."""
+        """The values that the number may have."""
         return frozenset((self.value, self.value if self.joint_value is None else self.joint_value))
 
     @property
     def key(self) -> str:
-        """Its value as text."""
+        """The value as text."""
         return format(self.value.normalize(), "f")
 
 
@@ -272,7 +272,7 @@ def stem(word: str) -> str:
     return word.removesuffix("e")
 
 
-def content_stems(facts: Facts) -> frozenset[str]:
+def list_content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
     words = [word.text for word in facts.words]
     return frozenset(map(stem, select_content_words(words))) if words else frozenset()

@@ -140,7 +140,7 @@ async def store_upload(serving: ServerResources, request: Request) -> UploadedFi
     """Store the file of a request's form.
 
     Raises:
-        ApiError: there is none, it is too large, or it does not arrive.
+        ApiError: the form has no file, or the file is too large or does not arrive.
     """
     owner, settings = get_owner(request), serving.settings
     limit = (owner.max_bytes or settings.storage) + _FORM_BYTES

@@ -72,9 +72,9 @@ from memagent_serve.short_requests import (
     EVENTS,
     answer_locally,
     bad_gateway_on_error,
-    gateway_error,
     get_media_type,
     iter_events,
+    make_gateway_error,
     pass_on,
     require_model,
     require_possible,
@@ -128,8 +128,8 @@ class ChatCompletions:
         """Reply to a request.
 
         Raises:
-            ApiError: it is refused.
-            MemAgentError: it failed.
+            ApiError: the request is refused.
+            MemAgentError: the read or the policy failed.
         """
         long_request = await self._receive(request, owner)
         if isinstance(long_request, Response):
@@ -349,7 +349,7 @@ class ChatCompletions:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._server.relay("POST", "chat/completions", continuation.make_body(result), headers) as relayed:
             if get_media_type(relayed) != EVENTS:
-                raise await gateway_error(relayed)
+                raise await make_gateway_error(relayed)
             async for event in iter_events(relayed):
                 if (merged := self._merge(event, long_request, head, result)) is not None:
                     yield merged

@@ -132,7 +132,7 @@ def read_toml(path: Path, what: str, hint: str) -> dict[str, Any]:
     """Return the values in a TOML file.
 
     Raises:
-        MemAgentError: it cannot be read.
+        MemAgentError: the file cannot be read.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ def load_secret(folder: Path) -> bytes:
     Only salts of the model server's prefix cache depend on it: with another secret, the cache is filled again.
 
     Raises:
-        MemAgentError: it cannot be written.
+        MemAgentError: the secret cannot be written.
     """
     path = folder / "secret"
     with suppress(OSError):

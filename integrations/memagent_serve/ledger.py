@@ -81,7 +81,7 @@ class Ledger:
         path: the SQLite file.
 
     Raises:
-        RunLogError: it cannot be opened; from any method, it cannot be read or written.
+        RunLogError: the file cannot be opened. All methods raise it if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -24,7 +24,7 @@ MEDIA: Final = re.compile("image|audio|video")
 _STUB_TOKENS: Final = 64
 """Tokens of the text that replaces a part that is read."""
 _EXACT_BYTES: Final = 1 << 18
-"""Texts up to this size are counted; for longer ones four bytes are assumed per token."""
+"""The tokens of texts up to this size are counted. For longer texts, four bytes per token are assumed."""
 _BYTES_PER_TOKEN: Final = 4
 _MAX_TOKEN_LENGTH: Final = 16
 _MIN_TOKENS_FOR_CONTEXT: Final = 256
@@ -208,7 +208,7 @@ _SYSTEM: Final = frozenset({"system", "developer"})
 _SPEAKERS: Final = {"user": "User", "assistant": "Assistant", "tool": "Result", "function": "Result"}
 
 
-def speaker(message: ChatMessage) -> str:
+def name_speaker(message: ChatMessage) -> str:
     """Return the speaker of a message, as named in a transcript."""
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
@@ -233,7 +233,7 @@ def _collect_unread_text(
         ]
         text = "\n".join(texts).strip()
         if text:
-            paragraphs.append(text if message.role in _SYSTEM else f"{speaker(message)}: {text}")
+            paragraphs.append(text if message.role in _SYSTEM else f"{name_speaker(message)}: {text}")
     return "\n".join(paragraphs)
 
 

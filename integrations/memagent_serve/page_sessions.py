@@ -68,12 +68,12 @@ class PageSessions:
             del self._sessions[digest]
         self._sessions[_digest(session)] = owner
         response = Response(status_code=204)
-        response.set_cookie(_cookie(port), session, path="/", httponly=True, samesite="strict")
+        response.set_cookie(_name_cookie(port), session, path="/", httponly=True, samesite="strict")
         return response
 
     def sign_out(self, scope: Scope) -> None:
         """Sign out the browser that sent a request."""
-        self._sessions.pop(_digest(_session(scope)), None)
+        self._sessions.pop(_digest(_read_session(scope)), None)
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -99,20 +99,20 @@ class PageSessions:
             raise ApiError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
         if is_public or (path == SIGN_IN and scope["method"] == "POST"):
             return None
-        owner = self._sessions.get(_digest(_session(scope)))
+        owner = self._sessions.get(_digest(_read_session(scope)))
         if owner is None:
             raise ApiError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
         return owner
 
 
-def _cookie(port: int) -> str:
+def _name_cookie(port: int) -> str:
     return f"memagent_page_{port}"
 
 
-def _session(scope: Scope) -> str:
+def _read_session(scope: Scope) -> str:
     port = scope["server"][1] if scope.get("server") else 0
     try:
-        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_cookie(port))
+        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_name_cookie(port))
     except CookieError:
         return ""
     return cookie.value if cookie else ""

@@ -20,7 +20,7 @@ from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
 from memagent_serve.chat_requests import ChatMessage, ChatRequest, MessagePart
-from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, speaker
+from memagent_serve.long_parts import MESSAGE_TOKENS, PartPosition, ReadingPlan, find_latest_request, name_speaker
 
 _READ_BYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 120
@@ -80,13 +80,13 @@ def _iter_sources(sources: Sequence[Source]) -> Pieces:
 
 def _make_pieces(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
     if reference is not None:
-        return lambda: stored_pieces(store, reference)
+        return lambda: iter_stored_pieces(store, reference)
     text = part.text
     assert text is not None  # noqa: S101  a plan names texts and files
     return lambda: iter([Block(text.decode())])
 
 
-def stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
+def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
     yield from load_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
@@ -112,7 +112,7 @@ def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, stor
     for index, message in enumerate(request.messages[: plan.history]):
         if message.role in {"system", "developer"} or index == plan.latest:
             continue
-        yield Block(f"{speaker(message)}: ")
+        yield Block(f"{name_speaker(message)}: ")
         for part_index, part in enumerate(message.parts):
             if part.kind in {"text", "file"}:
                 for piece in _make_pieces(part, files.get(PartPosition(index, part_index)), store)():

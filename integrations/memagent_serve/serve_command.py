@@ -22,7 +22,7 @@ _MEGABYTE: Final = 2**20
 _SETTINGS: Final = (
     "max_reads", "max_waiting", "max_reads_per_key", "cancel_on_close", "read_above", "max_connections"
 )  # fmt: skip
-"""Options that are settings of the server as they are; those of `_SIZES` are in MiB."""
+"""Options whose values are settings of the server. The values of `_SIZES` are in MiB, the settings in bytes."""
 _SIZES: Final = ("max_body", "request_memory", "storage", "total_storage")
 _SECONDS_TO_STOP: Final = 5
 _SECONDS_TO_ASK: Final = 5

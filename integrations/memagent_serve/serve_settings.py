@@ -76,7 +76,7 @@ def read_settings_file(path: Path, option_names: Collection[str]) -> dict[str, A
     """Return the settings in a TOML file, by the names of the options.
 
     Raises:
-        MemAgentError: it cannot be read, or has an unknown setting.
+        MemAgentError: the file cannot be read, or has an unknown setting.
     """
     values = read_toml(path, "settings", "The file must be TOML.")
     settings = {name.replace("-", "_"): value for name, value in values.items()}

@@ -45,7 +45,7 @@ async def pass_on(
 
     Raises:
         PolicyError: the server cannot be reached, does not answer, or sends too much.
-        ApiError: its reply is neither JSON nor a stream of events.
+        ApiError: the reply is neither JSON nor a stream of events.
     """
     async with AsyncExitStack() as stack:
         headers = {"Content-Type": "application/json", "Accept": accept or "application/json"}
@@ -53,7 +53,7 @@ async def pass_on(
         if accept and get_media_type(reply) == EVENTS:
             return StreamingResponse(_iter_lines(reply, stack.pop_all()), reply.status, _pick_headers(reply), EVENTS)
         if 300 <= reply.status < 400 or get_media_type(reply) != "application/json":
-            raise await gateway_error(reply)
+            raise await make_gateway_error(reply)
         return Response(
             await read_body(reply, _MAX_REPLY_BYTES), reply.status, _pick_headers(reply), "application/json"
         )
@@ -68,7 +68,7 @@ def _pick_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name, value in reply.headers.items() if name.lower() in _RELAYED_HEADERS}
 
 
-async def gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
+async def make_gateway_error(reply: aiohttp.ClientResponse) -> ApiError:
     """Return the error for an unexpected reply, with its status and message."""
     message = (
         extract_server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
@@ -173,8 +173,8 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     """Return the policy's reply to a request that fits in its window.
 
     Raises:
-        PolicyError: it failed.
-        ApiError: 400.
+        PolicyError: the call failed.
+        ApiError: 400; a message has something other than text.
     """
     options = request.options
     limit = min(options.answer_tokens or max_tokens, max_tokens)

@@ -52,7 +52,7 @@ class Uploads:
     folder: Path
     """The folder for the files."""
     ledger: Ledger
-    """Has the lists."""
+    """Has the lists of files and texts."""
     store: DocumentStore
     """Has the texts."""
     quota: int = field(kw_only=True)
@@ -105,7 +105,7 @@ class Uploads:
         If the key's or all keys' texts would exceed their limit, the oldest that no read uses are removed.
 
         Raises:
-            DocumentError: it cannot be converted to text within the limits of `documents.conversion`.
+            DocumentError: the document cannot be converted to text within the limits of `documents.conversion`.
             ApiError: 413 for the key's limit, 507 for the limit of all keys; all other texts are being read.
         """
         async with self._conversions[owner.name]:

@@ -366,9 +366,8 @@ class Chunker:
         ends = find_paragraph_ends(text, start, end)[: -_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         places: list[int] = []
         near = max(start, end - 400)  # there is nearly always one
-        for place in (find_sentence_ends(text, near, end) or find_sentence_ends(text, start, near))[
-            : -_CANDIDATES - 1 : -1
-        ]:
+        sentences = find_sentence_ends(text, near, end) or find_sentence_ends(text, start, near)
+        for place in sentences[: -_CANDIDATES - 1 : -1]:
             # Some tokenizers keep a full stop and the newline after it in one token.
             places += place, start + len(text[start:place].rstrip())
         ends += [place for place in places if place > start][:_CANDIDATES]

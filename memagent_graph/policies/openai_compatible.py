@@ -293,13 +293,8 @@ class OpenAICompatiblePolicy:
         """
         if self._served is None:
             try:
-                models, _ = await self._send(
-                    self._url("models"),
-                    None,
-                    parse_model_entries,
-                    max_bytes=_MAX_LIST_BYTES,
-                    seconds=self._timeouts.connect,
-                )
+                url, seconds = self._url("models"), self._timeouts.connect
+                models, _ = await self._send(url, None, parse_model_entries, max_bytes=_MAX_LIST_BYTES, seconds=seconds)
                 served = choose_model(models, self._model, self.base_url, self._redact)
             except PolicyUnreachableError:
                 raise

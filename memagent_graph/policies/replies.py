@@ -113,11 +113,9 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     text = message.content if message else choice.text
     word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason
     reason, usage = parse_finish_reason(word), parse_token_usage(reply.usage)
-    if (
-        choice.native_finish_reason
-        and (native := parse_finish_reason(choice.native_finish_reason)) is not FinishReason.OTHER
-    ):
-        reason = native if reason is FinishReason.STOP else reason
+    native = parse_finish_reason(choice.native_finish_reason)  # STOP without one
+    if reason is FinishReason.STOP and native is not FinishReason.OTHER:
+        reason = native
     if reason is FinishReason.FAILED or choice.error or reply.error:
         raise BrokenOffError(str(choice.error or reply.error or word), content)
     if (

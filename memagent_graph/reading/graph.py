@@ -170,13 +170,10 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     """
     graph, identity = wire_strategy(strategy)
     prompts = prompts_for(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
-    budget = context.budget
-    if (
-        context.may_shrink
-        and (excess := count_excess_tokens(strategy.roles, prompts, budget, context.tokenizer.count)) > 0
-    ):
+    budget, count = context.budget, context.tokenizer.count
+    if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
         budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
-    require_room(strategy.roles, prompts, budget, context.tokenizer.count)
+    require_room(strategy.roles, prompts, budget, count)
     if strategy.loop is not None:
         graph.run_as_loop(strategy.loop)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")

@@ -81,9 +81,8 @@ class RunView:
     def provenance(self) -> Provenance:
         """The provenance of the final memory, or quotes for the answer if an excerpt was shown instead of chunks."""
         if self.trace.excerpt is not None:
-            return Provenance(
-                evidence=find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
-            )
+            quotes = find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
+            return Provenance(evidence=quotes)
         return find_provenance(self.trace, self.chunk_text, self.places)
 
     @cached_property

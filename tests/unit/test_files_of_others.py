@@ -32,7 +32,7 @@ from support.evaluation import row
 
 from memagent_corpus import CorpusRow, TableFolder
 from memagent_corpus.corpus_ledger import CorpusLedger
-from memagent_corpus.corpus_rows import column_values
+from memagent_corpus.corpus_rows import list_column_values
 from memagent_corpus.corpus_run import lock_table
 from memagent_evaluation.data_files import qa_records
 from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
@@ -329,7 +329,7 @@ def table_of_others(folder: Path) -> Path:
     table = TableFolder(str(folder / "table"))
     table.take_over({}, "rows")
     row = CorpusRow(id="a", document="a.txt", digest=None, question="?", answer="1904")
-    part = table.write_part(0, [column_values(row)])
+    part = table.write_part(0, [list_column_values(row)])
     assert part is not None
     table.publish([part])
     return folder / "table"
@@ -338,7 +338,7 @@ def table_of_others(folder: Path) -> Path:
 def results_of_others(folder: Path) -> Path:
     """The folder of an evaluation's results with one row."""
     with open_results(folder / "results", {"model": "m"}) as journal:
-        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
+        journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
         journal.add(row())
     return folder / "results"
 

@@ -133,7 +133,7 @@ def test_exports_and_results_of_evaluations_are_their_owners_alone(tmp_path) -> 
     with closing(RunLog(tmp_path / "runs.sqlite")) as log:
         export_runs(log, tmp_path / "runs.parquet")
     with open_results(tmp_path / "results", {"model": "m"}) as journal:
-        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
+        journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
         write_table(journal.results, tmp_path / "results" / TABLE)
     left = [tmp_path / "runs.parquet", *(path for path in (tmp_path / "results").iterdir())]
     assert {path.name for path in left} >= {"runs.parquet", TABLE, JOURNAL}

@@ -53,7 +53,7 @@ class Eval(EvalOptions):
             if not self.resume:
                 require_no_results(out)
             try:
-                ended = asyncio.run(run_evaluation(self, log, _command_line(self.context)))
+                ended = asyncio.run(run_evaluation(self, log, _format_command_line(self.context)))
             except ValueError as error:
                 raise EvaluationError(str(error)) from error
             except PolicyError:
@@ -65,7 +65,7 @@ class Eval(EvalOptions):
             results = write_outputs(out, log, prices)
         print_results(results, out, log, ended.value, prices, as_json=self.as_json)
         if ended is not EvaluationEnd.DONE:
-            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_how_to_continue(out)}", err=True)
+            typer.echo(f"stopped at {ended.value.replace('_', ' ')}; {_describe_resumption(out)}", err=True)
             raise typer.Exit(ExitCode.STOPPED)
         if all(row.outcome is QuestionOutcome.FAILED for row in results.rows):
             raise typer.Exit(ExitCode.POLICY)
@@ -73,15 +73,15 @@ class Eval(EvalOptions):
 
 def _print_names(*, as_json: bool) -> None:
     from memagent_evaluation.suites import SUITES  # noqa: PLC0415
-    from memagent_evaluation.systems import system_names  # noqa: PLC0415
-    from memagent_evaluation.tasks import task_names, task_options  # noqa: PLC0415
+    from memagent_evaluation.systems import list_systems  # noqa: PLC0415
+    from memagent_evaluation.tasks import list_task_options, list_tasks  # noqa: PLC0415
 
     if as_json:
-        print_json({"tasks": task_names(), "suites": SUITES, "systems": system_names()})
+        print_json({"tasks": list_tasks(), "suites": SUITES, "systems": list_systems()})
         return
-    tasks = ["".join([name, *(f"[:{option}=...]" for option in task_options(name))]) for name in task_names()]
+    tasks = ["".join([name, *(f"[:{option}=...]" for option in list_task_options(name))]) for name in list_tasks()]
     suites = [f"{name}: {', '.join(suite)}" for name, suite in SUITES.items()]
-    for kind, names in (("tasks", tasks), ("suites", suites), ("systems", system_names())):
+    for kind, names in (("tasks", tasks), ("suites", suites), ("systems", list_systems())):
         typer.echo(f"{kind}:\n" + "\n".join(f"  {name}" for name in names))
 
 
@@ -90,14 +90,14 @@ def _print_how_to_continue(folder: Path, why: str = "") -> None:
     from memagent_evaluation.result_journal import JOURNAL  # noqa: PLC0415
 
     if (folder / JOURNAL).exists():
-        typer.echo(f"{why}{_how_to_continue(folder)}", err=True)
+        typer.echo(f"{why}{_describe_resumption(folder)}", err=True)
 
 
-def _how_to_continue(folder: Path) -> str:
+def _describe_resumption(folder: Path) -> str:
     return f"nothing in {folder} is lost; continue with the same command and --resume"
 
 
-def _command_line(context: typer.Context) -> str:
+def _format_command_line(context: typer.Context) -> str:
     """Return the command as it was typed, without keys."""
     words = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:

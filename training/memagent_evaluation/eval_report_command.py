@@ -68,9 +68,9 @@ def print_results(
     results: Results, folder: Path, log: Path | None, ended: str, prices: Prices | None, *, as_json: bool
 ) -> None:
     """Print the report, or the figures as JSON."""
-    from memagent_evaluation.report import render_report, summary  # noqa: PLC0415
-    from memagent_evaluation.standings import standings  # noqa: PLC0415
-    from memagent_evaluation.suites import suite_scores  # noqa: PLC0415
+    from memagent_evaluation.report import render_report, summarize  # noqa: PLC0415
+    from memagent_evaluation.standings import compare_systems  # noqa: PLC0415
+    from memagent_evaluation.suites import compute_suite_scores  # noqa: PLC0415
 
     if as_json:
         values = {
@@ -80,9 +80,9 @@ def print_results(
             "rows": len(results.rows),
             "missing": results.missing,
             "settings": results.settings,
-            "results": summary(results, prices),
-            "suites": [asdict(score) for score in suite_scores(results.rows)],
-            "standings": [line.to_dict() for line in standings(results)],
+            "results": summarize(results, prices),
+            "suites": [asdict(score) for score in compute_suite_scores(results.rows)],
+            "standings": [line.to_dict() for line in compare_systems(results)],
         }
         print_json(values)
         return

@@ -98,7 +98,7 @@ def read_logged_run(log: RunLog, run_id: str, store: DocumentStore) -> tuple[Run
 
 def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str, str]) -> NeedleLoss:
     trace = run.trace
-    in_memory = _memories_with(needle.gold, trace)
+    in_memory = _find_memories_with(needle.gold, trace)
     if contains(reply, needle.gold):
         return NeedleLoss(needle, Loss.ANSWERED)
     if not any(in_memory.values()):
@@ -109,7 +109,7 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
         ]
         if other_form and not contains(trace.final_memory, needle.gold):
             return NeedleLoss(needle, Loss.REFORMATTED, other_form[0].chunk_index)
-        loss = Loss.REFORMATTED if _in_another_form(reply, needle.gold) else Loss.IN_MEMORY
+        loss = Loss.REFORMATTED if _has_another_form(reply, needle.gold) else Loss.IN_MEMORY
         return NeedleLoss(needle, loss)
     losing = [
         update
@@ -120,7 +120,7 @@ def _analyse(needle: Needle, run: RunView, reply: str, completions: Mapping[str,
     return NeedleLoss(needle, loss, losing[-1].chunk_index)
 
 
-def _memories_with(gold: str, trace: Trace) -> dict[str, bool]:
+def _find_memories_with(gold: str, trace: Trace) -> dict[str, bool]:
     """Return whether each memory on the path to the answer has the gold string in any form, by its update's step."""
     in_memory: dict[str, bool] = {}
     for update in trace.final_path:
@@ -133,19 +133,19 @@ def _memories_with(gold: str, trace: Trace) -> dict[str, bool]:
 
 
 def _holds(text: str, gold: str) -> bool:
-    return contains(text, gold) or _in_another_form(text, gold)
+    return contains(text, gold) or _has_another_form(text, gold)
 
 
-def _in_another_form(text: str, gold: str) -> bool:
+def _has_another_form(text: str, gold: str) -> bool:
     """Return whether a text has the letters and digits of a gold string, with up to two other characters between any
     two.
     """
-    pattern = _any_form(gold)
+    pattern = _compile_any_form(gold)
     return pattern is not None and pattern.search(text) is not None
 
 
 @lru_cache(maxsize=256)
-def _any_form(gold: str) -> re.Pattern[str] | None:
+def _compile_any_form(gold: str) -> re.Pattern[str] | None:
     characters = [character for character in gold if character.isalnum()]
     if len(characters) < _MIN_REFORMATTED:
         return None
@@ -181,7 +181,7 @@ def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, b
 
     If the text is not available, for example because the document was deleted, the needle's position decides.
     """
-    fact = _sentence(needle)
+    fact = _find_sentence(needle)
     reads = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
     chunks = sorted(reads.values(), key=lambda update: update.start_char)
     characters = max((chunk.end_char for chunk in chunks), default=0)
@@ -207,7 +207,7 @@ def _find_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, b
                 yield chunk, False
 
 
-def _sentence(needle: Needle) -> str:
+def _find_sentence(needle: Needle) -> str:
     """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
     sentences = [line for line in split_memory(needle.text) if contains(line, needle.gold)]
     return min(sentences, key=len, default=needle.text)

@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_evaluation.attempt_rows import OpenQuestion, make_row, make_run_id, with_losses
 from memagent_evaluation.markdown_tables import format_length
-from memagent_evaluation.planning import completion_tokens
+from memagent_evaluation.planning import count_completion_tokens
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcome, ResultRow
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
@@ -44,7 +44,7 @@ from memagent_graph.results import Usage
 from memagent_graph.run_log import RunLog
 
 ATTEMPTS: Final = 2
-"""Attempts at a question before it counts as failed; as many again at the end, if the server may be down."""
+"""Attempts at a question before it counts as failed. If the server may be down, there are as many again at the end."""
 _SERVER_ERRORS: Final = (PolicyUnreachableError, PolicyAuthenticationError, PolicyOverloadedError)
 _MAX_CONSECUTIVE_FAILURES: Final = 16
 """After this many failures without a success, the server counts as down."""
@@ -117,7 +117,7 @@ class Evaluation:
 
     plan: EvaluationPlan
     tasks: Mapping[str, Task]
-    """Keyed by name, as in the plan."""
+    """The tasks by name, as in the plan."""
     systems: Mapping[str, ReaderSystem]
     store: DocumentStore
     """The document store, which is also the systems'."""
@@ -157,7 +157,7 @@ async def evaluate(
         EvaluationError: the journal or a document cannot be written; or everything is done except samples that cannot
             be made.
     """
-    journal.plan(evaluation.plan)
+    journal.add_plan(evaluation.plan)
     if watcher is not None:
         watcher.on_begin(evaluation.plan, journal.rows)
     return await _EvaluationCall(evaluation, journal, watcher).run()
@@ -309,7 +309,7 @@ class _EvaluationCall:
                 attempt = await evaluation.systems[question.system].attempt(
                     question.stored.document,
                     sample.question,
-                    answer_tokens=completion_tokens(sample.task, evaluation.answer_tokens),
+                    answer_tokens=count_completion_tokens(sample.task, evaluation.answer_tokens),
                     run_id=run_id,
                     min_answer_tokens=sample.task.answer_tokens,
                     repeat=question.repeat,

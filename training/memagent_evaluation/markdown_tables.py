@@ -47,12 +47,12 @@ def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tu
     return list(groups.items())
 
 
-def interval(value: Estimate) -> str:
+def format_interval(value: Estimate) -> str:
     """Return an estimate in percent, for tables."""
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
-def markdown(table: Sequence[Sequence[str]]) -> str:
+def render_table(table: Sequence[Sequence[str]]) -> str:
     """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
     are_figures = [all(_is_figure(row[column]) for row in body) for column in range(len(head))]

@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from memagent_evaluation.statistics import bootstrap_interval, check_scores, sign_flip_p_value, sum_clusters, wilson
+from memagent_evaluation.statistics import (
+    check_scores,
+    compute_bootstrap_interval,
+    compute_wilson_interval,
+    sign_flip_p_value,
+    sum_clusters,
+)
 from memagent_graph.errors import EvaluationError
 
 MARGIN: Final = 0.03
@@ -93,9 +99,9 @@ def compare(
     check_scores(scores)
     sums, counts = sum_clusters([a - b for a, b in pairs], [(clusters or {}).get(name, name) for name in ids])
     if len(sums) == len(ids) and set(scores) <= {0.0, 1.0}:
-        low, high = newcombe(*(pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0))))
+        low, high = compute_newcombe_interval(*(pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0))))
     else:
-        low, high = bootstrap_interval(sums, (-1.0, 1.0), counts)
+        low, high = compute_bootstrap_interval(sums, (-1.0, 1.0), counts)
     first_mean, second_mean = (math.fsum(column) / len(ids) for column in zip(*pairs, strict=True))
     documents = len(sums) if len(sums) < len(ids) else None
     return Comparison(
@@ -103,15 +109,15 @@ def compare(
     )
 
 
-def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
+def compute_newcombe_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
     """Return the interval of the difference of two paired proportions, from the counts of right answers.
 
     Newcombe 1998, Statistics in Medicine 17, method 10: Wilson's intervals of both proportions, squared and added with
     their correlation. It keeps its confidence if few questions differ, and at proportions of 0 and 1.
     """
     n = both + only_first + only_second + neither
-    first = wilson(both + only_first, n)
-    second = wilson(both + only_second, n)
+    first = compute_wilson_interval(both + only_first, n)
+    second = compute_wilson_interval(both + only_second, n)
     margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
     product = both * neither - only_first * only_second
     phi = (max(product - n / 2, 0.0) if product > 0 else product) / math.sqrt(margins) if margins else 0.0
@@ -125,7 +131,7 @@ def newcombe(both: int, only_first: int, only_second: int, neither: int) -> tupl
     return max(-1.0, difference - below), min(1.0, difference + above)
 
 
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+def correct_by_holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Return p-values corrected by Holm's method: compared with one level, they keep the family-wise error below it."""
     corrected = [0.0] * len(p_values)
     largest = 0.0
@@ -137,7 +143,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def correct_p_values(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return comparisons with p-values corrected for their number (Holm)."""
-    p_values = holm([comparison.p_value for comparison in comparisons])
+    p_values = correct_by_holm([comparison.p_value for comparison in comparisons])
     return tuple(
         replace(comparison, p_value=p_value, corrected_for=len(comparisons))
         for comparison, p_value in zip(comparisons, p_values, strict=True)

@@ -12,7 +12,7 @@ from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
-from memagent_evaluation.tasks import TaskSettings, data_files, load_task
+from memagent_evaluation.tasks import TaskSettings, find_data_files, load_task
 from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.reading.inputs import check_question
@@ -22,9 +22,10 @@ DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
     LengthUnit.PASSAGES: (50, 200, 800),
 }
-"""Three lengths, each four times the previous length; 50 passages of RULER-HQA have about 7K tokens."""
+"""Three lengths, each four times the previous length. 50 passages of RULER-HQA have about 7K tokens."""
 _TOKENS_TO_CHECK: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""About how much text is planned to check a task at a length before the first question; it takes at most a second."""
+"""The approximate amount of text that is planned to check a task at a length before the first question. This takes at
+most a second."""
 _LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _FACTOR: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -97,7 +98,7 @@ def build_plan(
     return EvaluationPlan(tuple(systems), tuple(cells), repeats=repeats)
 
 
-def completion_tokens(task: Task, answer_tokens: int) -> int:
+def count_completion_tokens(task: Task, answer_tokens: int) -> int:
     """Return the maximum tokens of an answer's completion: the larger of the reader's and the task's limit.
 
     RULER's published limits (30 tokens for variable tracking) are for a model that continues an answer which the prompt
@@ -130,7 +131,7 @@ def check_plan(
     )
     for task in tasks.values():
         try:
-            bound = completion_tokens(task, context.budget.answer_tokens)
+            bound = count_completion_tokens(task, context.budget.answer_tokens)
             replace(context.budget, answer_tokens=bound).require(*templates)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
@@ -183,13 +184,13 @@ def resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, An
     }
 
 
-def data_identities(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
+def describe_data_files(names: Sequence[str], settings: TaskSettings) -> tuple[tuple[str, str], ...]:
     """Return the name and the data files of each task that reads data files.
 
     Raises:
         EvaluationError: the data files do not exist.
     """
-    files = {name: data_files(name, settings) for name in dict.fromkeys(names)}
+    files = {name: find_data_files(name, settings) for name in dict.fromkeys(names)}
     return tuple((name, "; ".join(map(_describe, paths))) for name, paths in files.items() if paths)
 
 

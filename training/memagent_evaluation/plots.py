@@ -15,16 +15,16 @@ from typing import Any, Final
 from zlib import crc32
 
 from memagent_evaluation.markdown_tables import format_length, group_items
-from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, writing
-from memagent_evaluation.standings import accuracy
+from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled, translate_write_errors
+from memagent_evaluation.standings import compute_accuracy
 from memagent_graph.errors import load_extra
 from memagent_graph.storage.private_files import open_atomically
 
 CURVE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision; the reader is blue."""
+"""Okabe and Ito's palette, which is distinguishable with every kind of colour vision. The first system is blue."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT = 8.0, 4.4
-"""Inches; 100 pixels each in SVG, 200 in PNG."""
+"""The size in inches. An inch has 100 pixels in SVG, and 200 in PNG."""
 STYLE: Final = {
     "svg.hashsalt": "memagent",
     "svg.fonttype": "path",
@@ -76,15 +76,17 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     for unit in units:
         rows = [row for row in results.rows if row.unit == unit and not row.scripted]
         ending = unit if len(units) > 1 else ""
-        for task, group in _pooled_and_by_task(rows):
-            draw(file_stem("accuracy", task, ending), draw_accuracy, group, unit)
+        for task, group in _group_rows(rows):
+            draw(make_file_stem("accuracy", task, ending), draw_accuracy, group, unit)
         for system, group in group_items(rows, lambda row: row.system):
-            if grid := depth_grid(group):
-                draw(file_stem("depth", system, ending), draw_depths, grid, system, unit, _tasks(group))
+            if grid := compute_depth_grid(group):
+                draw(
+                    make_file_stem("depth", system, ending), draw_depths, grid, system, unit, _format_task_names(group)
+                )
     return paths
 
 
-def _pooled_and_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
+def _group_rows(rows: Sequence[ResultRow]) -> list[tuple[str, Sequence[ResultRow]]]:
     """Return the rows of each plot by its task; "" stands for all tasks, if a mean over them is meaningful."""
     by_task: list[tuple[str, Sequence[ResultRow]]] = list(group_items(rows, lambda row: row.task))
     if not rows or not can_be_pooled(rows):
@@ -101,7 +103,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
     for index, (system, group) in enumerate(group_items(rows, lambda row: row.system)):
         cells = dict(sorted(group_items(group, lambda row: row.length)))
         lenient, strict = (
-            {length: value for length, cell in cells.items() if (value := accuracy(cell, score))}
+            {length: value for length, cell in cells.items() if (value := compute_accuracy(cell, score))}
             for score in ("lenient", "strict")
         )
         lengths = list(lenient)
@@ -110,18 +112,18 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
         label = system if lengths else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient.values()], label=label, **_line_style(index))
-    _length_axis(axes, rows, unit)
+        axes.plot(lengths, [100 * value.mean for value in lenient.values()], label=label, **_choose_line_style(index))
+    _set_length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)
     axes.set_yticks(range(0, 101, 20))
     axes.set_ylabel("questions answered right, %")
     figure.suptitle("Accuracy against length", x=0.01, ha="left")
-    axes.set_title(f"{_tasks(rows)}, {_per_point(rows)}; lenient with 95 % bands, strict dotted")
+    axes.set_title(f"{_format_task_names(rows)}, {_count_per_point(rows)}; lenient with 95 % bands, strict dotted")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", handlelength=1.8)
 
 
-def depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
+def compute_depth_grid(rows: Sequence[ResultRow]) -> dict[tuple[int, int], list[bool]]:
     """Return whether the answers have each fact, by length and by tenth of the document."""
     grid: dict[tuple[int, int], list[bool]] = defaultdict(list)
     for row in rows:
@@ -153,14 +155,14 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
 
 
-def _line_style(number: int) -> dict[str, Any]:
+def _choose_line_style(number: int) -> dict[str, Any]:
     """Return the look of the line of the n-th system; the first one is in front."""
     marker, colour = MARKERS[number % len(MARKERS)], CURVE_COLOURS[number % len(CURVE_COLOURS)]
     return {"color": colour, "zorder": 20 - number, "linewidth": 2.2, "marker": marker, "markersize": 6.5,
             "markeredgecolor": "white", "markeredgewidth": 0.8}  # fmt: skip
 
 
-def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
+def _set_length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [format_length(length, unit) for length in lengths], rotation=40, ha="right")
@@ -170,17 +172,17 @@ def _length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
         axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
 
 
-def _tasks(rows: Sequence[ResultRow]) -> str:
+def _format_task_names(rows: Sequence[ResultRow]) -> str:
     names = list(dict.fromkeys(row.task for row in rows))
     return ", ".join(names) if len(names) <= 2 else f"{len(names)} tasks"
 
 
-def _per_point(rows: Sequence[ResultRow]) -> str:
+def _count_per_point(rows: Sequence[ResultRow]) -> str:
     counts = {len(group) for _, group in group_items(rows, lambda row: (row.system, row.length))}
     return f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
 
 
-def file_stem(*parts: str) -> str:
+def make_file_stem(*parts: str) -> str:
     """Return a file's name without its extension, from names with characters that file names must not have:
     "gated:stop=yes", a path.
 
@@ -195,6 +197,6 @@ def _save(figure: Any, stem: Path) -> Path:
     """Write PNG and SVG; each appears when it is complete. Returns the PNG's path."""
     for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)  # a task's options may have a point
-        with writing(path), open_atomically(path) as file:
+        with translate_write_errors(path), open_atomically(path) as file:
             figure.savefig(file, format=suffix[1:], metadata=metadata)
     return stem.with_name(f"{stem.name}.png")

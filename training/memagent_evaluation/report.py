@@ -18,11 +18,11 @@ from typing import Any, Final
 from memagent_evaluation.failures import Loss
 from memagent_evaluation.markdown_tables import (
     SCORES,
+    format_interval,
     format_length,
     format_length_with_unit,
     group_items,
-    interval,
-    markdown,
+    render_table,
     score_titles,
 )
 from memagent_evaluation.plots import draw_all
@@ -33,18 +33,18 @@ from memagent_evaluation.result_table import (
     ResultRow,
     Results,
     can_be_pooled,
+    translate_write_errors,
     write_table,
-    writing,
 )
 from memagent_evaluation.standings import (
     STANDINGS_LEGEND,
-    accuracy,
     compare_evaluations,
-    standings,
-    standings_table,
+    compare_systems,
+    compute_accuracy,
+    format_standings,
 )
 from memagent_evaluation.statistics import Estimate, estimate, pass_at_k
-from memagent_evaluation.suites import suite_parts
+from memagent_evaluation.suites import format_suites
 from memagent_graph.plain_text import in_one_line, quantity
 from memagent_graph.results import Prices
 from memagent_graph.storage.private_files import write_atomically
@@ -79,7 +79,7 @@ _OUTCOME_TITLES: Final = {
     QuestionOutcome.DOES_NOT_FIT: "does not fit",
 }
 _RUN_LOCATION: Final = re.compile(r" \((?:run|branch|chunk) [^()]*\)")
-"""Run, branch and chunk in an error's message; see `MemAgentError`."""
+"""Matches run, branch and chunk in an error's message (see `MemAgentError`)."""
 _MAX_FAILURES: Final = 12
 _MAX_CELL_CHARACTERS: Final = 60
 
@@ -100,7 +100,7 @@ def write_outputs(folder: Path, log: Path | None, prices: Prices | None = None) 
     if results.rows:
         write_table(results, folder / TABLE)
         report = render_report(results, plots=draw_all(results, folder), log=log, prices=prices)
-        with writing(folder / REPORT):
+        with translate_write_errors(folder / REPORT):
             write_atomically(folder / REPORT, report)
     return results
 
@@ -119,16 +119,16 @@ def render_report(
     rows = results.rows
     if not rows:
         return "# Evaluation\n\nNo question has been answered yet.\n"
-    parts = ["# Evaluation", _introduction(results)]
+    parts = ["# Evaluation", _format_introduction(results)]
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
-    parts += ["## Systems side by side", STANDINGS_LEGEND, standings_table(standings(results))]
+    parts += ["## Systems side by side", STANDINGS_LEGEND, format_standings(compare_systems(results))]
     if scored := [row for row in rows if not row.scripted]:
-        parts += ["## Accuracy", _legend(scored), *suite_parts(scored)]
-    for title, unit, group in _tasks(scored):
-        parts += [f"### {title}", _accuracy_table(group, unit)]
-    if repeats := _repeats_table(scored):
+        parts += ["## Accuracy", _format_legend(scored), *format_suites(scored)]
+    for title, unit, group in _group_by_task(scored):
+        parts += [f"### {title}", _format_accuracy(group, unit)]
+    if repeats := _format_repeats(scored):
         parts += ["## Repeated samples", _REPEATS_LEGEND, repeats]
-    parts += ["## Cost per question", *_cost_parts(rows, prices), *_failures(rows, log)]
+    parts += ["## Cost per question", *_format_costs(rows, prices), *_format_failures(rows, log)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -146,11 +146,11 @@ def render_comparison(first: Results, second: Results, names: tuple[str, str]) -
     )
     parts = [f"# {names[0]} and {names[1]}", numbers, STANDINGS_LEGEND]
     for system, lines in by_system.items():
-        parts += [f"## {system}", standings_table(lines)]
+        parts += [f"## {system}", format_standings(lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def summary(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
+def summarize(results: Results, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Return accuracy and costs by system, task and length, JSON-ready.
 
     Means are over the questions that neither failed nor were too long to be asked; None if there are none. Scores are
@@ -164,7 +164,8 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
             "unit": unit,
             "n": len(rows),
             "scores": {
-                name: None if (score := accuracy(rows, name)) is None else asdict(score) for name in score_titles(rows)
+                name: None if (score := compute_accuracy(rows, name)) is None else asdict(score)
+                for name in score_titles(rows)
             },
             "pass_at": {
                 score: {k: asdict(value) for k, value in values.items()}
@@ -172,7 +173,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
                 if (values := pass_at(rows, score))
             },
             "outcomes": dict(Counter(row.outcome for row in rows)),
-            **_costs(rows, prices),
+            **_compute_costs(rows, prices),
         }
         for (system, task, unit, length), rows in group_items(
             results.rows, lambda row: (row.system, row.task, row.unit, row.length)
@@ -180,7 +181,7 @@ def summary(results: Results, prices: Prices | None = None) -> list[dict[str, An
     ]
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def find_percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that the given percentage of the values does not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
@@ -205,13 +206,13 @@ def pass_at(rows: Sequence[ResultRow], score: str) -> dict[int, Estimate]:
     }
 
 
-def _legend(rows: Sequence[ResultRow]) -> str:
+def _format_legend(rows: Sequence[ResultRow]) -> str:
     graders = sorted({row.judge for row in rows if row.judge})
     judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
     return _LEGEND + judge
 
 
-def _introduction(results: Results) -> str:
+def _format_introduction(results: Results) -> str:
     facts = [f"{quantity(len(results.rows), 'attempt')} of {', '.join(results.systems)}"]
     policy = results.settings.get("policy")
     if isinstance(policy, dict) and (model := policy.get("model")):
@@ -224,7 +225,7 @@ def _introduction(results: Results) -> str:
     return text
 
 
-def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
+def _group_by_task(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
     """Return title, unit and rows of each table of accuracy: each task, and all if every system was asked the same."""
     tables = [(task, unit, group) for (task, unit), group in group_items(rows, lambda row: (row.task, row.unit))]
     for unit, group in group_items(rows, lambda row: row.unit):
@@ -233,19 +234,21 @@ def _tasks(rows: Sequence[ResultRow]) -> list[tuple[str, str, list[ResultRow]]]:
     return tables
 
 
-def _accuracy_table(rows: Sequence[ResultRow], unit: str) -> str:
+def _format_accuracy(rows: Sequence[ResultRow], unit: str) -> str:
     outcomes = [outcome for outcome in _OUTCOME_TITLES if any(row.outcome is outcome for row in rows)]
     titles = score_titles(rows)
     table = [[unit, "system", "n", *titles.values(), *(_OUTCOME_TITLES[outcome] for outcome in outcomes)]]
     for (length, system), group in group_items(rows, lambda row: (row.length, row.system)):
         counts = Counter(row.outcome for row in group)
-        scores = ["–" if (score := accuracy(group, name)) is None else interval(score) for name in titles]
+        scores = [
+            "–" if (score := compute_accuracy(group, name)) is None else format_interval(score) for name in titles
+        ]
         numbers = (f"{counts[outcome]}" for outcome in outcomes)
         table.append([format_length(length, unit), system, f"{len(group)}", *scores, *numbers])
-    return markdown(table)
+    return render_table(table)
 
 
-def _repeats_table(rows: Sequence[ResultRow]) -> str:
+def _format_repeats(rows: Sequence[ResultRow]) -> str:
     """Return pass@k of each system, task and length; empty if no answer has several samples."""
     lines = [
         (cell, score, len(group), values)
@@ -256,38 +259,38 @@ def _repeats_table(rows: Sequence[ResultRow]) -> str:
     columns = sorted({k for *_, values in lines for k in values})
     table = [["task", "length", "system", "score", "questions", "samples", *(f"pass@{k}" for k in columns)]]
     for cell, score, number, values in lines:
-        cells = [interval(values[k]) if k in values else "" for k in columns]
+        cells = [format_interval(values[k]) if k in values else "" for k in columns]
         questions = values[1].n
         table.append([*cell, SCORES[score], f"{questions}", f"{number // questions}", *cells])
-    return markdown(table) if lines else ""
+    return render_table(table) if lines else ""
 
 
-def _cost_parts(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
+def _format_costs(rows: Sequence[ResultRow], prices: Prices | None) -> list[str]:
     """Return the legend and the table, by length and system, over a system's questions that did not fail."""
     answered = sorted((row for row in rows if row.has_costs), key=lambda row: (row.unit, row.length))
     heads = ["tokens in", "cached", "tokens out", "calls", "seconds", *(f"p{percent}" for percent in _PERCENTILES)]
     table = [["length", "system", *heads, "FLOPs", "one call with all, FLOPs"]]
     table[0] += [] if prices is None else ["price", "price of all"]
     for (length, system), group in group_items(answered, lambda row: (format_length_with_unit(row), row.system)):
-        costs = _costs(group, prices)
+        costs = _compute_costs(group, prices)
         means = [f"{costs['means'][name]:,.{digits}f}" for name, digits in _MEANS.items()]
         slow = [f"{seconds:,.2f}" for seconds in costs["seconds"].values()]
-        flops = [_mean_flops(group, name) for name in ("flops", "full_context_flops")]
-        price = [] if prices is None else [_money(costs["price"]), _money(costs["price"] * len(group))]
+        flops = [_format_mean_flops(group, name) for name in ("flops", "full_context_flops")]
+        price = [] if prices is None else [_format_price(costs["price"]), _format_price(costs["price"] * len(group))]
         table.append([length, system, *means, *slow, *flops, *price])
     legend = _COST_LEGEND
     if prices is not None:
         legend += " " + _PRICE_LEGEND.format(prompt=prices.prompt, completion=prices.completion)
-    return [legend, markdown(table)]
+    return [legend, render_table(table)]
 
 
-def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
+def _compute_costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
     """Return means, percentiles of seconds, and the mean price, of the rows that have costs; None if there are none."""
     finished = [row for row in rows if row.has_costs]
     seconds = [row.seconds for row in finished]
     costs: dict[str, Any] = {
         "means": {name: fmean(getattr(row, name) for row in finished) if finished else None for name in _MEANS},
-        "seconds": {f"p{percent}": percentile(seconds, percent) if finished else None for percent in _PERCENTILES},
+        "seconds": {f"p{percent}": find_percentile(seconds, percent) if finished else None for percent in _PERCENTILES},
     }
     if prices is not None:
         costs["price"] = (
@@ -296,16 +299,16 @@ def _costs(rows: Iterable[ResultRow], prices: Prices | None) -> dict[str, Any]:
     return costs
 
 
-def _money(value: float) -> str:
+def _format_price(value: float) -> str:
     return f"{value:,.2f}" if value >= 100 else f"{value:.4g}"
 
 
-def _mean_flops(rows: Iterable[ResultRow], name: str) -> str:
+def _format_mean_flops(rows: Iterable[ResultRow], name: str) -> str:
     numbers = [value for row in rows if (value := getattr(row, name)) is not None]
     return f"{fmean(numbers):.2e}" if numbers else "–"
 
 
-def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
+def _format_failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
     """Return tables of the facts that wrong answers lost, and of failures; systems without memories are left out."""
     wrong = [row for row in rows if set(row.where_lost) - {Loss.NOT_APPLICABLE.value}]
     failed = [row for row in rows if row.outcome is QuestionOutcome.FAILED]
@@ -316,19 +319,19 @@ def _failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
         for cell, group in group_items(wrong, lambda row: (row.system, row.task, format_length_with_unit(row))):
             counts = Counter(loss for row in group for loss in row.where_lost)
             table.append([*cell, f"{len(group)}", *(f"{counts[kind.value]}" for kind in kinds)])
-        parts += ["## Where facts were lost", "By needle, in wrong answers.", markdown(table)]
+        parts += ["## Where facts were lost", "By needle, in wrong answers.", render_table(table)]
         table = [["system", "question", "gold", "answer", "lost", "run"]]
         for row in wrong[:_MAX_FAILURES]:
-            gold, answer = _short(", ".join(row.gold)), _short(row.answer or "–")
+            gold, answer = _shorten(", ".join(row.gold)), _shorten(row.answer or "–")
             table.append([row.system, row.sample_id, gold, answer, _describe_losses(row), f"`{row.run_id}`"])
         option = f" --log {shlex.quote(str(log))}" if log is not None else ""
         parts += [
             f"The first {len(table) - 1} of {len(wrong)}; `memagent show RUN{option}` opens one:",
-            markdown(table),
+            render_table(table),
         ]
     if failed:
         # Run, branch and chunk differ at every question.
-        reasons = Counter(_short(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed)
+        reasons = Counter(_shorten(_RUN_LOCATION.sub("", row.error or ""), 200) for row in failed)
         lines = "\n".join(f"- {count}: {reason}" for reason, count in reasons.most_common(_MAX_FAILURES))
         verb = "counts" if len(failed) == 1 else "count"
         parts += ["## Failures", f"{quantity(len(failed), 'question')} failed twice, and {verb} as wrong:\n\n{lines}"]
@@ -344,7 +347,7 @@ def _describe_losses(row: ResultRow) -> str:
     return ", ".join(loss if number == 1 else f"{loss} x {number}" for loss, number in losses.items())
 
 
-def _short(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
+def _shorten(text: str, max_characters: int = _MAX_CELL_CHARACTERS) -> str:
     """Return a text as a cell of a table: one line, with Markdown's characters escaped."""
     return (
         in_one_line(text, max_characters)

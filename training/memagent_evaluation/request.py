@@ -15,7 +15,7 @@ from memagent_evaluation.harness import Evaluation, EvaluationEnd, EvaluationPro
 from memagent_evaluation.planning import (
     build_plan,
     check_plan,
-    data_identities,
+    describe_data_files,
     load_tasks,
     parse_lengths,
     resume_settings,
@@ -59,11 +59,11 @@ async def run_evaluation(options: EvalOptions, log: Path, command: str) -> Evalu
     """
     judge = _judge_settings(options)
     # The log is opened after all checks: a refused request leaves no files.
-    async with MemAgent(settings=options.settings(), store=_documents(options, log), run_log=False) as reader:
+    async with MemAgent(settings=options.settings(), store=_choose_store(options, log), run_log=False) as reader:
         plan, tasks, settings = await _check(options, reader)
         with open_results(options.out, settings, resume=options.resume) as journal:
-            journal.plan(plan)
-            journal.command(command)
+            journal.add_plan(plan)
+            journal.add_command(command)
             try:
                 ended = await _measure(options, journal, plan, tasks, reader, log)
                 if judge is not None:
@@ -75,7 +75,7 @@ async def run_evaluation(options: EvalOptions, log: Path, command: str) -> Evalu
                 shutil.rmtree(options.out / OPEN_DOCUMENTS, ignore_errors=True)
 
 
-def _documents(options: EvalOptions, log: Path) -> Path:
+def _choose_store(options: EvalOptions, log: Path) -> Path:
     """Return the document store: for kept documents where `memagent show` looks for them, next to the log or the user's
     own.
     """
@@ -123,7 +123,7 @@ async def _check(options: EvalOptions, reader: MemAgent) -> tuple[EvaluationPlan
     tasks = load_tasks(names, task_settings)
     plan = build_plan(systems, tasks, lengths, options.count, options.repeats)
     check_plan(plan, tasks, context, seed=options.seed)
-    plan = replace(plan, data=data_identities(names, task_settings), identities=tuple(identities))
+    plan = replace(plan, data=describe_data_files(names, task_settings), identities=tuple(identities))
     return plan, tasks, resume_settings(context, task_settings)
 
 

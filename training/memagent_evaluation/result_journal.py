@@ -31,7 +31,7 @@ from memagent_evaluation.result_table import (
     Results,
     make_results,
     require_same,
-    writing,
+    translate_write_errors,
 )
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.journal import Journal, open_journal, read_journal
@@ -46,7 +46,7 @@ REPLACED: Final = (TABLE, REPORT, "*.png", "*.svg")
 """The files that are made again from the rows at the end."""
 _MAX_PLANNED: Final = 10**7
 _SYNC_SECONDS: Final = 1.0
-"""The seconds of work that a power failure may cost; a killed process loses nothing that it wrote."""
+"""The seconds of work that a power failure may cost. A killed process loses nothing that it wrote."""
 
 
 class _Header(TypedDict):
@@ -80,7 +80,7 @@ class ResultJournal:
         """The evaluation's id."""
         return self._header["evaluation"]
 
-    def plan(self, plan: EvaluationPlan) -> None:
+    def add_plan(self, plan: EvaluationPlan) -> None:
         """Add the new parts of a plan.
 
         Raises:
@@ -94,7 +94,7 @@ class ResultJournal:
             self._write({"plan": asdict(plan)}, sync=True)
             self.plans = (*self.plans, plan)
 
-    def command(self, command: str) -> None:
+    def add_command(self, command: str) -> None:
         """Add a command line, if it is new."""
         if command not in self.commands:
             self._write({"command": command}, sync=True)
@@ -104,7 +104,7 @@ class ResultJournal:
         """Enter a row.
 
         Raises:
-            EvaluationError: it cannot be written; the evaluation can be resumed when there is space.
+            EvaluationError: the row cannot be written; the evaluation can be resumed when there is space.
         """
         self._write(asdict(row), sync=time.monotonic() - self._synced > _SYNC_SECONDS)
         self.rows[row.key] = row
@@ -118,9 +118,9 @@ class ResultJournal:
         """Write everything to disk, and let other processes write.
 
         Raises:
-            EvaluationError: it cannot be written; the rest of an incomplete row is tried once more.
+            EvaluationError: the file cannot be written. Before that, the rest of an incomplete row is tried once more.
         """
-        with writing(self.path):
+        with translate_write_errors(self.path):
             self._journal.close()
 
     def __enter__(self) -> ResultJournal:
@@ -130,7 +130,7 @@ class ResultJournal:
         self.close()
 
     def _write(self, values: Mapping[str, Any], *, sync: bool) -> None:
-        with writing(self.path):
+        with translate_write_errors(self.path):
             self._journal.append(values, sync=sync)
         if sync:
             self._synced = time.monotonic()
@@ -145,7 +145,7 @@ def open_results(folder: Path, settings: Mapping[str, Any], *, resume: bool = Fa
     """
     if not (resume and (folder / JOURNAL).is_file()):
         require_no_results(folder)
-    with writing(folder / JOURNAL):
+    with translate_write_errors(folder / JOURNAL):
         folder.mkdir(parents=True, exist_ok=True)
         journal = open_journal(folder / JOURNAL, error=EvaluationError)
         try:

@@ -224,27 +224,27 @@ def write_table(results: Results, path: Path) -> None:
     """Write the Parquet file; it appears when it is complete, or stays unchanged.
 
     Raises:
-        EvaluationError: it cannot be written.
+        EvaluationError: the file cannot be written.
         MissingExtraError: pyarrow is not installed.
     """
     pa = load_pyarrow("eval", "a table of results")
     columns = {
-        column.name: [_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
+        column.name: [_to_storable(getattr(row, column.name)) for row in results.rows] for column in fields(ResultRow)
     }
     metadata = {
         "memagent.format": FORMAT,
         "memagent.evaluation": results.evaluation,
         "memagent.settings": json.dumps(results.settings, sort_keys=True),
     }
-    schema = pa.schema(list(_types(pa).items()), metadata=metadata)
-    with writing(path):
+    schema = pa.schema(list(_list_types(pa).items()), metadata=metadata)
+    with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomically(path) as file:
             pa.parquet.write_table(pa.table(columns, schema=schema), file, compression="zstd")
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def translate_write_errors(path: Path) -> Iterator[None]:
     """Raise `EvaluationError` if a file cannot be written."""
     try:
         yield
@@ -259,7 +259,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
     """Check that settings equal the settings of a folder's results.
 
     Raises:
-        EvaluationError: they do not; the message names every difference.
+        EvaluationError: the settings differ; the message names every difference.
     """
     old, new = _flatten(stored), _flatten(settings)
     different = [
@@ -311,12 +311,12 @@ def _format(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name]) if name in settings else "not set"
 
 
-def _storable(value: Any) -> Any:
+def _to_storable(value: Any) -> Any:
     """Return a value that Parquet can store: lone surrogates, which a policy may write, become question marks."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _types(pa: Any) -> dict[str, Any]:
+def _list_types(pa: Any) -> dict[str, Any]:
     plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
     def stored(hint: Any) -> Any:

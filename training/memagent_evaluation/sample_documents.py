@@ -38,7 +38,7 @@ class OpenDocuments:
     """The number of samples that are made at once."""
 
     tasks: Mapping[str, Task]
-    """By name."""
+    """The tasks by name."""
     store: DocumentStore
     seed: int | None = None
     """The tasks' seed, for messages."""
@@ -58,7 +58,7 @@ class OpenDocuments:
 
         Raises:
             SampleError: the task does not have it.
-            EvaluationError: its document cannot be stored.
+            EvaluationError: the document cannot be stored.
         """
         stored = await self._make(task, length, index, readers)
         self._open_samples[stored.document["key"]] += 1

@@ -96,19 +96,19 @@ def score(
         return WRONG
     reply = extract_reply(answer if raw_answer is None else raw_answer)
     metric = sample.task.metric
-    candidate = boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
+    candidate = find_boxed_at_end(reply, sample.gold) if answer_format is AnswerFormat.BOXED else answer
     task = sample.task
     return Scores(
         strict=float(candidate is not None and is_exactly(candidate, sample.gold, metric)),
         lenient=float(holds(answer, sample.gold, metric)),
         string_match=task.own_score(sample, answer)
         if isinstance(task, OwnMetric)
-        else string_match(reply, sample.gold, metric),
-        token_f1=best_f1(answer, sample.gold, metric),
+        else match_strings(reply, sample.gold, metric),
+        token_f1=compute_best_f1(answer, sample.gold, metric),
     )
 
 
-def boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
+def find_boxed_at_end(reply: str, gold: tuple[str, ...] = ()) -> str | None:
     r"""Return the last \boxed{} in the last 300 characters, or in twice the length of all gold strings if more."""
     return last_boxed(reply[-max(_BOX_CHARACTERS, 2 * sum(map(len, gold))) :])
 
@@ -126,7 +126,7 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
     numeric = any(character.isdigit() for string in gold for character in string)
     items = (_MARK_AT_LINE_START if numeric else _MARK_ANYWHERE).sub(" , ", answer)
     # A gold string may itself have a separator, so both sides are split in the same way.
-    return _items(items, separator) == frozenset().union(*(_items(string, separator) for string in gold))
+    return _split_items(items, separator) == frozenset().union(*(_split_items(string, separator) for string in gold))
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
@@ -139,18 +139,18 @@ def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
     return is_exactly(answer, gold, metric) or (any(matches) if metric is Metric.ANY else all(matches))
 
 
-def string_match(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
+def match_strings(reply: str, gold: tuple[str, ...], metric: Metric) -> float:
     """Return the fraction of gold strings in the completion, as in RULER: in lower case, and also inside words."""
     lowered = reply.lower()
     matches = [string.lower() in lowered for string in gold]
     return float(any(matches)) if metric is Metric.ANY else sum(matches) / len(matches)
 
 
-def best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
+def compute_best_f1(answer: str, gold: tuple[str, ...], metric: Metric) -> float:
     """Return F1 compared with the nearest of several wordings, or with all strings together if all are required."""
     if metric is Metric.ANY:
-        return max(token_f1(answer, string) for string in gold)
-    return token_f1(answer, " ".join(gold))
+        return max(compute_token_f1(answer, string) for string in gold)
+    return compute_token_f1(answer, " ".join(gold))
 
 
 def normalise(text: str) -> str:
@@ -161,7 +161,7 @@ def normalise(text: str) -> str:
     to an empty text.
     """
     folded = _fold(text)
-    return _without_articles(_strip(folded, _KEPT, "")) or " ".join(folded.split())
+    return _remove_articles(_strip(folded, _KEPT, "")) or " ".join(folded.split())
 
 
 def separate_words(text: str, *, lists: bool = True) -> str:
@@ -171,7 +171,7 @@ def separate_words(text: str, *, lists: bool = True) -> str:
     """
     folded = _fold(text)
     whole = _GROUPED.sub(lambda match: match[0].replace(",", ""), re.sub("['’]", "", folded))
-    return _without_articles(_strip(whole, _KEPT_IN_LISTS if lists else _KEPT, " ")) or " ".join(folded.split())
+    return _remove_articles(_strip(whole, _KEPT_IN_LISTS if lists else _KEPT, " ")) or " ".join(folded.split())
 
 
 def _fold(text: str) -> str:
@@ -202,14 +202,14 @@ def _has_words(text: str, phrase: str) -> bool:
     start = text.find(phrase) if phrase else -1
     while start >= 0:
         end = start + len(phrase)
-        is_whole = not _inside_word(text, end) or ends_with_particle(text[start:].partition(" ")[0], len(phrase))
-        if is_whole and not _inside_word(text, start):
+        is_whole = not _is_inside_word(text, end) or ends_with_particle(text[start:].partition(" ")[0], len(phrase))
+        if is_whole and not _is_inside_word(text, start):
             return True
         start = text.find(phrase, start + 1)
     return False
 
 
-def token_f1(text: str, gold: str) -> float:
+def compute_token_f1(text: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall over normalised words, as in SQuAD. 0 to 1.
 
     As there, words separated only by punctuation are one word: "7,12" shares none with "7 12", although it has both
@@ -220,15 +220,15 @@ def token_f1(text: str, gold: str) -> float:
     return 2 * shared / (len(words) + len(gold_words)) if shared else 0.0
 
 
-def _without_articles(text: str) -> str:
+def _remove_articles(text: str) -> str:
     return " ".join(word for word in text.split() if word not in _ARTICLES)
 
 
-def _items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
+def _split_items(text: str, separator: re.Pattern[str]) -> frozenset[str]:
     return frozenset(filter(None, map(normalise, separator.split(text))))
 
 
-def _inside_word(text: str, position: int) -> bool:
+def _is_inside_word(text: str, position: int) -> bool:
     around = text[position - 1 : position + 1]
     return 0 < position < len(text) and all(
         (character.isalnum() or character in _MARKS or unicodedata.combining(character)) and not is_unspaced(character)

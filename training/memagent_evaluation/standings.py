@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from memagent_evaluation.markdown_tables import format_length_with_unit, group_items, interval, markdown
+from memagent_evaluation.markdown_tables import format_interval, format_length_with_unit, group_items, render_table
 from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_p_values
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import Estimate, estimate
@@ -37,7 +37,7 @@ class SystemStanding:
     task: str
     """The task's name, or "all"."""
     length: str
-    """With its unit, or "all"."""
+    """The length with its unit, or "all"."""
     n: int
     """The number of questions."""
     documents: int
@@ -63,7 +63,7 @@ class SystemStanding:
         return {**asdict(self), "not_worse": self.not_worse}
 
 
-def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
+def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
     """Return the mean of a score with its interval, clustered by document; a repeated question counts once.
 
     It is None if no document fitted, or if a row has no such score yet (a judge's grade).
@@ -72,18 +72,18 @@ def accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
         getattr(row, score) is None for row in rows
     ):
         return None
-    scores = _by_question(rows, score)
+    scores = _average_by_question(rows, score)
     cluster = {row.sample_id: row.cluster for row in rows}
     return estimate(list(scores.values()), clusters=[cluster[sample_id] for sample_id in scores])
 
 
-def standings(results: Results) -> list[SystemStanding]:
+def compare_systems(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
     cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
-    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _same_cells(results.rows):
+    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _have_same_cells(results.rows):
         parts.append(("all", "all", list(results.rows)))
-    lines = [standing for part in parts for standing in _standings(*part, results.systems[0])]
+    lines = [standing for part in parts for standing in _iter_standings(*part, results.systems[0])]
     corrected = iter(correct_p_values([line.against_first for line in lines if line.against_first is not None]))
     return [line if line.against_first is None else replace(line, against_first=next(corrected)) for line in lines]
 
@@ -94,10 +94,10 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     Args:
         first: the evaluation to compare with.
         second: the other evaluation.
-        names: of the evaluations; in the standings they are the names of the systems.
+        names: the names of the evaluations, which are the names of the systems in the standings.
 
     Raises:
-        EvaluationError: they have no questions in common, or different questions under the same names.
+        EvaluationError: the evaluations have no questions in common, or different questions under the same names.
     """
     others = {(row.system, row.attempt): row for row in second.rows}
     pairs = [(row, other) for row in first.rows if (other := others.get((row.system, row.attempt)))]
@@ -115,55 +115,57 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     by_system = {}
     for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
         rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
-        by_system[system] = standings(replace(first, rows=tuple(rows)))
+        by_system[system] = compare_systems(replace(first, rows=tuple(rows)))
     return by_system
 
 
-def standings_table(lines: Sequence[SystemStanding]) -> str:
+def format_standings(lines: Sequence[SystemStanding]) -> str:
     """Return standings in Markdown; columns without a value for any system are left out."""
     columns: dict[str, Callable[[SystemStanding], str]] = {
         "task": lambda line: line.task,
         "length": lambda line: line.length,
         "system": lambda line: line.system,
         "n (documents)": lambda line: f"{line.n}" + (f" ({line.documents})" if line.documents < line.n else ""),
-        "accuracy": lambda line: SCRIPTED if line.scripted else interval(line.accuracy) if line.accuracy else "–",
+        "accuracy": lambda line: (
+            SCRIPTED if line.scripted else format_interval(line.accuracy) if line.accuracy else "–"
+        ),
         "difference": lambda line: line.against_first.points if line.against_first else "",
         "p": lambda line: line.against_first.p if line.against_first else "",
         "not worse": lambda line: {None: "", True: "yes", False: "not shown"}[line.not_worse],
-        "tokens in": lambda line: _number(line.prompt_tokens),
+        "tokens in": lambda line: _format_number(line.prompt_tokens),
         "cached": lambda line: "–" if line.cached_share is None else f"{100 * line.cached_share:.0f} %",
-        "tokens out": lambda line: _number(line.completion_tokens),
-        "turns": lambda line: _number(line.turns, 1),
-        "seconds": lambda line: _number(line.seconds, 2),
+        "tokens out": lambda line: _format_number(line.completion_tokens),
+        "turns": lambda line: _format_number(line.turns, 1),
+        "seconds": lambda line: _format_number(line.seconds, 2),
     }
     cells = {name: [cell_of(line) for line in lines] for name, cell_of in columns.items()}
     names = [name for name, column in cells.items() if any(cell not in {"", "–"} for cell in column)]
-    return markdown([names, *([cells[name][index] for name in names] for index in range(len(lines)))])
+    return render_table([names, *([cells[name][index] for name in names] for index in range(len(lines)))])
 
 
-def _standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
+def _iter_standings(task: str, length: str, rows: Sequence[ResultRow], first: str) -> Iterator[SystemStanding]:
     fitting: dict[str, dict[tuple[str, int], ResultRow]] = defaultdict(dict)
     for row in rows:
         if row.outcome is not QuestionOutcome.DOES_NOT_FIT and not row.scripted:
             fitting[row.system][row.attempt] = row
     for system, group in group_items(rows, lambda row: row.system):
         answered = [row for row in group if row.has_costs]
-        prompt = _mean(row.prompt_tokens for row in answered)
+        prompt = _average(row.prompt_tokens for row in answered)
         scripted = any(row.scripted for row in group)
         yield SystemStanding(
             system=system,
             task=task,
             length=length,
-            n=len({_question(row) for row in group}),
+            n=len({_get_question_key(row) for row in group}),
             documents=len({row.cluster for row in group}),
             scripted=scripted,
-            accuracy=None if scripted else accuracy(group, "lenient"),
+            accuracy=None if scripted else compute_accuracy(group, "lenient"),
             against_first=_compare(fitting, system, first),
             prompt_tokens=prompt,
-            completion_tokens=_mean(row.completion_tokens for row in answered),
-            cached_share=(_mean(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
-            turns=_mean(row.turns for row in answered),
-            seconds=_mean(row.seconds for row in answered),
+            completion_tokens=_average(row.completion_tokens for row in answered),
+            cached_share=(_average(row.cached_tokens for row in answered) or 0.0) / prompt if prompt else None,
+            turns=_average(row.turns for row in answered),
+            seconds=_average(row.seconds for row in answered),
         )
 
 
@@ -179,33 +181,34 @@ def _compare(rows: Mapping[str, Mapping[tuple[str, int], ResultRow]], system: st
     if system == first or not pairs:
         return None
     ours, others = ([pair[side] for pair in pairs] for side in (0, 1))
-    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(ours, _question)}
-    scores = (_by_question(ours, "lenient"), _by_question(others, "lenient"))
+    clusters = {group[0].sample_id: group[0].cluster for _, group in group_items(ours, _get_question_key)}
+    scores = (_average_by_question(ours, "lenient"), _average_by_question(others, "lenient"))
     return compare(*scores, names=(system, first), clusters=clusters)
 
 
-def _by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
+def _average_by_question(rows: Iterable[ResultRow], score: str) -> dict[str, float]:
     """Return the mean of a score by question, under the id of its first sample."""
     return {
-        group[0].sample_id: fmean(getattr(row, score) for row in group) for _, group in group_items(rows, _question)
+        group[0].sample_id: fmean(getattr(row, score) for row in group)
+        for _, group in group_items(rows, _get_question_key)
     }
 
 
-def _question(row: ResultRow) -> Hashable:
+def _get_question_key(row: ResultRow) -> Hashable:
     """Return the key that a question's rows share, also across documents of different lengths."""
     return row.task, row.index, row.question, row.gold
 
 
-def _same_cells(rows: Sequence[ResultRow]) -> bool:
+def _have_same_cells(rows: Sequence[ResultRow]) -> bool:
     """Return whether every system was asked the same tasks at the same lengths, so that a mean over all is fair."""
     cells = [{(row.task, row.length) for row in group} for _, group in group_items(rows, lambda row: row.system)]
     return can_be_pooled(rows) and all(system_cells == cells[0] for system_cells in cells)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _average(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def _format_number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"

@@ -59,14 +59,14 @@ def estimate(values: Sequence[float], *, clusters: Sequence[str] | None = None) 
     """
     check_scores(values)
     if set(values) <= {0.0, 1.0} and (clusters is None or len(set(clusters)) == len(values)):
-        return wilson(round(sum(values)), len(values))
+        return compute_wilson_interval(round(sum(values)), len(values))
     sums, counts = sum_clusters(values, clusters if clusters is not None else range(len(values)))
-    low, high = bootstrap_interval(sums, (0.0, 1.0), counts)
+    low, high = compute_bootstrap_interval(sums, (0.0, 1.0), counts)
     documents = len(sums) if len(sums) < len(values) else None
     return Estimate(math.fsum(values) / len(values), low, high, len(values), documents)
 
 
-def wilson(successes: float, n: int) -> Estimate:
+def compute_wilson_interval(successes: float, n: int) -> Estimate:
     """Return a proportion with Wilson's score interval, without continuity correction.
 
     `successes` may be a sum of fractional scores. They vary at most as much as scores of 0 and 1 with the same mean, so
@@ -99,7 +99,7 @@ def sum_clusters(values: Sequence[float], clusters: Iterable[Hashable]) -> tuple
     return [math.fsum(group) for group in groups.values()], [len(group) for group in groups.values()]
 
 
-def bootstrap_interval(
+def compute_bootstrap_interval(
     sums: Sequence[float], bounds: tuple[float, float], counts: Sequence[int]
 ) -> tuple[float, float]:
     """Return the interval of a mean, resampled from clusters of values.
@@ -119,12 +119,12 @@ def bootstrap_interval(
     span, number = upper - lower, len(sums)
     mean = math.fsum(sums) / sum(counts)
     if number < _MIN_TO_RESAMPLE:
-        proportion = wilson(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
+        proportion = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * number, number)
         return lower + span * proportion.low, lower + span * proportion.high
     if len({total / count for total, count in zip(sums, counts, strict=True)}) == 1:
-        others = wilson(0, number).high
+        others = compute_wilson_interval(0, number).high
         return mean - others * (mean - lower), mean + others * (upper - mean)
-    low, high = _resampled_interval(sums, counts)
+    low, high = _resample_interval(sums, counts)
     return max(lower, min(low, mean)), min(upper, max(high, mean))
 
 
@@ -137,10 +137,10 @@ def check_scores(values: Sequence[float]) -> None:
             raise EvaluationError(f"the evaluation has the score {value}", hint="Scores lie between 0 and 1.")
 
 
-def _resampled_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+def _resample_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
     """Return the bootstrap interval of a mean: BCa, or percentiles if BCa is not defined.
 
-    Resampling few clusters gives too narrow an interval, which `_expanded_confidence` compensates.
+    Resampling few clusters gives too narrow an interval, which `_expand_confidence` compensates.
     """
     stats, numpy = _scipy_stats(), load_extra("numpy", "eval", _NEEDED_FOR)
 
@@ -156,7 +156,7 @@ def _resampled_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[f
                 vectorized=True,
                 n_resamples=RESAMPLES,
                 batch=max(1, _MAX_BATCH_NUMBERS // len(sums)),
-                confidence_level=_expanded_confidence(len(sums)),
+                confidence_level=_expand_confidence(len(sums)),
                 method=method,
                 rng=numpy.random.default_rng(0),
             ).confidence_interval
@@ -165,7 +165,7 @@ def _resampled_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[f
     return float(interval.low), float(interval.high)
 
 
-def _expanded_confidence(number: int) -> float:
+def _expand_confidence(number: int) -> float:
     """Return the nominal confidence at which resampling so few values has the real one.
 
     Hesterberg's expanded percentiles, The American Statistician 69 (2015), arXiv 1411.5279.

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_evaluation.markdown_tables import format_length, group_items, interval, markdown
+from memagent_evaluation.markdown_tables import format_interval, format_length, group_items, render_table
 from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
-from memagent_evaluation.standings import accuracy
+from memagent_evaluation.standings import compute_accuracy
 from memagent_evaluation.statistics import Estimate
 from memagent_evaluation.tasks.needles import SHAPES
 
@@ -54,7 +54,7 @@ def expand_suites(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task for name in names for task in SUITES.get(name, (name,))))
 
 
-def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
+def compute_suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
     """Return all aggregates whose tasks were all measured, by system and length in tokens."""
     scores = []
     for aggregate in AGGREGATES:
@@ -63,36 +63,36 @@ def suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
         ]
         if {row.task for row in task_rows} == {*aggregate.tasks}:
             for (system, length), group in group_items(task_rows, lambda row: (row.system, row.length)):
-                scores.append(SuiteScore(aggregate.title, system, length, _mean(group, aggregate.tasks)))
+                scores.append(SuiteScore(aggregate.title, system, length, _average_tasks(group, aggregate.tasks)))
     return scores
 
 
-def suite_parts(rows: Sequence[ResultRow]) -> list[str]:
+def format_suites(rows: Sequence[ResultRow]) -> list[str]:
     """Return the aggregates as tables: systems by length, and means over lengths with RULER's weights."""
     parts = []
-    for title, scores in group_items(suite_scores(rows), lambda score: score.aggregate):
+    for title, scores in group_items(compute_suite_scores(rows), lambda score: score.aggregate):
         lengths = sorted({score.length for score in scores})
         mean_titles = ["mean", "rising weights", "falling weights"] if len(lengths) > 1 else []
         table = [["system", *(format_length(length) for length in lengths), *mean_titles]]
         for system, group in group_items(scores, lambda score: score.system):
             at = {score.length: score.score for score in group}
-            cells = [interval(score) if (score := at.get(length)) else "–" for length in lengths]
+            cells = [format_interval(score) if (score := at.get(length)) else "–" for length in lengths]
             table.append(
-                [system, *cells, *(_over_lengths([at.get(length) for length in lengths]) if mean_titles else [])]
+                [system, *cells, *(_average_lengths([at.get(length) for length in lengths]) if mean_titles else [])]
             )
-        parts += [f"**{title}**, string match in percent", markdown(table)]
+        parts += [f"**{title}**, string match in percent", render_table(table)]
     return parts
 
 
-def _mean(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
+def _average_tasks(rows: Sequence[ResultRow], tasks: Sequence[str]) -> Estimate | None:
     """Return the mean over tasks, which is that over questions if each task has the same number."""
     counts = {task: len(group) for task, group in group_items(rows, lambda row: row.task)}
     if set(counts) != set(tasks) or len(set(counts.values())) > 1:
         return None
-    return accuracy(rows, SCORE)
+    return compute_accuracy(rows, SCORE)
 
 
-def _over_lengths(scores: Sequence[Estimate | None]) -> list[str]:
+def _average_lengths(scores: Sequence[Estimate | None]) -> list[str]:
     means = [score.mean for score in scores if score is not None]
     if len(means) < len(scores):
         return ["–"] * 3

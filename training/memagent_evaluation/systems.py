@@ -33,7 +33,7 @@ from memagent_graph.trace import Trace
 READER: Final = "memagent"
 NO_DOCUMENT: Final = "no_document"
 _SEED_STEP: Final = 1_000
-"""The distance between the seeds of a question's samples; retries within a read use the seeds in between."""
+"""The distance between the seeds of a question's samples. Retries within a read use the seeds in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ReaderSystem:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or
                 question.
         """
-        reader = await self._reader_for(answer_tokens, min_answer_tokens, repeat)
+        reader = await self._get_reader(answer_tokens, min_answer_tokens, repeat)
         began = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
@@ -120,20 +120,20 @@ class ReaderSystem:
             return await self._does_not_fit(reader, error)
         return _attempt(result, logged=reader.run_log is not None)
 
-    async def _reader_for(self, answer_tokens: int, min_answer_tokens: int, repeat: int) -> MemAgent:
+    async def _get_reader(self, answer_tokens: int, min_answer_tokens: int, repeat: int) -> MemAgent:
         checkpointer = await self._reader.acheckpointer()
         key = (answer_tokens, min_answer_tokens, repeat)
         if key not in self._readers:
             choices: dict[str, Any] = {"answer_tokens": answer_tokens}
             if self.name != READER:
-                choices["strategy"] = self._strategy_for(min_answer_tokens)
+                choices["strategy"] = self._choose_strategy(min_answer_tokens)
             seed = (await self._reader.aprepare()).sampling.seed
             if repeat and seed is not None:
                 choices["seed"] = seed + repeat * _SEED_STEP
             self._readers[key] = self._reader.copy(checkpoints=checkpointer, **choices)
         return self._readers[key]
 
-    def _strategy_for(self, min_answer_tokens: int) -> Strategy | str:
+    def _choose_strategy(self, min_answer_tokens: int) -> Strategy | str:
         """Return the strategy, by its name if it has a name, so that `memagent resume` makes the same reader."""
         if not is_strategy(self.name) or load_strategy(self.name) != self.strategy:
             return self.strategy
@@ -198,7 +198,7 @@ def _attempt(result: ReadResult, *, logged: bool) -> Attempt:
     )
 
 
-def system_names() -> tuple[str, ...]:
+def list_systems() -> tuple[str, ...]:
     """Return the names that `load_system` takes."""
     return (READER, NO_DOCUMENT, *list_strategy_names())
 
@@ -207,7 +207,7 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
     """Return the system of that name.
 
     Args:
-        name: one of `system_names`, or "file.py:Name" or "module:Name" for a strategy of your own.
+        name: one of `list_systems`, or "file.py:Name" or "module:Name" for a strategy of your own.
         reader: the reader.
 
     Raises:
@@ -221,6 +221,6 @@ def load_system(name: str, reader: MemAgent) -> ReaderSystem:
         return ReaderSystem(name, reader, NoDocument())
     if is_strategy(name):
         return ReaderSystem(name, reader, load_strategy(name))
-    names = system_names()
+    names = list_systems()
     choices = f'Available systems: {", ".join(names)}. Name your own strategy as "file.py:Name".'
     raise EvaluationError(f"there is no system {name!r}", hint=did_you_mean(name, names, choices))

@@ -36,7 +36,7 @@ class ReadWatcher:
         self._by_step: dict[str, str] = {}
         self._state = ""
 
-    async def events(self) -> AsyncIterator[dict[str, str]]:
+    async def iter_changes(self) -> AsyncIterator[dict[str, str]]:
         """Yield the changes since the last call.
 
         Raises:
@@ -47,7 +47,7 @@ class ReadWatcher:
         edits = self._reads.edits[self._run_id]
         if edits != self._edits:
             self._edits, self._read, self._sent = edits, read, 0
-            yield _event("snapshot", await self._make_snapshot())
+            yield _make_event("snapshot", await self._make_snapshot())
         elif read is not None and read is not self._read:
             self._read, self._sent = read, 0
         if self._read is not None:
@@ -55,12 +55,12 @@ class ReadWatcher:
                 update = self._read.updates[self._sent]
                 self._sent += 1
                 if update.step not in self._by_step:
-                    yield _event("update", self._format(update))
+                    yield _make_event("update", self._format(update))
         state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
             self._state = state
             value = {**format_read(entry, read), **await self._get_outcome()}
-            yield _event("state", value)
+            yield _make_event("state", value)
 
     async def _make_snapshot(self) -> dict[str, Any]:
         self._memories, self._by_step = {}, {}
@@ -106,7 +106,7 @@ class ReadWatcher:
         }
 
 
-async def events(
+async def stream_changes(
     reads: LiveReads, manager: ReadManager, ledger: Ledger, owner: Owner, run_id: str | None
 ) -> AsyncIterator[dict[str, str]]:
     """Yield changes of a key's reads, and every update of the read that the page shows.
@@ -130,16 +130,16 @@ async def events(
             known[run] = state
         known = {run: state for run, state in known.items() if state is not None}
         if changed_reads:
-            yield _event("reads", changed_reads)
+            yield _make_event("reads", changed_reads)
         if watch is not None:
             try:
-                async for event in watch.events():
+                async for event in watch.iter_changes():
                     yield event
             except ApiError as error:
-                yield _event("gone", error.message)
+                yield _make_event("gone", error.message)
                 watch = None
         await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
 
 
-def _event(name: str, value: Any) -> dict[str, str]:
+def _make_event(name: str, value: Any) -> dict[str, str]:
     return {"event": name, "data": json.dumps(value, ensure_ascii=True)}

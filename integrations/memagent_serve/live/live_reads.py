@@ -24,7 +24,7 @@ from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, ReadState
 from memagent_serve.reads import ReadRequest, ServedRead
-from memagent_serve.request_texts import Source, join_sources, stored_pieces
+from memagent_serve.request_texts import Source, iter_stored_pieces, join_sources
 from memagent_serve.uploads import UploadedFile
 
 _MAX_REQUESTS: Final = 1024
@@ -53,7 +53,7 @@ class LiveReads:
         """Return the text of an uploaded file.
 
         Raises:
-            DocumentError: its text cannot be read.
+            DocumentError: the file's text cannot be read.
         """
         key = owner.name, file.id
         if key not in self._documents or not self._serving.uploads.has_text(owner, self._documents[key]):
@@ -99,7 +99,7 @@ class LiveReads:
 
     async def _join(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
         store = self._reader.store
-        sources = [Source(ref["name"], partial(stored_pieces, store, ref), ref) for ref in references]
+        sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
         return await self._serving.uploads.add_text(owner, join_sources(sources))
 
     # Queries

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
-from memagent_serve.live.live_events import events
+from memagent_serve.live.live_events import stream_changes
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.live.page_values import format_passage, format_read, format_sources
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
@@ -37,13 +38,14 @@ _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
 _STREAMS_PER_OWNER: Final = 32
 _MAX_NOTE_LENGTH: Final = 4000
-"""In characters: a note on an answer."""
+"""The maximum characters of a note on an answer."""
 _SEND_SECONDS: Final = 30.0
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
+_FILE_HEADERS: Final = {
+    **_HEADERS,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
 _RUN_PAGE_HEADERS: Final = {**_HEADERS, "Content-Security-Policy": "frame-ancestors 'none'"}
 """Headers for run pages, which contain their own content security policy."""
 
@@ -86,18 +88,17 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     note: Annotated[str, Meta(max_length=_MAX_NOTE_LENGTH)] | None = None
 
 
+@dataclass(eq=False)
 class LivePage:
-    """The page's routes.
+    """The page's routes."""
 
-    Args:
-        serving: the resources, shared with the API.
-        sessions: who may use the page.
-    """
+    serving: ServerResources
+    """The resources, shared with the API."""
+    sessions: PageSessions
+    """Who may use the page."""
 
-    def __init__(self, serving: ServerResources, sessions: PageSessions) -> None:
-        self._serving = serving
-        self._sessions = sessions
-        self._live = LiveReads(serving)
+    def __post_init__(self) -> None:
+        self._live = LiveReads(self.serving)
         self._streams: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
@@ -125,36 +126,41 @@ class LivePage:
         ]
 
     async def _serve_file(self, request: Request) -> Response:
-        return _make_file_response(request.path_params.get("name", "index.html"))
+        name = request.path_params.get("name", "index.html")
+        if name not in _FILES:
+            raise not_found("the page has no such file")
+        package, kind = _FILES[name]
+        text = files(package).joinpath(name).read_text(encoding="utf-8")
+        return Response(text, media_type=f"{kind}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
-        return self._sessions.sign_in(body.token, server[1] if server else 0)
+        body, server = await _parse_body(self.serving, request, SignIn), request.scope.get("server")
+        return self.sessions.sign_in(body.token, server[1] if server else 0)
 
     async def _describe_session(self, request: Request) -> Response:
-        context = await self._serving.reader.aprepare()
+        context = await self.serving.reader.aprepare()
         return _json_response(
             {
                 "owner": get_owner(request).name,
-                "model": self._serving.reader.policy.name,
+                "model": self.serving.reader.policy.name,
                 "memory_tokens": context.budget.memory_tokens,
                 "question_tokens": context.budget.question_tokens,
             }
         )
 
     async def _sign_out(self, request: Request) -> Response:
-        self._sessions.sign_out(request.scope)
+        self.sessions.sign_out(request.scope)
         return Response(status_code=204)
 
     async def _add_file(self, request: Request) -> Response:
-        file = await store_upload(self._serving, request)
+        file = await store_upload(self.serving, request)
         document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
         return _json_response(
             {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
         )
 
     async def _start_reads(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, NewReads)
+        body = await _parse_body(self.serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
             raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
@@ -166,14 +172,14 @@ class LivePage:
         owner, query = get_owner(request), request.query_params
         newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
-            self._serving.ledger.search,
+            self.serving.ledger.search,
             owner.name,
             query.get("q", ""),
             newest=newest,
             skip=_parse_number(query.get("skip"), 0),
         )
         answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
-        find = self._serving.manager.find
+        find = self.serving.manager.find
         reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _json_response({"reads": reads, "total": total})
 
@@ -190,18 +196,18 @@ class LivePage:
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, Edit)
+        body = await _parse_body(self.serving, request, Edit)
         await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
         answer = await self._live.answer_now(
-            *_get_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
+            *_get_owner_and_run_id(request), (await _parse_body(self.serving, request, AskNow)).question
         )
         return _json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, Thumb)
+        body = await _parse_body(self.serving, request, Thumb)
         await self._live.judge(*_get_owner_and_run_id(request), up=body.up, note=body.note)
         return Response(status_code=204)
 
@@ -213,7 +219,7 @@ class LivePage:
         view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _json_response(await asyncio.to_thread(format_passage, view, self._serving.reader.store, start, end))
+        return _json_response(await asyncio.to_thread(format_passage, view, self.serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
         owner, run_id = _get_owner_and_run_id(request)
@@ -226,7 +232,9 @@ class LivePage:
         if self._streams[owner.name] >= _STREAMS_PER_OWNER:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
-        parts = events(self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run"))
+        parts = stream_changes(
+            self._live, self.serving.manager, self.serving.ledger, owner, request.query_params.get("run")
+        )
         return _Stream(
             parts,
             lambda: self._streams.subtract([owner.name]),
@@ -259,7 +267,7 @@ async def _parse_body(serving: ServerResources, request: Request, kind: type[T])
     """Parse the JSON body of a small request.
 
     Raises:
-        ApiError: it is too long, does not arrive, or has another form.
+        ApiError: the body is too long, does not arrive, or has another form.
     """
     require_plain(request.headers.get("content-type"), request.headers.get("content-encoding"))
     seconds = serving.settings.idle_seconds
@@ -277,15 +285,6 @@ def _json_response(value: Any) -> Response:
 
 def _parse_number(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else default
-
-
-def _make_file_response(name: str) -> Response:
-    if name not in _FILES:
-        raise not_found("the page has no such file")
-    package, kind = _FILES[name]
-    text = files(package).joinpath(name).read_text(encoding="utf-8")
-    headers = {**_HEADERS, "Content-Security-Policy": _POLICY}
-    return Response(text, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 _FILES: Final = {

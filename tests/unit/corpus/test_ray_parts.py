@@ -13,7 +13,7 @@ from support.corpus_world import CountingServer, run_corpus_command, text_of
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray import ActorPlan, DocumentActor, ray_module, require_reachable
+from memagent_corpus.on_ray import ActorPlan, DocumentActor, import_ray, require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError, install_command
 from memagent_graph.settings import ReadSettings
@@ -48,16 +48,16 @@ def test_a_machine_that_does_not_see_the_folders_says_which_and_what_to_do(tmp_p
     assert not list(tmp_path.rglob("seen*"))
     with pytest.raises(CorpusError, match=r"has no access to the documents' folder .*nowhere"):
         ActorPlan(access=SourceAccess(root=str(tmp_path / "nowhere"))).check_folders()
-    assert ActorPlan(checkpoints="postgresql://a:b@c/d").shared_folders() == []
+    assert ActorPlan(checkpoints="postgresql://a:b@c/d").list_shared_folders() == []
 
 
 def test_machines_do_not_share_a_sqlite_file() -> None:
     here = ActorPlan(checkpoints="/w/checkpoints.sqlite")
     there = ActorPlan(checkpoints="/w/checkpoints.sqlite", home="another machine")
-    assert here.local_checkpoints() == "/w/checkpoints.sqlite"
-    assert str(there.local_checkpoints()).startswith("/w/checkpoints.sqlite-")
+    assert here.get_local_checkpoints() == "/w/checkpoints.sqlite"
+    assert str(there.get_local_checkpoints()).startswith("/w/checkpoints.sqlite-")
     url = ActorPlan(checkpoints="postgresql://c/d", home="another machine")
-    assert url.local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
+    assert url.get_local_checkpoints() == "postgresql://c/d" and "postgresql" not in repr(url)
 
 
 def actor_of(plan: ActorPlan) -> DocumentActor:
@@ -110,7 +110,7 @@ def test_ray_client_is_refused_with_what_to_do_instead() -> None:
 @without_ray
 def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
-        ray_module()
+        import_ray()
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
     with CountingServer() as server:

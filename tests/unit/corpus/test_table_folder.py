@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from memagent_corpus import CorpusRow, TableFolder
-from memagent_corpus.corpus_rows import column_values
+from memagent_corpus.corpus_rows import list_column_values
 from memagent_graph.errors import CorpusError
 
 ROWS = 5000
@@ -29,7 +29,7 @@ def rows(count: int = ROWS) -> Iterator[dict[str, Any]]:
         row = CorpusRow(
             id=f"{number}", document=f"{number}.txt", digest=None, question="?", answer=os.urandom(256).hex()
         )
-        yield column_values(row)
+        yield list_column_values(row)
 
 
 def content_of(location: str) -> bytes:

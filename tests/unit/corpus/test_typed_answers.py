@@ -22,7 +22,7 @@ from memagent_corpus import CorpusReader, TableFolder, open_inputs
 from memagent_corpus.corpus_estimate import estimate_corpus
 from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
 from memagent_corpus.table_folder import describe_differences
-from memagent_corpus.typed_columns import columns_for_schema, convert_values
+from memagent_corpus.typed_columns import convert_values, make_typed_columns
 from memagent_graph import Budget, MemAgent, ScriptedPolicy
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
@@ -162,12 +162,12 @@ TYPES = {
 
 
 def test_each_property_has_the_type_of_arrow_that_fits_it() -> None:
-    columns = columns_for_schema(ResponseFormat.of(Everything), ())
+    columns = make_typed_columns(ResponseFormat.of(Everything), ())
     assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
 
 
 def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
-    columns = columns_for_schema(ResponseFormat.of(Everything), ())
+    columns = make_typed_columns(ResponseFormat.of(Everything), ())
     value = Everything.model_validate(
         {
             "text": "é", "count": 3, "share": 1, "day": "2024-03-31", "colour": "red", "size": 2, "names": ["a", "b"],
@@ -198,7 +198,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
     ],
 )
 def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, told: str) -> None:
-    columns = columns_for_schema(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
+    columns = make_typed_columns(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     values, problems = convert_values(columns, {"x": value, "y": None})
     assert values == {"x": None, "y": None}
     assert len(problems) == 1 and problems[0].startswith("x: ") and told in problems[0]
@@ -206,15 +206,15 @@ def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, v
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
     form = ResponseFormat.of({"type": "object", "properties": {"Document": {"type": "string"}, "key": {}}})
-    assert [column.name for column in columns_for_schema(form, ("document", "id"))] == ["value_Document", "key"]
+    assert [column.name for column in make_typed_columns(form, ("document", "id"))] == ["value_Document", "key"]
     form = ResponseFormat.of({"type": "object", "properties": {"Key": {}, "key": {}}})
     with pytest.raises(CorpusError, match="Key and key would be the same column"):
-        columns_for_schema(form, ())
+        make_typed_columns(form, ())
 
 
 @pytest.mark.parametrize("schema", [{"type": "array", "items": SCHEMA}, {"type": "string"}, {"anyOf": [SCHEMA]}])
 def test_answers_that_are_not_objects_have_no_typed_columns(schema: Any) -> None:
-    assert columns_for_schema(ResponseFormat.of(schema), ()) == ()
+    assert make_typed_columns(ResponseFormat.of(schema), ()) == ()
 
 
 # Runs

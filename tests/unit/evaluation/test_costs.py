@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.report import percentile, render_report, summary
+from memagent_evaluation.report import find_percentile, render_report, summarize
 from memagent_graph.errors import EvaluationError
 from memagent_graph.results import Prices
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent) -> None:
-    found = percentile(values, percent)
+    found = find_percentile(values, percent)
     enough = math.ceil(percent / 100 * len(values))
     assert sum(value <= found for value in values) >= enough
     assert sum(value < found for value in values) < enough
@@ -29,11 +29,11 @@ def test_the_report_has_slow_questions_and_the_price() -> None:
     assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
     assert "| 0.5 | 50 |" in report
     assert "at 0.5 for a million prompt tokens" in report
-    (cell,) = summary(results(*rows), Prices(0.5, 2.0))
+    (cell,) = summarize(results(*rows), Prices(0.5, 2.0))
     assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
     assert cell["price"] == pytest.approx(0.5 + 2e-5)
     assert "price" not in render_report(results(*rows)).casefold()
-    (nothing,) = summary(results(failed()), Prices(1, 1))
+    (nothing,) = summarize(results(failed()), Prices(1, 1))
     assert (nothing["price"], nothing["seconds"]["p50"]) == (None, None)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent_evaluation.data_files import data_paths, data_task_names, detect_data_task, load_data_task
+from memagent_evaluation.data_files import detect_data_task, find_data_paths, list_data_tasks, load_data_task
 from memagent_evaluation.data_files.file_task import estimate_tokens
 from memagent_evaluation.data_files.qa_records import Paragraph, read_records
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
@@ -154,8 +154,8 @@ def test_a_folder_is_searched_for_the_published_names(tmp_path) -> None:
     write_json(tmp_path / "hotpot_dev_distractor_v1.json", [hotpot_row()])
     write_json(tmp_path / "dev-v2.0.json", squad_file())
     write_json(tmp_path / "dev-v1.1.json", {"data": []})
-    assert read_records(data_paths("hotpotqa", tmp_path), "hotpotqa")[0].id == "h0"
-    assert read_records(data_paths("squad", tmp_path), "squad")[0].id == "q1"
+    assert read_records(find_data_paths("hotpotqa", tmp_path), "hotpotqa")[0].id == "h0"
+    assert read_records(find_data_paths("squad", tmp_path), "squad")[0].id == "q1"
 
 
 # As tasks
@@ -378,7 +378,7 @@ def test_parquet_rows_are_found_across_row_groups_and_files(tmp_path) -> None:
 # Bad input
 
 
-@pytest.mark.parametrize("name", data_task_names())
+@pytest.mark.parametrize("name", list_data_tasks())
 def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, name, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "home"))
     for path in (tmp_path / "none.json", tmp_path, None):
@@ -392,7 +392,7 @@ def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path,
     write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "a question"}])
     write_lines(tmp_path / "evaluation" / "qa_files" / "mine.jsonl", [longbench_row()])
     assert load_data_task("qa_files", None, SETTINGS).count(512) == 1
-    assert [path.stem for path in data_paths("qa_files", tmp_path / "evaluation")] == ["mine"]
+    assert [path.stem for path in find_data_paths("qa_files", tmp_path / "evaluation")] == ["mine"]
 
 
 @pytest.mark.parametrize(

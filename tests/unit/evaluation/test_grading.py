@@ -8,7 +8,7 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.grading import grade, judge_rows
-from memagent_evaluation.report import render_report, summary
+from memagent_evaluation.report import render_report, summarize
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import ScriptedPolicy
@@ -18,7 +18,7 @@ from memagent_graph.errors import EvaluationError, PolicyError
 @pytest.fixture
 def journal(tmp_path):
     with open_results(tmp_path / "out", {"a": 1}) as opened:
-        opened.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6))
+        opened.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6))
         for index in range(5):
             opened.add(row(index=index, answer=f"answer {index}"))
         opened.add(failed(index=5))
@@ -66,7 +66,7 @@ async def test_every_answer_is_graded_once_and_no_answer_is_worth_nothing_unaske
     assert all("<expected> 4711 </expected>" in prompt for prompt in policy.prompts)
     await judge_rows(journal, policy, concurrency=16)
     assert len(policy.prompts) == 5
-    (cell,) = summary(journal.results)
+    (cell,) = summarize(journal.results)
     assert cell["scores"]["judged"]["mean"] == pytest.approx(4.3 / 6)
     report = render_report(journal.results)
     assert "Judge: the mean grade of scripted." in report
@@ -86,7 +86,7 @@ async def test_a_judge_that_is_gone_leaves_what_it_has_graded_and_is_asked_for_t
         await judge_rows(journal, ScriptedPolicy(script), concurrency=1)
     assert [value for value in graded(journal).values() if value is not None] == [1.0, 1.0]
     assert "judged" not in render_report(journal.results)
-    assert summary(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
+    assert summarize(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
     await judge_rows(journal, ScriptedPolicy(lambda prompt: "\\boxed{0}"), concurrency=16)
     assert graded(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
 

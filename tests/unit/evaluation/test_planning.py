@@ -14,13 +14,13 @@ from memagent_evaluation.planning import (
     DEFAULT_LENGTHS,
     build_plan,
     check_plan,
-    completion_tokens,
+    count_completion_tokens,
     parse_lengths,
 )
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.passages import passages_from
+from memagent_evaluation.tasks.passages import make_passage_task
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -93,8 +93,8 @@ def test_a_plan_has_each_question_of_each_cell_once_for_each_system_longest_firs
 def test_an_answer_may_be_as_long_as_the_reader_s_budget_or_the_task_allows() -> None:
     vt = load_task("vt", TaskSettings(load_tokenizer("embedded")))
     assert vt.answer_tokens == 30, "what RULER publishes, and sets aside in the length"
-    assert completion_tokens(vt, 1024) == 1024
-    assert completion_tokens(vt, 8) == 30
+    assert count_completion_tokens(vt, 1024) == 1024
+    assert count_completion_tokens(vt, 8) == 30
 
 
 async def test_an_answer_that_leaves_no_room_is_refused_with_the_task_s_name(make_reader) -> None:
@@ -126,8 +126,8 @@ async def test_every_question_of_a_data_file_is_checked(make_reader) -> None:
 
     settings = TaskSettings(context.tokenizer)
     for long in (0, 17, 49):
-        tasks = {"qa_1": passages_from(records(long), "qa_1", settings)}
+        tasks = {"qa_1": make_passage_task(records(long), "qa_1", settings)}
         with pytest.raises(BudgetError, match=r"qa_1 .* the question has"):
             check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)
-    tasks = {"qa_1": passages_from(records(50), "qa_1", settings)}
+    tasks = {"qa_1": make_passage_task(records(50), "qa_1", settings)}
     check_plan(EvaluationPlan.grid((), ("qa_1",), (100_000,), 50), tasks, context)

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.plots import depth_grid, draw_accuracy, draw_all, file_stem
-from memagent_evaluation.statistics import wilson
+from memagent_evaluation.plots import compute_depth_grid, draw_accuracy, draw_all, make_file_stem
+from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 LENGTHS = (1024, 8192, 65536)
@@ -54,7 +54,7 @@ def names_only(monkeypatch) -> None:
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
     folder, paths = pictures
-    accuracy = [f"{file_stem('accuracy', option.task)}.png" for option in OPTIONS]
+    accuracy = [f"{make_file_stem('accuracy', option.task)}.png" for option in OPTIONS]
     assert [path.name for path in paths] == [*accuracy, "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
@@ -108,7 +108,9 @@ def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_
     assert axes.get_xscale() == "log"
     assert [xticklabel.get_text() for xticklabel in axes.get_xticklabels()] == ["1K", "8K", "64K"]
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (corners.min(), corners.max()) == pytest.approx((100 * wilson(4, 6).low, 100 * wilson(4, 6).high))
+    assert (corners.min(), corners.max()) == pytest.approx(
+        (100 * compute_wilson_interval(4, 6).low, 100 * compute_wilson_interval(4, 6).high)
+    )
     assert told["memagent"].get_color() != told["refine"].get_color()
     assert told["memagent"].get_marker() != told["refine"].get_marker()
 
@@ -138,7 +140,7 @@ def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
         failed(index=2, outcome="does_not_fit"),
         row(index=3, needle_depths=(), needles_found=()),
     ]
-    assert depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
+    assert compute_depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
 
 
 @pytest.mark.usefixtures("names_only")

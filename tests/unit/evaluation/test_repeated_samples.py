@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.report import pass_at, render_report, summary
-from memagent_evaluation.standings import accuracy, standings
+from memagent_evaluation.report import pass_at, render_report, summarize
+from memagent_evaluation.standings import compare_systems, compute_accuracy
 from memagent_evaluation.statistics import pass_at_k
 
 
@@ -37,11 +37,13 @@ def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
     values = pass_at(ROWS, "lenient")
     assert list(values) == [1, 2, 4]
     assert values[2].n == 12
-    assert values[1].mean == accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
+    assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
     assert values[4].mean == 1.0
     # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
     alike = sampled({index: [index < 6] * 4 for index in range(12)})
-    assert accuracy(alike, "lenient").low == pytest.approx(accuracy(alike[::4], "lenient").low, abs=0.05)
+    assert compute_accuracy(alike, "lenient").low == pytest.approx(
+        compute_accuracy(alike[::4], "lenient").low, abs=0.05
+    )
 
 
 def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answer_has_one_sample() -> None:
@@ -49,18 +51,18 @@ def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answ
     assert "## Repeated samples" in report
     assert "| keys | 1K tokens | memagent | lenient | 12 | 4 | 43.8 [" in report
     assert "pass@1 | pass@2 | pass@4 |" in report
-    (cell,) = summary(results(*ROWS))
+    (cell,) = summarize(results(*ROWS))
     assert cell["pass_at"]["lenient"][4]["mean"] == 1.0
-    assert standings(results(*ROWS))[0].n == 12
+    assert compare_systems(results(*ROWS))[0].n == 12
     once = results(*ROWS[::4])
     assert "Repeated samples" not in render_report(once)
-    assert summary(once)[0]["pass_at"] == {}
+    assert summarize(once)[0]["pass_at"] == {}
     assert pass_at([failed(index=index, outcome="does_not_fit") for index in (0, 0)], "lenient") == {}
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
     better = sampled({index: [True] * 4 for index in range(12)}, "refine")
-    (one,) = [standing for standing in standings(results(*ROWS, *better)) if standing.system == "refine"]
+    (one,) = [standing for standing in compare_systems(results(*ROWS, *better)) if standing.system == "refine"]
     assert one.against_first is not None
     assert one.against_first.n == 12
     assert one.against_first.difference == pytest.approx(1 - 21 / 48)

@@ -9,9 +9,9 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.markdown_tables import format_length
-from memagent_evaluation.report import render_comparison, render_report, summary
+from memagent_evaluation.report import render_comparison, render_report, summarize
 from memagent_evaluation.standings import compare_evaluations
-from memagent_evaluation.statistics import wilson
+from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_graph.errors import EvaluationError
 
 
@@ -24,7 +24,7 @@ def line(report: str, *cells: str) -> str:
 def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
     rows = [*(row(index=index) for index in range(6)), failed(index=6), failed(index=7, outcome="unfinished")]
     report = render_report(results(*rows))
-    expected = wilson(6, 8)
+    expected = compute_wilson_interval(6, 8)
     interval = f"75.0 [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
     assert line(report, "1K", "memagent", "8") == f"| 1K | memagent | 8 | {' | '.join([interval] * 4)} | 1 | 1 |"
     assert "| unfinished | failed |" in report
@@ -53,7 +53,7 @@ def test_costs_are_means_over_all_questions_that_were_asked_and_did_not_fail() -
     rows = [row(prompt_tokens=1000, seconds=1.0, flops=1e12), row(index=1, prompt_tokens=3000, seconds=2.0, flops=None)]
     rows += [replace(failed(index=2), prompt_tokens=0, calls=0, seconds=600.0)]
     rows += [replace(failed(index=3, outcome="does_not_fit"), prompt_tokens=0, calls=0, seconds=0.0)]
-    (cell,) = summary(results(*rows))
+    (cell,) = summarize(results(*rows))
     assert cell["means"] == {
         "prompt_tokens": 2000, "completion_tokens": 10, "cached_tokens": 0, "calls": 2, "seconds": 1.5
     }  # fmt: skip
@@ -109,18 +109,18 @@ def test_lengths_are_labelled_as_people_say_them(length, label) -> None:
 
 
 def test_a_summary_holds_scores_with_intervals_outcomes_and_means() -> None:
-    (cell,) = summary(results(row(), failed(index=1)))
+    (cell,) = summarize(results(row(), failed(index=1)))
     assert cell["scores"]["lenient"]["mean"] == 0.5
-    assert cell["scores"]["lenient"]["low"] == wilson(1, 2).low
+    assert cell["scores"]["lenient"]["low"] == compute_wilson_interval(1, 2).low
     assert (cell["outcomes"], cell["n"]) == ({"answered": 1, "failed": 1}, 2)
-    (nothing,) = summary(results(failed()))
+    (nothing,) = summarize(results(failed()))
     assert set(nothing["means"].values()) == {None}
 
 
 def test_a_summary_says_nothing_of_the_scores_where_nothing_fitted() -> None:
-    (cell,) = summary(results(failed(outcome="does_not_fit"), failed(index=1, outcome="does_not_fit")))
+    (cell,) = summarize(results(failed(outcome="does_not_fit"), failed(index=1, outcome="does_not_fit")))
     assert set(cell["scores"].values()) == {None}
-    (partly,) = summary(results(failed(outcome="does_not_fit"), row(index=1)))
+    (partly,) = summarize(results(failed(outcome="does_not_fit"), row(index=1)))
     assert partly["scores"]["lenient"]["mean"] == 0.5
 
 

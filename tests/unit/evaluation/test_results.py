@@ -38,7 +38,7 @@ ROWS = st.builds(
 
 def begun(folder: Path, *rows) -> ResultJournal:
     journal = open_results(folder, SETTINGS)
-    journal.plan(PLAN)
+    journal.add_plan(PLAN)
     for result in rows:
         journal.add(result)
     return journal
@@ -67,7 +67,7 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
     whole = max(0, content[:cut].count(b"\n") - 2)
     with open_results(folder, SETTINGS, resume=True) as journal:
         assert list(journal.rows.values()) == rows[:whole]
-        journal.plan(PLAN)
+        journal.add_plan(PLAN)
         for each in rows[whole:]:
             journal.add(each)
         mended = journal.results
@@ -78,19 +78,19 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
 @pytest.mark.parametrize("what", ["data", "identities"])
 def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what) -> None:
     with begun(tmp_path) as journal:
-        journal.plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
-        journal.plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
+        journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
+        journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
     with open_results(tmp_path, SETTINGS, resume=True) as journal:
-        journal.plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
+        journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
         with pytest.raises(EvaluationError, match=rf'{what}\.two is "hotpot\.json, 9 bytes" and was') as refused:
-            journal.plan(replace(PLAN, **{what: (("two", "hotpot.json, 9 bytes"),)}))
+            journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 9 bytes"),)}))
     assert "(out)" in str(refused.value)
 
 
 def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
     with begun(tmp_path, row(index=0)) as journal:
         assert journal.results.missing == 7
-        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 4))
+        journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 4))
         assert journal.results.missing == 9
 
 
@@ -204,7 +204,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2200, resource.RLIM_INFINITY))
 try:
     with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}) as journal:
-        journal.plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 9))
+        journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 9))
         for index in range(9):
             journal.add(row(index=index))
 except EvaluationError as error:

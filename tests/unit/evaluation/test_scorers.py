@@ -13,11 +13,11 @@ from memagent_evaluation.samples import LengthUnit, Metric, Sample
 from memagent_evaluation.scorers import (
     WRONG,
     Scores,
+    compute_token_f1,
     contains,
     is_exactly,
     normalise,
     score,
-    token_f1,
 )
 from memagent_graph.events import StopReason
 from memagent_graph.prompts import AnswerFormat
@@ -188,8 +188,8 @@ def test_f1_takes_the_nearest_wording_or_all_strings_together() -> None:
 
 @given(words, words)
 def test_f1_is_symmetric_and_at_most_1(a, b) -> None:
-    assert token_f1(a, b) == token_f1(b, a) <= 1
-    assert token_f1(a, a) == 1
+    assert compute_token_f1(a, b) == compute_token_f1(b, a) <= 1
+    assert compute_token_f1(a, a) == 1
 
 
 def test_a_task_may_put_its_own_metric_in_the_place_of_string_match() -> None:

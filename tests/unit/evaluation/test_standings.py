@@ -9,11 +9,11 @@ from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import render_report
 from memagent_evaluation.result_table import QuestionOutcome
-from memagent_evaluation.standings import SystemStanding, standings, standings_table
+from memagent_evaluation.standings import SystemStanding, compare_systems, format_standings
 
 
 def only(*rows) -> SystemStanding:
-    (found,) = standings(results(*rows))
+    (found,) = compare_systems(results(*rows))
     return found
 
 
@@ -25,20 +25,20 @@ def test_failures_are_wrong_and_have_no_costs() -> None:
 def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_all_comparisons() -> None:
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
     rows += [row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
-    found = standings(results(*rows))
+    found = compare_systems(results(*rows))
     assert [(item.length, item.system) for item in found] == [
         (length, system) for length in ("1K tokens", "4K tokens", "all") for system in ("memagent", "worse")
     ]
     worse = found[1].against_first
     assert (worse.difference, worse.corrected_for) == (pytest.approx(-31 / 40), 3)
     assert (found[0].not_worse, found[1].not_worse) == (None, False)
-    assert "| not shown |" in standings_table(found)
+    assert "| not shown |" in format_standings(found)
 
 
 def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() -> None:
     rows = [each for at in range(200) for each in (row(index=at), row("same", index=at))]
-    assert standings(results(*rows))[1].not_worse is True
-    assert standings(results(*rows[:20]))[1].not_worse is False, "ten questions cannot show it"
+    assert compare_systems(results(*rows))[1].not_worse is True
+    assert compare_systems(results(*rows[:20]))[1].not_worse is False, "ten questions cannot show it"
 
 
 def test_questions_on_one_document_are_no_independent_trials() -> None:
@@ -48,9 +48,9 @@ def test_questions_on_one_document_are_no_independent_trials() -> None:
     assert (wide.documents, narrow.documents) == (30, 120)
     assert wide.accuracy.mean == narrow.accuracy.mean
     assert wide.accuracy.high - wide.accuracy.low > 1.5 * (narrow.accuracy.high - narrow.accuracy.low)
-    assert "| 120 (30) |" in standings_table([wide])
+    assert "| 120 (30) |" in format_standings([wide])
     others = [replace(row, system="other", lenient=1.0) for row in shared]
-    told = standings(results(*shared, *others))[1].against_first
+    told = compare_systems(results(*shared, *others))[1].against_first
     assert told.documents == 30
     assert told.low < 1 / 3 < told.high
 
@@ -74,7 +74,7 @@ def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(10)]
     rows += [replace(row, system="short") for row in rows[:10]]
     rows += [replace(row, system="short", outcome=QuestionOutcome.DOES_NOT_FIT, lenient=0.0) for row in rows[10:20]]
-    short = {standing.length: standing for standing in standings(results(*rows)) if standing.system == "short"}
+    short = {standing.length: standing for standing in compare_systems(results(*rows)) if standing.system == "short"}
     assert short["4K tokens"].accuracy is None
     assert (short["all"].n, short["all"].accuracy.mean) == (20, 0.5)
     assert (short["all"].against_first.n, short["all"].against_first.difference) == (10, 0.0)
@@ -82,7 +82,7 @@ def test_what_did_not_fit_is_wrong_in_the_accuracy_over_all_and_in_no_difference
 
 def test_systems_that_were_asked_at_other_lengths_are_not_put_together_over_all() -> None:
     rows = [row(index=at) for at in range(4)] + [row("other", 4096, at) for at in range(4)]
-    assert {standing.length for standing in standings(results(*rows))} == {"1K tokens", "4K tokens"}
+    assert {standing.length for standing in compare_systems(results(*rows))} == {"1K tokens", "4K tokens"}
 
 
 def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_them() -> None:
@@ -90,18 +90,18 @@ def test_a_question_that_was_asked_at_several_lengths_counts_once_over_all_of_th
     lengths = (1024, 2048, 4096)
     rows = [row(length=length, index=index, question="Q") for length in lengths for index in range(6)]
     rows += [replace(row, system="refine", lenient=float(row.sample_id == "keys/1024/0")) for row in rows]
-    whole = standings(results(*rows))[-1]
+    whole = compare_systems(results(*rows))[-1]
     assert (whole.length, whole.system, whole.n, whole.against_first.n) == ("all", "refine", 6, 6)
     assert whole.against_first.difference == pytest.approx(-17 / 18)
-    apart = standings(results(*(replace(row, question=row.sample_id) for row in rows)))[-1]
+    apart = compare_systems(results(*(replace(row, question=row.sample_id) for row in rows)))[-1]
     assert (apart.n, apart.against_first.n) == (18, 18)
 
 
 def test_only_questions_that_both_answered_are_compared() -> None:
     rows = [*(row(index=index) for index in range(12)), *(row("refine", index=index) for index in range(5, 9))]
     rows[-1] = replace(rows[-1], lenient=0.0)
-    refine = standings(results(*rows))[1]
+    refine = compare_systems(results(*rows))[1]
     assert (refine.against_first.n, refine.against_first.difference) == (4, -0.25)
-    table = standings_table(standings(results(*rows)))
+    table = format_standings(compare_systems(results(*rows)))
     assert "| difference | p | not worse |" in table
     assert "| -25.0 [" in table

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.paired_tests import compare, correct_p_values, holm, newcombe
-from memagent_evaluation.statistics import RESAMPLES, estimate, sign_flip_p_value, wilson
+from memagent_evaluation.paired_tests import compare, compute_newcombe_interval, correct_by_holm, correct_p_values
+from memagent_evaluation.statistics import RESAMPLES, compute_wilson_interval, estimate, sign_flip_p_value
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 
@@ -36,11 +36,11 @@ paired = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_wilsons_interval_equals_scipys_and_holds_the_share(n, share) -> None:
     right = round(share * n)
-    found = wilson(right, n)
+    found = compute_wilson_interval(right, n)
     theirs = stats.binomtest(right, n).proportion_ci(method="wilson")
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
     assert 0 <= found.low <= found.mean <= found.high <= 1
-    mirrored = wilson(n - right, n)
+    mirrored = compute_wilson_interval(n - right, n)
     assert mirrored.low == pytest.approx(1 - found.high, abs=1e-12)
 
 
@@ -62,12 +62,12 @@ def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) ->
 
 def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> None:
     alike = estimate([0.5] * 20)
-    others = wilson(0, 20).high
+    others = compute_wilson_interval(0, 20).high
     assert alike.low == pytest.approx(0.5 - 0.5 * others)
     assert alike.high == pytest.approx(0.5 + 0.5 * others)
     few = estimate([0.25, 0.5])
     assert few.high - few.low > 0.5
-    assert estimate([1.0] * 12).low == pytest.approx(wilson(12, 12).low)
+    assert estimate([1.0] * 12).low == pytest.approx(compute_wilson_interval(12, 12).low)
 
 
 def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_documents_show() -> None:
@@ -75,7 +75,7 @@ def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_docum
     documents = {score: str(int(score) // 2) for score in scores}
     found = compare(scores, scores, clusters=documents)
     assert found.documents == 150
-    assert found.high == pytest.approx(wilson(0, 150).high)
+    assert found.high == pytest.approx(compute_wilson_interval(0, 150).high)
     assert found.low == pytest.approx(-found.high)
     assert found.is_not_worse
     assert found.p_value == 1
@@ -130,7 +130,7 @@ def test_values_that_are_no_scores_are_refused(values) -> None:
 @pytest.mark.parametrize("arguments", [(0, 0), (5, 4), (-1, 4)])
 def test_shares_that_cannot_be_are_refused(arguments) -> None:
     with pytest.raises(EvaluationError):
-        wilson(*arguments)
+        compute_wilson_interval(*arguments)
 
 
 # Paired comparison
@@ -192,8 +192,8 @@ def test_a_constant_difference_at_few_questions_proves_nothing() -> None:
 
 def test_the_interval_of_uncorrelated_pairs_squares_and_adds_wilsons() -> None:
     # Correlation is 0 where both * neither equals the product of the others.
-    found = newcombe(12, 28, 18, 42)
-    a, b = wilson(40, 100), wilson(30, 100)
+    found = compute_newcombe_interval(12, 28, 18, 42)
+    a, b = compute_wilson_interval(40, 100), compute_wilson_interval(30, 100)
     below = math.hypot(a.mean - a.low, b.high - b.mean)
     above = math.hypot(a.high - a.mean, b.mean - b.low)
     assert found == pytest.approx((0.1 - below, 0.1 + above))
@@ -203,7 +203,7 @@ def test_the_interval_of_uncorrelated_pairs_squares_and_adds_wilsons() -> None:
 def test_the_interval_of_a_paired_difference_covers_the_truth(shares) -> None:
     tables = numpy.random.default_rng(7).multinomial(128, shares, size=1200)
     truth = shares[1] - shares[2]
-    intervals = [newcombe(*map(int, table)) for table in tables]
+    intervals = [compute_newcombe_interval(*map(int, table)) for table in tables]
     covered = sum(low <= truth <= high for low, high in intervals) / len(intervals)
     assert 0.935 <= covered <= 0.99
 
@@ -219,13 +219,13 @@ def test_systems_that_had_different_questions_are_not_compared() -> None:
 
 
 def test_holms_correction_has_known_values() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
-    assert holm([]) == ()
+    assert correct_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert correct_by_holm([]) == ()
 
 
 @given(st.lists(st.floats(0, 1), max_size=12))
 def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
-    found = holm(p_values)
+    found = correct_by_holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, found, strict=True))
     pairs = sorted(zip(p_values, found, strict=True))
     assert [q for _, q in pairs] == sorted(q for _, q in pairs)

@@ -8,8 +8,8 @@ import pytest
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.report import render_report
-from memagent_evaluation.suites import SUITES, expand_suites, suite_scores
-from memagent_evaluation.tasks import task_names
+from memagent_evaluation.suites import SUITES, compute_suite_scores, expand_suites
+from memagent_evaluation.tasks import list_tasks
 
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
 
@@ -29,12 +29,12 @@ def test_a_suite_stands_for_its_tasks() -> None:
     )  # fmt: skip
     assert len(SUITES["ruler"]) == 13
     assert len(SUITES["ruler_memagent"]) == 11
-    assert {task for tasks in SUITES.values() for task in tasks} <= {*task_names()}
+    assert {task for tasks in SUITES.values() for task in tasks} <= {*list_tasks()}
 
 
 def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over_lengths() -> None:
     rows = measured(match=lambda task, length: 0.0 if task == "cwe" else 1.0 if length == 4096 else 0.5)
-    found = {(score.aggregate, score.length): score.score.mean for score in suite_scores(rows)}
+    found = {(score.aggregate, score.length): score.score.mean for score in compute_suite_scores(rows)}
     assert found == pytest.approx(
         {(THIRTEEN, 4096): 12 / 13, (THIRTEEN, 8192): 6 / 13, (TEN, 4096): 1.0, (TEN, 8192): 0.5}
     )
@@ -46,17 +46,17 @@ def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over
 
 def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no_number() -> None:
     rows = measured(lengths=(4096,))
-    assert [each.aggregate for each in suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
-    assert suite_scores([row for row in rows if row.task != "vt"]) == []
-    unfinished = [score.score for score in suite_scores(rows[:-1])]
+    assert [each.aggregate for each in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
+    assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
+    unfinished = [score.score for score in compute_suite_scores(rows[:-1])]
     assert unfinished == [None, pytest.approx(unfinished[1])]
     other = [failed("full_context", 4096, row.index, outcome="does_not_fit") for row in rows]
     other = [replace(each, task=one.task, sample_id=one.sample_id)
              for each, one in zip(other, rows, strict=True)]  # fmt: skip
-    told = {score.system: score.score for score in suite_scores([*rows, *other]) if score.aggregate == THIRTEEN}
+    told = {score.system: score.score for score in compute_suite_scores([*rows, *other]) if score.aggregate == THIRTEEN}
     assert told["full_context"] is None
     assert told["memagent"] is not None and told["memagent"].mean == 1.0
 
 
 def test_scores_of_a_script_are_no_scores() -> None:
-    assert suite_scores([row(task=task, scripted=True) for task in SUITES["ruler"]]) == []
+    assert compute_suite_scores([row(task=task, scripted=True) for task in SUITES["ruler"]]) == []

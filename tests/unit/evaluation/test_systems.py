@@ -10,7 +10,7 @@ from support.scripts import document_with, perfect_reader
 from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_evaluation.result_table import QuestionOutcome
-from memagent_evaluation.systems import load_system, system_names
+from memagent_evaluation.systems import list_systems, load_system
 from memagent_graph import ANSWER, Document, Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_prompts
 from memagent_graph.errors import BudgetError, EvaluationError, PolicyError, RunMismatchError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
@@ -45,7 +45,7 @@ def memagent(make_reader, policy, **options):
     return load_system("memagent", make_reader(policy, **options))
 
 
-@pytest.mark.parametrize("name", [*system_names(), EXAMPLE])
+@pytest.mark.parametrize("name", [*list_systems(), EXAMPLE])
 async def test_every_system_is_loaded_by_its_name(make_reader, name) -> None:
     system = load_system(name, make_reader(strategy="refine"))
     assert system.name == name

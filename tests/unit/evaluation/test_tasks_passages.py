@@ -9,7 +9,7 @@ import pytest
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.samples import LengthUnit, Metric
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.passages import passages_from
+from memagent_evaluation.tasks.passages import make_passage_task
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -55,7 +55,7 @@ def written(paragraph):
 @pytest.mark.parametrize("name", ["qa_1", "qa_2"])
 @pytest.mark.parametrize("length", [1500, 9000])
 def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length(name, length):
-    task = passages_from(RECORDS, name, SETTINGS)
+    task = make_passage_task(RECORDS, name, SETTINGS)
     assert (task.metric, task.unit, task.answer_tokens) == (Metric.ANY, LengthUnit.TOKENS, 32)
     for index in range(5):
         sample = task.sample(length, index)
@@ -77,7 +77,7 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
 
 def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once():
     for name in ("qa_2", "ruler_hqa"):
-        task = passages_from(RECORDS, name, SETTINGS)
+        task = make_passage_task(RECORDS, name, SETTINGS)
         length, other = (2000, 3000) if name == "qa_2" else (10, 20)
         questions = [task.sample(length, index).question for index in range(len(RECORDS))]
         assert questions == [task.sample(other, index).question for index in range(len(RECORDS))]
@@ -88,7 +88,7 @@ def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once
 
 
 def test_gold_paragraphs_stand_anywhere():
-    task = passages_from(RECORDS, "qa_2", SETTINGS)
+    task = make_passage_task(RECORDS, "qa_2", SETTINGS)
     depths = sorted(task.sample(6000, index).needles[0].depth for index in range(40))
     assert depths[0] < 0.15
     assert depths[-1] > 0.8
@@ -96,7 +96,7 @@ def test_gold_paragraphs_stand_anywhere():
 
 
 def test_long_documents_repeat_distractors_but_never_gold():
-    task = passages_from(RECORDS[:3], "qa_1", SETTINGS)
+    task = make_passage_task(RECORDS[:3], "qa_1", SETTINGS)
     sample = task.sample(20_000, 0)
     text = "".join(sample.text())
     found = passages(text)
@@ -107,7 +107,7 @@ def test_long_documents_repeat_distractors_but_never_gold():
 
 @pytest.mark.parametrize("length", [2, 7, 10, 50, 300, 600])
 def test_ruler_hqa_has_so_many_different_passages(length):
-    task = passages_from(RECORDS, "ruler_hqa", SETTINGS)
+    task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.PASSAGES)
     for index in range(3):
         sample = task.sample(length, index)
@@ -125,7 +125,7 @@ def test_ruler_hqa_has_so_many_different_passages(length):
 
 def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
     copy = QARecord("copy", "Who?", ("Nobody",), (Paragraph("Copy", RECORDS[0].gold[1].text),), RECORDS[0].gold)
-    task = passages_from([*RECORDS, copy], "ruler_hqa", SETTINGS)
+    task = make_passage_task([*RECORDS, copy], "ruler_hqa", SETTINGS)
     for index in range(len(RECORDS) + 1):
         sample = task.sample(400, index)
         record = next(each for each in [*RECORDS, copy] if each.question == sample.question)
@@ -134,7 +134,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
 
 
 def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
-    task = passages_from(RECORDS, "ruler_hqa", SETTINGS)
+    task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     with pytest.raises(EvaluationError, match=r"has 600 passages for this question, not 601.*training split"):
         task.sample(601, 0)
     with pytest.raises(EvaluationError, match=r"1 passages is too small for ruler_hqa. Ask for at least 2"):
@@ -142,7 +142,7 @@ def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is(
 
 
 def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
-    task = passages_from(RECORDS, "qa_2", SETTINGS)
+    task = make_passage_task(RECORDS, "qa_2", SETTINGS)
     with pytest.raises(EvaluationError, match=r"at least") as caught:
         task.sample(60, 0)
     least = int(re.search(r"at least ([\d,]+),", caught.value.hint)[1].replace(",", ""))
@@ -152,8 +152,8 @@ def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
 def test_records_without_any_distractor_end_in_an_error_not_in_a_loop():
     alone = [QARecord("1", "Who?", ("Ada",), (Paragraph("A", "Ada it was."),))]
     with pytest.raises(EvaluationError, match="no paragraph that could be a distractor"):
-        passages_from(alone, "qa_1", SETTINGS).sample(1000, 0)
-    sample = passages_from(alone, "ruler_hqa", SETTINGS).sample(1, 0)
+        make_passage_task(alone, "qa_1", SETTINGS).sample(1000, 0)
+    sample = make_passage_task(alone, "ruler_hqa", SETTINGS).sample(1, 0)
     assert "".join(sample.text()) == "Document 1:\nA\nAda it was."
 
 

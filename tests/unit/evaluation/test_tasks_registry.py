@@ -8,7 +8,7 @@ import pytest
 
 from memagent_evaluation import samples
 from memagent_evaluation.samples import Task
-from memagent_evaluation.tasks import TaskSettings, load_task, task_names, task_options
+from memagent_evaluation.tasks import TaskSettings, list_task_options, list_tasks, load_task
 from memagent_evaluation.tasks.needles import words
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
@@ -27,14 +27,14 @@ DATA_TASKS = ("hotpotqa", "squad", "ruler_hqa_files", "qa_files", "memagent_file
 
 
 def test_all_of_ruler_our_own_and_the_data_files_have_names():
-    assert set(task_names()) == {*RULER, "ruler_hqa", *OUR_OWN, *DATA_TASKS}
-    assert len(task_names()) == len(set(task_names()))
+    assert set(list_tasks()) == {*RULER, "ruler_hqa", *OUR_OWN, *DATA_TASKS}
+    assert len(list_tasks()) == len(set(list_tasks()))
 
 
 def test_the_options_of_a_task_are_listed():
     for name in OUR_OWN:
-        assert task_options(name) == load_task(name, SETTINGS).options != ()
-    assert task_options("niah_single_1") == ()
+        assert list_task_options(name) == load_task(name, SETTINGS).options != ()
+    assert list_task_options("niah_single_1") == ()
 
 
 @pytest.mark.parametrize("name", [*(name for name in RULER if not name.startswith("qa")), *OUR_OWN])
@@ -54,7 +54,7 @@ def test_an_unknown_name_says_which_are_near_or_which_there_are():
     assert caught.value.hint.startswith("Did you mean niah_single_2")
     with pytest.raises(EvaluationError) as caught:
         load_task("xyz", SETTINGS)
-    assert caught.value.hint.startswith("Tasks are:") and all(name in caught.value.hint for name in task_names())
+    assert caught.value.hint.startswith("Tasks are:") and all(name in caught.value.hint for name in list_tasks())
 
 
 @pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])

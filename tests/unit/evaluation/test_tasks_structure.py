@@ -11,7 +11,7 @@ from memagent_evaluation.samples import LengthUnit, Metric
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import DEPTHS
 from memagent_evaluation.tasks.haystacks import NOISE
-from memagent_evaluation.tasks.needles import all_words, words
+from memagent_evaluation.tasks.needles import list_all_words, words
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -154,7 +154,7 @@ def test_ten_words_are_common_and_all_others_equally_rare(length, often, rarely)
     assert {word for word, number in counts.items() if number == often} == set(sample.gold)
     assert Counter(counts.values()) == {often: 10, rarely: len(counts) - 10}
     assert len(counts) >= 20
-    assert set(counts) <= set(all_words())
+    assert set(counts) <= set(list_all_words())
     shown = Counter(re.findall(r"\d+\. ([a-z]+)", example))
     answer = re.search(r"example are: (.*)\.", example)[1].split(", ")
     assert [word for word, _ in shown.most_common(10)] != list(sample.gold)

@@ -35,7 +35,7 @@ from memagent_report.evidence_matrix import (
     SourceQuote,
     make_extractive_draft,
 )
-from memagent_report.export_safety import markdown_text, spreadsheet_cell
+from memagent_report.export_safety import escape_for_spreadsheet, escape_markdown
 from memagent_report.report_data import ReportEvent
 from memagent_report.report_files import format_matrix_csv, write_report
 from memagent_report.source_text import SourceText
@@ -172,7 +172,7 @@ def test_markdown_has_no_link_image_html_or_tex_of_a_document(attacked: Report) 
 
 @given(st.text())
 def test_any_text_stays_text_in_markdown(text: str) -> None:
-    shown = markdown_text(text)
+    shown = escape_markdown(text)
     for place in (f"- {shown}", f"# {shown}", f"| a | b |\n|---|---|\n| {shown} | x |", f"9. {shown}"):
         kinds = {token.type for token in rendered(place)}
         assert not kinds & {
@@ -199,8 +199,8 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula(attacked: Report) -> None:
 
 @pytest.mark.parametrize("text", ["=1", " =1", "+1", "-1", "@a", "\t=1", "\uff1d1", "%0", "|x"])
 def test_each_beginning_of_a_formula_gets_an_apostrophe(text: str) -> None:
-    assert spreadsheet_cell(text).startswith("'")
-    assert spreadsheet_cell("a=1") == "a=1"
+    assert escape_for_spreadsheet(text).startswith("'")
+    assert escape_for_spreadsheet("a=1") == "a=1"
 
 
 def test_messages_name_no_folders() -> None:

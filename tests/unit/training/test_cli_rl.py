@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from memagent_evaluation.statistics import wilson
+from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_graph.cli import app
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import PolicyUnreachableError, install_command
@@ -32,7 +32,7 @@ from memagent_training.training_errors import TrainingError
 
 ROOT = Path(__file__).parents[3]
 LEAST = ["--task", "niah_single_1", "--lengths", "500"]
-MEASUREMENT = Measurement(2, 0.0, {500: wilson(3, 8), 2000: wilson(1, 8)}, 1, 12.5)
+MEASUREMENT = Measurement(2, 0.0, {500: compute_wilson_interval(3, 8), 2000: compute_wilson_interval(1, 8)}, 1, 12.5)
 
 
 class Loop:

@@ -12,7 +12,7 @@ from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score, token_f1
+from memagent_evaluation.scorers import REWARD_NAMES, compute_token_f1, contains, normalise, score
 from memagent_graph import Completion, FinishReason, Limits, RunLog, ScriptedPolicy
 from memagent_graph.policy import TokenUsage
 from memagent_graph.prompts import AnswerFormat, last_boxed
@@ -97,9 +97,9 @@ def test_containment_is_of_whole_words_and_one_sided(text, gold, held) -> None:
 
 
 def test_f1_counts_shared_words() -> None:
-    assert token_f1("the quick brown fox", "A brown fox") == pytest.approx(0.8)
-    assert token_f1("fox fox", "fox") == pytest.approx(2 / 3)
-    assert token_f1("", "fox") == token_f1("cat", "fox") == 0.0
+    assert compute_token_f1("the quick brown fox", "A brown fox") == pytest.approx(0.8)
+    assert compute_token_f1("fox fox", "fox") == pytest.approx(2 / 3)
+    assert compute_token_f1("", "fox") == compute_token_f1("cat", "fox") == 0.0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from memagent_evaluation.samples import TaskSettings
 from memagent_graph.errors import EvaluationError
 from memagent_graph.storage.paths import data_folder
 
-__all__ = ["FileTask", "data_paths", "data_task_names", "detect_data_task", "load_data_task"]
+__all__ = ["FileTask", "detect_data_task", "find_data_paths", "list_data_tasks", "load_data_task"]
 
 _FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
     ("hotpotqa", frozenset({"supporting_facts"})),
@@ -34,13 +34,13 @@ _FIELDS: Final[Sequence[tuple[str, frozenset[str]]]] = (
 """The fields that identify a data set's rows, the most special ones first."""
 
 
-def data_task_names() -> tuple[str, ...]:
+def list_data_tasks() -> tuple[str, ...]:
     """Return the names that `load_data_task` takes."""
     return (*RECORD_NAMES, *ROW_FORMATS)
 
 
 def detect_data_task(path: Path) -> str:
-    """Return the one of `data_task_names()` that reads a file or dataset folder, by the fields of its first row.
+    """Return the one of `list_data_tasks()` that reads a file or dataset folder, by the fields of its first row.
 
     Raises:
         EvaluationError: the file cannot be read, or no task knows its fields.
@@ -63,7 +63,7 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
     Every row is checked once, with one of them in memory at a time.
 
     Args:
-        name: one of `data_task_names()`.
+        name: one of `list_data_tasks()`.
         path: the file or folder; the data folder's `evaluation` if None. In a folder of plain files, those with the
             data set's published names are used, in its subfolder `name` if there is one.
         settings: the tokenizer measures lengths, the seed orders HotpotQA's and SQuAD's paragraphs.
@@ -72,7 +72,7 @@ def load_data_task(name: str, path: Path | None, settings: TaskSettings) -> File
         EvaluationError: there is no such file, or a row is damaged; the message names the file and line.
         MissingExtraError: the file needs pyarrow (the extra "eval").
     """
-    paths = data_paths(name, path, name)
+    paths = find_data_paths(name, path, name)
     return (load_rows if name in ROW_FORMATS else load_records)(name, paths, settings)
 
 
@@ -108,7 +108,7 @@ PUBLISHED: Final = {
 }
 
 
-def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
+def find_data_paths(name: str, path: Path | None, task: str | None = None) -> list[Path]:
     """Return the files of a data set: the path if it is a file or a dataset folder, otherwise those in the folder.
 
     A folder that several data sets share may have a subfolder for each, named like the task.
@@ -130,7 +130,7 @@ def data_paths(name: str, path: Path | None, task: str | None = None) -> list[Pa
         message = f"there is no data file {path}" if given_path or not task else f"{task} needs a data file"
         raise EvaluationError(message, hint=remedy)
     if (path / name).is_dir():
-        return data_paths(name, path / name)
+        return find_data_paths(name, path / name)
     for pattern in published.patterns:
         if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_by_number):
             return matches

@@ -156,7 +156,7 @@ def estimate_tokens(text: str, tokenizer: Tokenizer) -> int:
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
-def example_lengths(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
+def measure_examples(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
     """Return the length of each example: the one in the file, or the approximate tokens of document and question.
 
     One example at a time is in memory.

@@ -24,7 +24,7 @@ from memagent_evaluation.data_files.file_task import (
     FileTask,
     RowExamples,
     RowFormat,
-    example_lengths,
+    measure_examples,
     require_positive,
     require_text,
     require_texts,
@@ -47,7 +47,7 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
         EvaluationError: a row is damaged; the message names the file and line.
     """
     examples = RowExamples(open_rows(paths), ROW_FORMATS[name])
-    lengths, source = example_lengths(examples, settings.tokenizer), ", ".join(map(str, paths))
+    lengths, source = measure_examples(examples, settings.tokenizer), ", ".join(map(str, paths))
     return FileTask(name, Metric.ANY, ROW_FORMATS[name].unit, ANSWER_TOKENS, examples, lengths, source)
 
 

@@ -101,7 +101,7 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
     budget = _MAX_CHARACTERS
     for index in range(len(rows)):
         row = rows[index]
-        budget -= _characters(row)
+        budget -= _count_characters(row)
         try:
             if budget < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
@@ -110,9 +110,9 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
             raise EvaluationError(f"{rows.location(index)}: {error}", hint=_HINTS[name]) from error
 
 
-def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
+def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
     paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
-    supporting = {title for title, _ in _pairs(row, "supporting_facts", "sent_id")}
+    supporting = {title for title, _ in _read_pairs(row, "supporting_facts", "sent_id")}
     if missing := supporting - {paragraph.title for paragraph in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(missing)!r} is not in the context")
     if not supporting:
@@ -127,13 +127,13 @@ def _hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
 
 
 def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
-    for title, sentences in _pairs(row, "context", "sentences"):
+    for title, sentences in _read_pairs(row, "context", "sentences"):
         if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
             raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
         yield title, sentences
 
 
-def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
+def _read_pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
     """Return pairs of a title and a value: [[title, value], ...] as published, two lists in `hotpot_qa`."""
     value: Any = row.get(name)
     if isinstance(value, dict):
@@ -149,18 +149,19 @@ def _pairs(row: TableRow, name: str, second: str) -> list[tuple[str, Any]]:
     return [(title, other) for title, other in value]
 
 
-def _squad_article(row: TableRow) -> Iterator[QARecord]:
+def _read_squad_article(row: TableRow) -> Iterator[QARecord]:
     """Yield the records of an article, a row of the published file."""
     title = require_text(row, "title").replace("_", " ")
     entries = [
-        (Paragraph(title, require_text(content, "context").strip()), content) for content in _objects(row, "paragraphs")
+        (Paragraph(title, require_text(content, "context").strip()), content)
+        for content in _read_objects(row, "paragraphs")
     ]
     paragraphs = [paragraph for paragraph, _ in entries]
     for at, (paragraph, content) in enumerate(entries):
         others = tuple(paragraphs[:at] + paragraphs[at + 1 :])
-        for question in _objects(content, "qas"):
+        for question in _read_objects(content, "qas"):
             if not question.get("is_impossible", False):
-                answers = [require_text(answer, "text").strip() for answer in _objects(question, "answers")]
+                answers = [require_text(answer, "text").strip() for answer in _read_objects(question, "answers")]
                 if not answers:
                     raise DamagedRowError(f"the question {question.get('id')!r} has no answer")
                 yield QARecord(
@@ -173,18 +174,18 @@ def _squad_article(row: TableRow) -> Iterator[QARecord]:
 
 
 _CONVERTERS: Final[Mapping[str, tuple[str, Callable[[TableRow], Iterator[QARecord]]]]] = {
-    "hotpotqa": ("supporting_facts", _hotpotqa_record),
-    "squad": ("paragraphs", _squad_article),
+    "hotpotqa": ("supporting_facts", _read_hotpotqa_record),
+    "squad": ("paragraphs", _read_squad_article),
 }
 """For each data set, a field that only its rows have, and the function that converts a row."""
 
 
-def _characters(value: Any) -> int:
+def _count_characters(value: Any) -> int:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return len(value) if isinstance(value, str) else sum(map(_characters, parts))
+    return len(value) if isinstance(value, str) else sum(map(_count_characters, parts))
 
 
-def _objects(row: TableRow, name: str) -> list[TableRow]:
+def _read_objects(row: TableRow, name: str) -> list[TableRow]:
     value: Any = row.get(name)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise DamagedRowError(f'"{name}" is not a list of objects')

@@ -134,7 +134,7 @@ class JsonRows:
                 if b"\\ud" in content.lower():
                     json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise _make_unreadable_error(self.path, error) from error
         except ValueError as error:
             raise EvaluationError(
                 f"{self.location(index)} is not valid JSON: {error}",
@@ -178,7 +178,7 @@ class ParquetRows:
             with open_parquet(self.path, "eval", f"reading {self.path.name}") as file:
                 yield file
         except (OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise _make_unreadable_error(self.path, error) from error
 
     def _read_group(self, number: int) -> Any:
         with self._opened() as file:
@@ -205,7 +205,7 @@ class DatasetRows:
             tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
         except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(path, error) from error
+            raise _make_unreadable_error(path, error) from error
         if not len(self):
             raise EvaluationError(f"{path} has no rows", hint="Name another dataset folder.")
 
@@ -231,7 +231,7 @@ class CsvRows:
                 reader = csv.DictReader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
                 self._rows = [(reader.line_num, row) for row in reader]
         except (OSError, ValueError, csv.Error) as error:
-            raise _unreadable(path, error) from error
+            raise _make_unreadable_error(path, error) from error
         if not self._rows:
             raise EvaluationError(
                 f"{path} has no rows", hint="Begin it with a line of names, then a line for each row."
@@ -241,7 +241,7 @@ class CsvRows:
         return len(self._rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        return {name: _cell(value) for name, value in self._rows[index][1].items() if name is not None}
+        return {name: _parse_cell(value) for name, value in self._rows[index][1].items() if name is not None}
 
     def location(self, index: int) -> str:
         """Return the file and the row's last line."""
@@ -249,10 +249,10 @@ class CsvRows:
 
 
 RowSource: TypeAlias = JsonRows | ParquetRows | DatasetRows | CsvRows
-"""The rows of one file, in a fixed order; each is read on request."""
+"""The rows of one file, in a fixed order. Each row is read when it is requested."""
 
 
-def _cell(text: str | None) -> Any:
+def _parse_cell(text: str | None) -> Any:
     if text is not None and text.startswith("["):
         try:
             return parse_json(text)
@@ -273,7 +273,7 @@ def _open_one(path: Path) -> RowSource:
         with open_regular(path) as file:
             beginning = file.read(len(_PARQUET))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_unreadable_error(path, error) from error
     if beginning == _PARQUET:
         return ParquetRows(path)
     return CsvRows(path) if path.suffix.lower() in _DELIMITERS else JsonRows(path)
@@ -285,7 +285,7 @@ def _map_file(path: Path) -> Iterator[mmap.mmap]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             yield content
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_unreadable_error(path, error) from error
     except ValueError as error:  # an empty file cannot be mapped
         raise EvaluationError(f"{path} is empty", hint=_FORMS) from error
 
@@ -306,5 +306,5 @@ def _read_row(table: Any, index: int) -> TableRow:
     return row
 
 
-def _unreadable(path: Path, error: Exception) -> EvaluationError:
+def _make_unreadable_error(path: Path, error: Exception) -> EvaluationError:
     return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path and that the file is whole.")

@@ -111,7 +111,7 @@ class EnglishTask(GeneratedTask):
     def _draw_question(self, facts: EnglishFacts) -> _EnglishQuestion:
         if self.kind.startswith("hop_"):
             chain, question = facts.chain(int(self.kind.split("_")[1]))
-            answer = _without_article(chain[-1].value)
+            answer = _remove_article(chain[-1].value)
             evidence_gold = (*(after.subject for after in chain[1:]), answer)
             order = -1 if self.kind.endswith("_backward") else 1
             foreign = (facts.fact(chain[-1].relation),)
@@ -131,19 +131,19 @@ class EnglishTask(GeneratedTask):
             new = facts.change(old)
             question, answer = facts.question(new)
             old_answer = old.subject if answer == new.subject else old.value
-            evidence_gold = (old_answer, _without_article(answer))
+            evidence_gold = (old_answer, _remove_article(answer))
             return _EnglishQuestion(
-                question, (_without_article(answer),), (old, new), evidence_gold, (facts.near_miss(new),), (old, new)
+                question, (_remove_article(answer),), (old, new), evidence_gold, (facts.near_miss(new),), (old, new)
             )
         fact = facts.fact()
         question, answer = facts.question(fact)
         if self.kind == "absent":
             return _EnglishQuestion(question, ABSENT, (), (), (facts.near_miss(fact),), (fact,))
-        gold = (_without_article(answer),)
+        gold = (_remove_article(answer),)
         return _EnglishQuestion(question, gold, (fact,), gold, (facts.near_miss(fact),), (fact,))
 
 
-def _without_article(answer: str) -> str:
+def _remove_article(answer: str) -> str:
     """Return an answer without its article, as gold strings are."""
     return _ARTICLE.sub("", answer)
 
@@ -152,7 +152,7 @@ _HOPS: Final = ("hop_2", "hop_3", "hop_2_backward", "hop_3_backward")
 ENGLISH: Final = tuple(f"english_{kind}" for kind in ("fact", "new", "change", "list", *_HOPS, "absent"))
 
 
-def english_task(name: str, settings: TaskSettings) -> EnglishTask:
+def make_english_task(name: str, settings: TaskSettings) -> EnglishTask:
     """Return the task of one of `ENGLISH`."""
     kind = name.removeprefix("english_")
     metric = Metric.ANY if kind == "absent" else Metric.ALL

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.placements import Haystack, Insertion, lay_out, min_tokens
+from memagent_evaluation.tasks.placements import Haystack, Insertion, count_min_tokens, lay_out
 from memagent_graph.errors import EvaluationError
 
 DEPTHS = tuple(step / 39 for step in range(40))
@@ -68,13 +68,13 @@ class GeneratedTask(ABC):
             raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
         if length < 1:
             raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
-        return seeded_rng(self.settings, self.name, length, index, *purpose)
+        return make_rng(self.settings, self.name, length, index, *purpose)
 
-    def document_budget(self, length: int, question: str) -> int:
+    def compute_document_budget(self, length: int, question: str) -> int:
         """Return how many tokens are left for the document; negative if not even the question fits."""
         return length - self.settings.tokenizer.count(question) - self.answer_tokens - self.settings.prompt_tokens
 
-    def too_short(self, length: int, missing: int) -> EvaluationError:
+    def make_length_error(self, length: int, missing: int) -> EvaluationError:
         """Return the error for a length that is `missing` units too small for the task's parts.
 
         Other samples may have longer keys and words, so the error recommends a somewhat larger length.
@@ -114,17 +114,17 @@ class GeneratedTask(ABC):
             EvaluationError: the insertions alone are too long.
         """
         tokenizer = self.settings.tokenizer
-        budget = min(self.document_budget(length, text) for text in (question, *all_questions))
-        needed = min_tokens(haystack, insertions, tokenizer)
+        budget = min(self.compute_document_budget(length, text) for text in (question, *all_questions))
+        needed = count_min_tokens(haystack, insertions, tokenizer)
         if needed > budget:
-            raise self.too_short(length, needed - budget)
+            raise self.make_length_error(length, needed - budget)
         layout, tokens = lay_out(haystack, insertions, budget, tokenizer)
         text = functools.partial(layout.pieces, haystack)
-        reached = length - self.document_budget(length, question) + tokens
+        reached = length - self.compute_document_budget(length, question) + tokens
         return Sample(self, length, index, question, gold, text, layout.needles(haystack), reached)
 
 
-def seeded_rng(settings: TaskSettings, *names: str | int) -> random.Random:
+def make_rng(settings: TaskSettings, *names: str | int) -> random.Random:
     """Return a generator that depends only on the seed and these names."""
     return random.Random("/".join(str(name) for name in (settings.seed, *names)))
 

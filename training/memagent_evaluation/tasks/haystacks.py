@@ -35,12 +35,12 @@ _MAX_SKIPPED_SENTENCES = 1000
 _SUFFIXES = {".txt", ".md"}
 
 
-def line_haystack(lines: Callable[[], Iterator[str]]) -> Haystack:
+def make_line_haystack(lines: Callable[[], Iterator[str]]) -> Haystack:
     """Return a haystack of endless lines."""
     return Haystack(lines, lambda _, line: line + "\n")
 
 
-def sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int = 0) -> Haystack:
+def make_sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int = 0) -> Haystack:
     """Return a haystack of the sentences of endless paragraphs, without the first `skipped` ones.
 
     The white space after a sentence belongs to it; one without any gets a space.
@@ -57,7 +57,7 @@ def sentence_haystack(paragraphs: Callable[[], Iterator[str]], skipped: int = 0)
 
 def noise() -> Haystack:
     """Return a haystack of the noise sentences, one per line."""
-    return line_haystack(lambda: itertools.cycle(NOISE))
+    return make_line_haystack(lambda: itertools.cycle(NOISE))
 
 
 def prose(path: Path | None, rng: random.Random) -> Haystack:
@@ -70,14 +70,14 @@ def prose(path: Path | None, rng: random.Random) -> Haystack:
     """
     skipped = rng.randrange(_MAX_SKIPPED_SENTENCES)
     if path is None:
-        return sentence_haystack(python_prose, skipped)
-    files = _text_files(path)
-    if next(_paragraphs(files), None) is None:
+        return make_sentence_haystack(python_prose, skipped)
+    files = _list_text_files(path)
+    if next(_iter_paragraphs(files), None) is None:
         raise EvaluationError(
             f"the haystack {path} holds no text", hint="Name a file of prose, or a folder with .txt or .md files."
         )
-    return sentence_haystack(
-        lambda: itertools.chain.from_iterable(_paragraphs(files) for _ in itertools.repeat(None)), skipped
+    return make_sentence_haystack(
+        lambda: itertools.chain.from_iterable(_iter_paragraphs(files) for _ in itertools.repeat(None)), skipped
     )
 
 
@@ -141,7 +141,7 @@ def _split_paragraphs(text: str) -> Iterator[str]:
             yield words
 
 
-def _text_files(path: Path) -> tuple[Path, ...]:
+def _list_text_files(path: Path) -> tuple[Path, ...]:
     if path.is_dir():
         return tuple(sorted(file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file()))
     if path.is_file():
@@ -151,7 +151,7 @@ def _text_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def _paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
+def _iter_paragraphs(files: tuple[Path, ...]) -> Iterator[str]:
     """Yield the paragraphs of files, which are separated by empty lines, with white space collapsed."""
     for path in files:
         try:

@@ -17,7 +17,7 @@ from itertools import count, islice
 
 from memagent_evaluation.samples import Needle, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import GeneratedTask
-from memagent_evaluation.tasks.needles import all_words, word_pair
+from memagent_evaluation.tasks.needles import draw_word_pair, list_all_words
 
 LISTS = ("cwe", "fwe")
 NOISE_WORD = "..."
@@ -52,9 +52,9 @@ class CommonWordsTask(GeneratedTask):
         is_short = length < _SHORT_LENGTH
         often, rarely = (6, 1) if is_short else (30, 3)
         tokens_of = self.settings.tokenizer.count
-        budget = self.document_budget(length, self.question)
+        budget = self.compute_document_budget(length, self.question)
         for words in (_draw_words(self.rng(length, index), pairs=pairs) for pairs in (False, True)):
-            header = self._example(list(islice(words, (2 if is_short else 4) * _COMMON_WORDS)), is_short=is_short)
+            header = self._make_example(list(islice(words, (2 if is_short else 4) * _COMMON_WORDS)), is_short=is_short)
             gold = tuple(islice(words, _COMMON_WORDS))
             tokens = tokens_of(header) + sum(tokens_of(f" {at}. {word}") for at, word in enumerate(gold * often, 1))
             rare: list[str] = []
@@ -62,21 +62,21 @@ class CommonWordsTask(GeneratedTask):
                 position = _COMMON_WORDS * often + (len(rare) + 1) * rarely
                 tokens += rarely * tokens_of(f" {position}. {word}")
                 if tokens > budget and len(rare) >= _COMMON_WORDS:
-                    draw = partial(_common_and_rare_words, gold, often, rare, rarely)
-                    draft = WordList(header, (), numbered=True, seed=self._order(length, index))
+                    draw = partial(_repeat_words, gold, often, rare, rarely)
+                    draft = WordList(header, (), numbered=True, seed=self._make_order(length, index))
                     return _fit_longest(self, length, index, gold, draft, draw, range(_COMMON_WORDS, len(rare) + 1))
                 rare.append(word)
-        raise self.too_short(length, _COMMON_WORDS)
+        raise self.make_length_error(length, _COMMON_WORDS)
 
     @property
     def question(self) -> str:
         """The question, the same for all samples."""
         return "Which are the ten words that occur most often in the list in question? Name all ten."
 
-    def _order(self, length: int, index: int) -> str:
+    def _make_order(self, length: int, index: int) -> str:
         return f"{self.settings.seed}/{self.name}/{length}/{index}/order"
 
-    def _example(self, words: list[str], *, is_short: bool) -> str:
+    def _make_example(self, words: list[str], *, is_short: bool) -> str:
         frequent, rare = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
         entries = [*frequent * 3, *rare] if is_short else [*frequent * 10, *rare * 3]
         example = "".join(WordList("", entries, numbered=True, seed=" ".join(words)).pieces())
@@ -89,16 +89,16 @@ class CommonWordsTask(GeneratedTask):
 def _draw_words(rng: random.Random, *, pairs: bool) -> Iterator[str]:
     """Yield distinct words in random order: each adjective, noun and verb once, or pairs without end."""
     if not pairs:
-        yield from rng.sample(all_words(), len(all_words()))
+        yield from rng.sample(list_all_words(), len(list_all_words()))
         return
     used: set[str] = set()
-    for word in iter(partial(word_pair, rng), None):
+    for word in iter(partial(draw_word_pair, rng), None):
         if word not in used:
             used.add(word)
             yield word
 
 
-def _common_and_rare_words(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
+def _repeat_words(gold: Sequence[str], often: int, rare: Sequence[str], rarely: int, size: int) -> list[str]:
     """Return the common words and the first `size` rare ones, each as often as it occurs."""
     return [*gold] * often + [*rare[:size]] * rarely
 
@@ -109,23 +109,23 @@ class FrequentWordsTask(GeneratedTask):
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
-        budget = self.document_budget(length, self.question)
+        budget = self.compute_document_budget(length, self.question)
         ranks = max(min(length // _TOKENS_PER_WORD, math.isqrt(max(budget, 0)) + 1), 5)
-        words = [NOISE_WORD, *self._words(ranks - 1, self.rng(length, index))]
+        words = [NOISE_WORD, *self._draw_coded_words(ranks - 1, self.rng(length, index))]
         costs = [self.settings.tokenizer.count(f" {word}") for word in words]
 
         def tokens(size: int) -> int:
-            return sum(number * cost for number, cost in zip(_frequencies(size, ranks), costs, strict=False))
+            return sum(number * cost for number, cost in zip(_compute_frequencies(size, ranks), costs, strict=False))
 
         def entries(size: int) -> list[str]:
-            frequencies = _frequencies(size, ranks)
+            frequencies = _compute_frequencies(size, ranks)
             return [word for word, number in zip(words, frequencies, strict=False) for _ in range(number)]
 
         # The fewest words for which ranks 2 to 5 occur differently often, so that there is one answer.
-        min_size = next(size for size in count(1) if len(set(_frequencies(size, ranks)[1:5])) == 4)
+        min_size = next(size for size in count(1) if len(set(_compute_frequencies(size, ranks)[1:5])) == 4)
         missing = max(tokens(min_size) - budget, 5 * _TOKENS_PER_WORD - length)
         if missing > 0:
-            raise self.too_short(length, missing)
+            raise self.make_length_error(length, missing)
         max_size = bisect_right(range(4 * budget), budget, lo=1, key=tokens)
         draft = WordList("", (), numbered=False, seed=f"{self.settings.seed}/{self.name}/{length}/{index}/order")
         return _fit_longest(self, length, index, tuple(words[1:4]), draft, entries, range(min_size, max_size))
@@ -138,14 +138,14 @@ class FrequentWordsTask(GeneratedTask):
             "often in it?"
         )
 
-    def _words(self, number: int, rng: random.Random) -> list[str]:
+    def _draw_coded_words(self, number: int, rng: random.Random) -> list[str]:
         words: dict[str, None] = {}
         while len(words) < number:
             words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
         return list(words)
 
 
-def _frequencies(size: int, ranks: int) -> list[int]:
+def _compute_frequencies(size: int, ranks: int) -> list[int]:
     """Return the frequency of each rank that occurs among `size` words."""
     numbers = (int(size / (_ZETA_OF_2 * rank * rank)) for rank in range(1, ranks + 1))
     return [number for number in numbers if number]
@@ -163,7 +163,7 @@ class WordList:
 
     def pieces(self) -> Iterator[str]:
         """Yield the text."""
-        entries = self._entries()
+        entries = self._iter_entries()
         gap = self.header
         while block := list(islice(entries, _PIECE_WORDS)):
             yield gap + " ".join(block)
@@ -173,14 +173,14 @@ class WordList:
         """Return the first occurrence of each gold word as a needle."""
         first: dict[str, tuple[str, int]] = {}
         end = len(self.header)
-        for entry in self._entries():
+        for entry in self._iter_entries():
             word = entry.rpartition(" ")[2]
             if word in gold:
                 first.setdefault(word, (entry, end))
             end += len(entry) + 1
         return tuple(Needle(entry, word, start / (end - 1)) for word, (entry, start) in first.items())
 
-    def _entries(self) -> Iterator[str]:
+    def _iter_entries(self) -> Iterator[str]:
         words = random.Random(self.seed).sample(self.words, len(self.words))
         return (f"{position}. {word}" if self.numbered else word for position, word in enumerate(words, 1))
 
@@ -199,7 +199,7 @@ def _fit_longest(
     Raises:
         EvaluationError: not even the smallest size fits.
     """
-    budget = task.document_budget(length, task.question)
+    budget = task.compute_document_budget(length, task.question)
     size = sizes.stop - 1
     while True:
         text = WordList(draft.header, words_of(size), numbered=draft.numbered, seed=draft.seed)
@@ -209,10 +209,10 @@ def _fit_longest(
             return Sample(task, length, index, task.question, gold, text.pieces, needles, length - budget + tokens)
         size -= max(1, (tokens - budget) * size // tokens)
         if size < sizes.start:
-            raise task.too_short(length, tokens - budget)
+            raise task.make_length_error(length, tokens - budget)
 
 
-def list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:
+def make_list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:
     """Return the task of one of `LISTS`."""
     if name == "cwe":
         return CommonWordsTask(name=name, settings=settings, answer_tokens=_CWE_ANSWER_TOKENS)

@@ -108,7 +108,7 @@ class _RulerKeys:
         self._shape = shape
         self._rng = rng
 
-    def key(self, values: int, used: Container[str]) -> _Key:
+    def draw_key(self, values: int, used: Container[str]) -> _Key:
         name = self._draw(self._shape.key, used)
         drawn: list[str] = []
         while len(drawn) < values:
@@ -124,7 +124,7 @@ class _RulerKeys:
     def _draw(self, kind: KeyKind, used: Container[str]) -> str:
         while True:
             if kind is KeyKind.WORDS:
-                key = word_pair(self._rng)
+                key = draw_word_pair(self._rng)
             elif kind is KeyKind.NUMBERS:
                 key = str(self._rng.randrange(10**6, 10**7))
             else:
@@ -140,7 +140,7 @@ class _SmallKeys:
         self._facts = PlantedFacts(rng, held_out=True, number_share=1.0)
         self._any_attribute = shape.value is KeyKind.UUIDS
 
-    def key(self, values: int, used: Container[str]) -> _Key:
+    def draw_key(self, values: int, used: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
             attribute = self._facts.attribute(numeric=True) if self._any_attribute else f"{MAGIC}number"
             entity = self._facts.entity(bare=attribute.startswith(MAGIC))
@@ -182,11 +182,11 @@ class NeedleTask(GeneratedTask):
         """
         document, member = self.locate_question(index)
         rng = self.rng(length, document)
-        key_source = self._key_source(rng)
+        key_source = self._make_key_source(rng)
         used: set[str] = set()
         keys: list[_Key] = []
         for _ in range(self.settings.questions_per_document * self.shape.keys):
-            key = key_source.key(self.shape.values, used)
+            key = key_source.draw_key(self.shape.values, used)
             used |= {key.name, *key.values}
             keys.append(key)
         groups = [keys[first : first + self.shape.queried] for first in range(0, len(keys), self.shape.keys)]
@@ -199,27 +199,27 @@ class NeedleTask(GeneratedTask):
             for value, statement in zip(key.values, key.statements, strict=True)
         ]
         gold = tuple(value for key in queried for value in key.values)
-        haystack = self._haystack(length, document, frozenset(used))
-        questions = [self._question(group) for group in groups]
+        haystack = self._make_haystack(length, document, frozenset(used))
+        questions = [self._make_question(group) for group in groups]
         return self.lay_out_sample(length, index, questions[member], gold, haystack, insertions, questions)
 
-    def _key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
+    def _make_key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
         return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)
 
-    def _haystack(self, length: int, document: int, used: frozenset[str]) -> Haystack:
+    def _make_haystack(self, length: int, document: int, used: frozenset[str]) -> Haystack:
         if self.shape.hay is Hay.NOISE:
             return haystacks.noise()
         if self.shape.hay is Hay.PROSE:
             return haystacks.prose(self.settings.haystack, self.rng(length, document, "prose"))
 
         def lines() -> Iterator[str]:
-            key_source = self._key_source(self.rng(length, document, "lines"))
+            key_source = self._make_key_source(self.rng(length, document, "lines"))
             while True:
-                yield key_source.key(1, used).statements[0]
+                yield key_source.draw_key(1, used).statements[0]
 
-        return haystacks.line_haystack(lines)
+        return haystacks.make_line_haystack(lines)
 
-    def _question(self, queried: list[_Key]) -> str:
+    def _make_question(self, queried: list[_Key]) -> str:
         if len(queried) == 1:
             return queried[0].question
         if self.settings.small:
@@ -228,7 +228,7 @@ class NeedleTask(GeneratedTask):
         return f"What are all the special magic {self.shape.value}s for {names} mentioned in the provided text?"
 
 
-def needle_task(name: str, settings: TaskSettings) -> NeedleTask:
+def make_needle_task(name: str, settings: TaskSettings) -> NeedleTask:
     """Return the task of one of `SHAPES`."""
     shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
     if settings.small:
@@ -258,14 +258,14 @@ class VariablesTask(GeneratedTask):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
         rng = self.rng(length, index)
-        names, value, statements = self._chain(rng)
+        names, value, statements = self._make_chain(rng)
         depths = sorted(rng.sample(DEPTHS, len(names)))
         chain = [
             Insertion(statement, depth, name) for name, statement, depth in zip(names, statements, depths, strict=True)
         ]
         if not self.settings.small:
             # Before everything else at the beginning: insertions of one depth keep their order.
-            example = self._example(length, self.rng(length, index, "example"), {*names, value})
+            example = self._make_example(length, self.rng(length, index, "example"), {*names, value})
             chain.insert(0, Insertion(example, 0.0))
         question = (
             f"Which variables have the value {value} in the provided text, be it assigned or taken over from "
@@ -273,7 +273,7 @@ class VariablesTask(GeneratedTask):
         )
         return self.lay_out_sample(length, index, question, tuple(names), haystacks.noise(), chain)
 
-    def _chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
+    def _make_chain(self, rng: random.Random, used: Container[str] = ()) -> tuple[list[str], str, list[str]]:
         """Return variables, their value, and the sentences that state it, with no name or value of `used`."""
         names: list[str] = []
         while len(names) <= self.hops:
@@ -285,8 +285,8 @@ class VariablesTask(GeneratedTask):
         right_sides = [value, *(f"VAR {name}" for name in names)]
         return names, value, [f"VAR {name} = {right}" for name, right in zip(names, right_sides, strict=False)]
 
-    def _example(self, length: int, rng: random.Random, used: Container[str]) -> str:
-        names, value, statements = self._chain(rng, used)
+    def _make_example(self, length: int, rng: random.Random, used: Container[str]) -> str:
+        names, value, statements = self._make_chain(rng, used)
         number = _EXAMPLE_NOISE[length >= _SHORT_LENGTH]
         lines = list(itertools.islice(haystacks.noise().units(), number))
         for position, statement in zip(
@@ -300,14 +300,14 @@ class VariablesTask(GeneratedTask):
         )
 
 
-def variables_task(name: str, settings: TaskSettings) -> VariablesTask:
+def make_variables_task(name: str, settings: TaskSettings) -> VariablesTask:
     """Return the task "vt"."""
     if settings.small:
         return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS, hops=2, capitals=3)
     return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS)
 
 
-def word_pair(rng: random.Random) -> str:
+def draw_word_pair(rng: random.Random) -> str:
     """Draw an adjective and a noun, and return them as one word, such as "quiet-falcon".
 
     Raises:
@@ -316,7 +316,7 @@ def word_pair(rng: random.Random) -> str:
     return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
 
 
-def all_words() -> tuple[str, ...]:
+def list_all_words() -> tuple[str, ...]:
     """Return all adjectives, nouns and verbs in alphabetical order."""
     return tuple(sorted({*words("adjective"), *words("noun"), *words("verb")}))
 

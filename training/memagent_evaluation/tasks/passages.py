@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from memagent_evaluation.data_files import data_paths
+from memagent_evaluation.data_files import find_data_paths
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord, read_records
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
-from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, seeded_rng
+from memagent_evaluation.tasks.generated import GeneratedTask, Permutation, make_rng
 from memagent_evaluation.tasks.placements import DocumentLayout, Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 
@@ -30,7 +30,7 @@ _MAX_OWN_FRACTION = 0.75
 """The maximum fraction of a document that the question's own distractors take."""
 
 
-def _numbered(position: int, text: str) -> str:
+def _format_passage(position: int, text: str) -> str:
     return f"Document {position + 1}:\n{text}\n\n"
 
 
@@ -60,11 +60,13 @@ class PassagesTask(GeneratedTask):
         rng.shuffle(distractors)
         if self.unit is LengthUnit.PASSAGES:
             return self._sample_by_passages(length, index, record, gold, distractors)
-        budget = self.document_budget(length, record.question) - self._tokens([paragraph.text for paragraph in gold])
-        distractors = self._fitting(distractors, _MAX_OWN_FRACTION * budget)
+        budget = self.compute_document_budget(length, record.question) - self._count_tokens(
+            [paragraph.text for paragraph in gold]
+        )
+        distractors = self._take_fitting(distractors, _MAX_OWN_FRACTION * budget)
         decoys = [Insertion(paragraph.written, rng.random()) for paragraph in distractors]
         used = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
-        haystack = Haystack(partial(self._others, length, index, used), _numbered)
+        haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
         return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
 
     def count(self, length: int) -> int:
@@ -80,7 +82,7 @@ class PassagesTask(GeneratedTask):
         self, length: int, index: int, record: QARecord, gold: list[Insertion], distractors: list[Paragraph]
     ) -> Sample:
         if length < len(gold):
-            raise self.too_short(length, len(gold) - length)
+            raise self.make_length_error(length, len(gold) - length)
         distractors = distractors[: length - len(gold)]
         others = length - len(gold) - len(distractors)
         used = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
@@ -95,7 +97,7 @@ class PassagesTask(GeneratedTask):
         rng.shuffle(inserted)
         slots = tuple(position - before for before, position in enumerate(positions))
         layout = DocumentLayout(tuple(inserted), slots, others)
-        haystack = Haystack(partial(self._others, length, index, used), _numbered)
+        haystack = Haystack(partial(self._iter_others, length, index, used), _format_passage)
         text = partial(layout.pieces, haystack)
         return Sample(self, length, index, record.question, record.answers, text, layout.needles(haystack), length)
 
@@ -105,22 +107,22 @@ class PassagesTask(GeneratedTask):
                 f"{self.name} has no sample {index}: the data file has {len(self.records):,} questions",
                 hint="Ask for fewer samples, or name a data file with more questions.",
             )
-        return self.records[Permutation(len(self.records), seeded_rng(self.settings, self.name, "questions"))[index]]
+        return self.records[Permutation(len(self.records), make_rng(self.settings, self.name, "questions"))[index]]
 
-    def _fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
+    def _take_fitting(self, paragraphs: Sequence[Paragraph], budget: float) -> list[Paragraph]:
         fitting = []
         for paragraph in paragraphs:
-            budget -= self._tokens([paragraph.written])
+            budget -= self._count_tokens([paragraph.written])
             if budget < 0:
                 break
             fitting.append(paragraph)
         return fitting
 
-    def _tokens(self, texts: Sequence[str]) -> int:
+    def _count_tokens(self, texts: Sequence[str]) -> int:
         """Return about how many tokens passages have, whatever their numbers will be."""
-        return sum(self.settings.tokenizer.count(_numbered(99, text)) for text in texts)
+        return sum(self.settings.tokenizer.count(_format_passage(99, text)) for text in texts)
 
-    def _others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
+    def _iter_others(self, length: int, index: int, used: frozenset[str]) -> Iterator[str]:
         """Yield all paragraphs whose text is not in `used`, again and again, each time in another order."""
         rng = self.rng(length, index, "others")
         is_empty = True
@@ -137,18 +139,18 @@ class PassagesTask(GeneratedTask):
                 )
 
 
-def passage_task(name: str, settings: TaskSettings) -> PassagesTask:
+def load_passage_task(name: str, settings: TaskSettings) -> PassagesTask:
     """Return the task of one of `PASSAGE_TASKS`.
 
     Raises:
-        EvaluationError: its data file is missing, damaged or another data set's.
+        EvaluationError: the data file is missing, damaged or another data set's.
     """
     data_set = PASSAGE_TASKS[name]
-    records = read_records(data_paths(data_set, settings.data, name), data_set)
-    return passages_from(records, name, settings)
+    records = read_records(find_data_paths(data_set, settings.data, name), data_set)
+    return make_passage_task(records, name, settings)
 
 
-def passages_from(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
+def make_passage_task(records: Sequence[QARecord], name: str, settings: TaskSettings) -> PassagesTask:
     """Return the task of one of `PASSAGE_TASKS` with other records."""
     pool = tuple(dict.fromkeys(paragraph for record in records for paragraph in (*record.gold, *record.distractors)))
     by_passages = name == "ruler_hqa"

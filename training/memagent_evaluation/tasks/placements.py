@@ -86,9 +86,9 @@ class DocumentLayout:
                 position += 1
 
 
-def min_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
+def count_min_tokens(haystack: Haystack, insertions: Sequence[Insertion], tokenizer: Tokenizer) -> int:
     """Return the number of tokens of a document that has nothing but the insertions."""
-    pieces = (haystack.piece(position, insertion.text) for position, insertion in enumerate(_by_depth(insertions)))
+    pieces = (haystack.piece(position, insertion.text) for position, insertion in enumerate(_sort_by_depth(insertions)))
     return tokenizer.count("".join(pieces).rstrip())
 
 
@@ -106,7 +106,7 @@ def lay_out(
     Returns:
         The layout, and the document's number of tokens.
     """
-    ordered = _by_depth(insertions)
+    ordered = _sort_by_depth(insertions)
     reserved = [tokenizer.count(haystack.piece(_LATE_POSITION, insertion.text)) for insertion in ordered]
     hay_budget = max(0, budget - sum(reserved))
     slots: list[int] = []
@@ -119,7 +119,7 @@ def lay_out(
             text.add(haystack.piece(units + len(slots), ordered[len(slots)].text))
             slots.append(units)
         piece = haystack.piece(units + len(slots), unit)
-        tokens = text.tokens_of(piece)
+        tokens = text.count_added(piece)
         if text.tokens + tokens + reserved_left > budget:
             break
         text.add(piece, tokens)
@@ -139,16 +139,16 @@ class _TokenCounter:
         self._tail = ""
         self._tail_tokens = 0
 
-    def tokens_of(self, part: str) -> int:
+    def count_added(self, part: str) -> int:
         """Return how many tokens the text would gain from a part."""
         return self._tokenizer.count(self._tail + part) - self._tail_tokens
 
     def add(self, part: str, tokens: int | None = None) -> None:
-        """Add a part; `tokens` is what `tokens_of` returned for it, if it was called."""
-        self.tokens += self.tokens_of(part) if tokens is None else tokens
+        """Add a part; `tokens` is what `count_added` returned for it, if it was called."""
+        self.tokens += self.count_added(part) if tokens is None else tokens
         self._tail = (self._tail + part)[-_TAIL_CHARACTERS:]
         self._tail_tokens = self._tokenizer.count(self._tail)
 
 
-def _by_depth(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
+def _sort_by_depth(insertions: Sequence[Insertion]) -> tuple[Insertion, ...]:
     return tuple(sorted(insertions, key=lambda insertion: insertion.depth))

@@ -17,26 +17,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memagent_evaluation.data_files import data_paths, data_task_names, load_data_task
+from memagent_evaluation.data_files import find_data_paths, list_data_tasks, load_data_task
 from memagent_evaluation.samples import Task, TaskSettings
-from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, english_task
+from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, make_english_task
 from memagent_evaluation.tasks.generated import GeneratedTask
-from memagent_evaluation.tasks.lists import LISTS, list_task
-from memagent_evaluation.tasks.needles import SHAPES, needle_task, variables_task
-from memagent_evaluation.tasks.passages import PASSAGE_TASKS, passage_task
-from memagent_evaluation.tasks.state_tracking import STATES, StateTask, state_task
+from memagent_evaluation.tasks.lists import LISTS, make_list_task
+from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_variables_task
+from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
+from memagent_evaluation.tasks.state_tracking import STATES, StateTask, make_state_task
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.strategies import convert_options, split_options
 
 _GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
-    **dict.fromkeys(SHAPES, needle_task),
-    "vt": variables_task,
-    **dict.fromkeys(LISTS, list_task),
-    **dict.fromkeys(PASSAGE_TASKS, passage_task),
-    **dict.fromkeys(STATES, state_task),
-    **dict.fromkeys(ENGLISH, english_task),
+    **dict.fromkeys(SHAPES, make_needle_task),
+    "vt": make_variables_task,
+    **dict.fromkeys(LISTS, make_list_task),
+    **dict.fromkeys(PASSAGE_TASKS, load_passage_task),
+    **dict.fromkeys(STATES, make_state_task),
+    **dict.fromkeys(ENGLISH, make_english_task),
 }
 _OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(STATES, StateTask.options),
@@ -45,12 +45,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 _PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
 
 
-def task_names() -> tuple[str, ...]:
+def list_tasks() -> tuple[str, ...]:
     """Return the names that `load_task` knows, besides users' own tasks."""
-    return (*_GENERATED, *data_task_names())
+    return (*_GENERATED, *list_data_tasks())
 
 
-def task_options(name: str) -> tuple[str, ...]:
+def list_task_options(name: str) -> tuple[str, ...]:
     """Return the options of a task."""
     return _OPTIONS.get(name, ())
 
@@ -65,7 +65,7 @@ def load_task(name: str, settings: TaskSettings) -> Task:
     Raises:
         EvaluationError: there is no such task or option, an option has no such value, the data file is missing, or the
             task cannot have several questions on a document.
-        MissingExtraError: it needs an extra that is not installed.
+        MissingExtraError: the task needs an extra that is not installed.
     """
     if settings.questions_per_document < 1:
         raise EvaluationError(
@@ -89,22 +89,22 @@ def _load(name: str, settings: TaskSettings) -> Task:
         raise EvaluationError(error.message, hint=error.hint) from error
     if names_own_code(name):
         return _own_task(name, settings)
-    if name in data_task_names():
+    if name in list_data_tasks():
         return load_data_task(name, settings.data, settings)
-    choices = f"Tasks are: {', '.join(task_names())}; your own: path/to/file.py:Name."
-    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, task_names(), choices))
+    choices = f"Tasks are: {', '.join(list_tasks())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, list_tasks(), choices))
 
 
-def data_files(name: str, settings: TaskSettings) -> list[Path]:
+def find_data_files(name: str, settings: TaskSettings) -> list[Path]:
     """Return the data files, or dataset folders, that the task of a name reads; none for generated tasks.
 
     Raises:
         EvaluationError: there are none at the expected place.
     """
     data_set = PASSAGE_TASKS.get(name, name)
-    if data_set not in data_task_names():
+    if data_set not in list_data_tasks():
         return []
-    return data_paths(data_set, settings.data, name)
+    return find_data_paths(data_set, settings.data, name)
 
 
 def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:

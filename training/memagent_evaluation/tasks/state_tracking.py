@@ -247,7 +247,7 @@ class StateTask(GeneratedTask):
         )
 
 
-def state_task(name: str, settings: TaskSettings) -> StateTask:
+def make_state_task(name: str, settings: TaskSettings) -> StateTask:
     """Return the task of one of `STATES`."""
     facts, cast = (_SMALL_FACTS, _SMALL_CAST) if settings.small else (_FACTS, _CAST)
     if settings.questions_per_document > 1:

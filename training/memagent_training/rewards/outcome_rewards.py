@@ -40,7 +40,7 @@ class ExactMatch(_GoldReward):
         if gold is None or answer is None or run.raw_answer is None:
             return None
         reply = extract_reply(run.raw_answer)
-        final = scorers.boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
+        final = scorers.find_boxed_at_end(reply, gold.answers) if last_boxed(reply) == answer else answer
         return float(final is not None and scorers.is_exactly(final, gold.answers, gold.metric or Metric.ANY))
 
 
@@ -56,7 +56,7 @@ class BoxedExactMatch(_GoldReward):
         gold = self.gold_for(run)
         if gold is None or run.raw_answer is None:
             return None
-        boxed = scorers.boxed_at_end(run.raw_answer)
+        boxed = scorers.find_boxed_at_end(run.raw_answer)
         return float(boxed is not None and scorers.is_exactly(boxed, gold.answers, gold.metric or Metric.ANY))
 
 
@@ -128,7 +128,7 @@ class TokenF1(_GoldReward):
         gold, answer = self.gold_for(run), run.answer
         if gold is None or answer is None:
             return None
-        return scorers.best_f1(answer, gold.answers, gold.metric or Metric.ANY)
+        return scorers.compute_best_f1(answer, gold.answers, gold.metric or Metric.ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +152,4 @@ class StringMatch(_GoldReward):
         if gold.own_score is not None and self.metric is None:
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
-        return scorers.string_match(extract_reply(run.raw_answer), gold.answers, metric)
+        return scorers.match_strings(extract_reply(run.raw_answer), gold.answers, metric)

@@ -25,7 +25,7 @@ from memagent_evaluation.planted_facts import Fact, PlantedFacts
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.generated import SMALL_ANSWER_TOKENS, GeneratedTask
-from memagent_evaluation.tasks.haystacks import sentence_haystack, whole_docstrings
+from memagent_evaluation.tasks.haystacks import make_sentence_haystack, whole_docstrings
 from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError
 from recipes.embedded.corpus import SEPARATOR
@@ -90,7 +90,7 @@ class _PlantedFact(GeneratedTask):
         text = _text(self.settings.haystack)
         start = max(text.find(" ", rng.randrange(len(text))), 0)
         if rng.random() < _BETWEEN_SENTENCES:
-            return sentence_haystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
+            return make_sentence_haystack(lambda: (match[0].rstrip() for match in _endless(_PARAGRAPH, text, start)))
         words = partial(_endless, _WORD, text, start)
         return Haystack(
             lambda: (match[0] for match in words()), lambda _, word: word if word[-1].isspace() else word + " "
