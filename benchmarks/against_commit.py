@@ -135,7 +135,7 @@ def main(worktree: Path) -> None:
             script = metric.rpartition(" ")[2]
             common = min(results[name][f"tokenising {script}"][0] for results in rounds for name in trees)
             chunks = int(count.partition("/")[2]) / 1e6
-            counts = f"{rounds[0]['old_seconds'][metric][1]} -> {count}"
+            counts = f"{rounds[0]['before'][metric][1]} -> {count}"
             details = f", {old_seconds / chunks:.0f} -> {new_seconds / chunks:.0f} us, {counts}"
         ratio = (common + new_seconds) / (common + old_seconds)
         figures.append(Figure.at_most(metric + details, ratio, "", MAX_RATIO))

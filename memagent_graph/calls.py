@@ -78,8 +78,8 @@ class Call:
     """The role, such as "update" or "answer"."""
     slot: int
     """The index of the call among the calls of its role and branch: the chunk's index, plus the number of chunks that
-    earlier passes read. Runs are compared by it. A negative slot means that the call read a chunk again within a pass,
-    or an excerpt."""
+    earlier passes of the branch read. Runs are compared by it. A negative slot means that the call read a chunk again
+    within a pass, or an excerpt."""
     writes: Writes
     text: str | None = None
     """The result: the new memory, the answer without reasoning, or the decision. None if it was redacted, or, in a

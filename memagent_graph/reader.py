@@ -640,7 +640,7 @@ class MemAgent:
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
-        progress = Progress(done.steps, done.document_bytes, state.get("memory", ""))
+        progress = Progress(done.steps, state["document"]["size"], state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,

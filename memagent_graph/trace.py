@@ -183,6 +183,8 @@ class Replayed:
     _newest: dict[str, int] = field(default_factory=dict)
     """By branch: the index of its newest update."""
     _bytes_read: int = 0
+    _furthest: float = 0.0
+    """The progress so far. It never falls, even if a later pass begins at the first chunk again."""
 
     def update_indices(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that steps belong to, without repetition."""
@@ -257,4 +259,5 @@ class Replayed:
         if not self.document_bytes:
             return None
         read = self._bytes_read if step.branch or not step.reads else max(span.end_byte for span in step.reads)
-        return min(1.0, read / self.document_bytes)
+        self._furthest = max(self._furthest, min(1.0, read / self.document_bytes))
+        return self._furthest

@@ -222,7 +222,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """Read for each question, as one run for the agent's handlers. Raises the first error if all fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
         async with report_read(caller.config, self._agent.policy.name, inputs, caller.report) as cost:
-            outcomes = await detach(self._reads.read_each(document, run_ids, cost.add, limits=self._limits))
+            read_each = partial(self._reads.read_each, document, run_ids, cost.add, limits=self._limits)
+            outcomes = await detach(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
                 raise_first(outcomes)

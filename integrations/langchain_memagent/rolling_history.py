@@ -8,6 +8,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
@@ -226,7 +227,7 @@ async def read_on(
 
     inputs = {"question": question, "document": "conversation"}
     async with report_read(config, agent.policy.name, inputs, report) as cost:
-        state = await detach(new_state(cost.add))
+        state = await detach(partial(new_state, cost.add))
         usage = state["usage"]
         cost.settle([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
     return str(state["memory"])

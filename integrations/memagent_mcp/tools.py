@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
@@ -69,35 +70,31 @@ Background = Annotated[
 ]
 
 
+@dataclass(eq=False)
 class Tools:
-    """The tools for one reader: read, wait, cancel and resume; with a log, also ask again, list and show.
+    """The tools for one reader: read, wait, cancel and resume; with a log, also ask again, list and show."""
 
-    Args:
-        reader: the reader.
-        roots: decides which files may be read, and how long a text may be.
-        ceilings: limits of each read; a call can only lower them.
-    """
-
-    def __init__(self, reader: MemAgent, roots: Roots, *, ceilings: Limits) -> None:
-        self._reader = reader
-        self._roots = roots
-        self._ceilings = ceilings
-        self.active = ActiveReads()
+    reader: MemAgent
+    roots: Roots
+    """Decides which files may be read, and how long a text may be."""
+    ceilings: Limits
+    """Limits of each read. A call can only lower them."""
+    active: ActiveReads = field(default_factory=ActiveReads)
 
     @property
     def supported_tools(self) -> list[Callable[..., Any]]:
         """The tools that this reader supports."""
         tools: list[Callable[..., Any]] = [self.read_document, self.wait, self.cancel_read]
-        if self._reader.keeps_checkpoints:
+        if self.reader.keeps_checkpoints:
             tools.append(self.resume_read)
-        if self._reader.run_log is not None:
+        if self.reader.run_log is not None:
             tools += [self.ask_again, self.list_runs, self.show_run]
         return tools
 
     @property
     def _log(self) -> RunLog:
-        assert self._reader.run_log is not None  # noqa: S101  without a log, its tools are not supported
-        return self._reader.run_log
+        assert self.reader.run_log is not None  # noqa: S101  without a log, its tools are not supported
+        return self.reader.run_log
 
     async def read_document(
         self,
@@ -190,11 +187,11 @@ class Tools:
         """
         read = self.active.find(run_id)
         if read is None or not read.is_running:
-            bounds = self._ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
+            bounds = self.ceilings.lowered(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._find_earlier_read, run_id)
             self.active.register(read)
             self.active.start_in_background(
-                self.active.run(read, self._reader.astream_resume(run_id, limits=bounds), None)
+                self.active.run(read, self.reader.astream_resume(run_id, limits=bounds), None)
             )
         return await shield_work(self._await_result(context, read, 0 if background else None))
 
@@ -234,9 +231,9 @@ class Tools:
                 as all reads have ended.
         """
         form = None if schema is None else ResponseFormat.of(schema)
-        store, prepared = self._reader.store, with_response_format(await self._reader.aprepare(), form)
+        store, prepared = self.reader.store, with_response_format(await self.reader.aprepare(), form)
         texts = check_questions(questions, prepared)
-        bounds = self._ceilings.lowered(limits)
+        bounds = self.ceilings.lowered(limits)
         if isinstance(document, Document):
             # Store the document once for all questions.
             reference = await store.add_async(document, replace_undecodable=prepared.replace_undecodable)
@@ -246,7 +243,7 @@ class Tools:
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
         async def read_one(number: int, read: ActiveRead, pace: Reach) -> ReadResult:
-            parts = self._reader.astream(
+            parts = self.reader.astream(
                 reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, pace=pace
             )
             return await self.active.run(read, parts, partial(progress.advance, number) if progress else None)
@@ -270,7 +267,7 @@ class Tools:
         Raises:
             RunNotFoundError: the log has no such run.
         """
-        if self._reader.run_log is None:
+        if self.reader.run_log is None:
             return ActiveRead(run_id, "", "the document")
         record = self._log.get(run_id)
         return ActiveRead(run_id, record.question, record.document["name"])
@@ -295,9 +292,9 @@ class Tools:
                 hint="Pass exactly one of them.",
             )
         if path:
-            allowed = await self._roots.for_request(context)
+            allowed = await self.roots.for_request(context)
             return await asyncio.to_thread(allowed.document, path)
-        self._roots.server_roots.require_text(text, "the text")
+        self.roots.server_roots.require_text(text, "the text")
         # `Document.of` would reveal whether a file with this name exists.
         return Document.from_text(text)
 
@@ -313,7 +310,7 @@ class Tools:
 
     def _make_run_report(self, run_id: str) -> tuple[RunReport, str]:
         """Return a run as data and as text. Raises `RunNotFoundError`."""
-        timeline = build_timeline(load_run_view(self._log, run_id, self._reader.store))
+        timeline = build_timeline(load_run_view(self._log, run_id, self.reader.store))
         return RunReport.of(timeline), format_run(timeline)
 
 

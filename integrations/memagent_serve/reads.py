@@ -99,33 +99,22 @@ class ServedRead:
         return self.updates[-1] if self.updates else None
 
 
+@dataclass(eq=False)
 class ReadManager:
-    """Starts reads, finds them again, and lets any number of clients follow them.
+    """Starts reads, finds them again, and lets any number of clients follow them."""
 
-    Args:
-        reader: the reader; without checkpoints, nothing survives the process.
-        ledger: the owners of reads.
-        settings: the numbers of reads, and the limits of each.
-        metrics: the counters.
-        secret: makes the salts with which each key has its own part of the policy server's prefix cache; None for no
-            salts.
-    """
+    reader: MemAgent
+    """Without checkpoints, nothing survives the process."""
+    ledger: Ledger
+    """The owners of reads."""
+    settings: ServeSettings
+    """The numbers of reads, and the limits of each."""
+    metrics: Metrics
+    secret: bytes | None = None
+    """Makes the salts with which each key has its own part of the policy server's prefix cache; None for no salts."""
 
-    def __init__(
-        self,
-        reader: MemAgent,
-        ledger: Ledger,
-        settings: ServeSettings,
-        metrics: Metrics,
-        *,
-        secret: bytes | None = None,
-    ) -> None:
-        self._reader = reader
-        self._ledger = ledger
-        self._metrics = metrics
-        self._secret = secret
-        self._settings = settings
-        self._slots = asyncio.Semaphore(settings.max_reads)
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.settings.max_reads)
         self._lock = asyncio.Lock()
         self._reads: dict[str, ServedRead] = {}
         self._readers: OrderedDict[tuple[str, SamplingParams, int | None], MemAgent] = OrderedDict()
@@ -151,15 +140,15 @@ class ReadManager:
             MemAgentError: the policy cannot be reached, or the ledger cannot be written.
         """
         if self._fingerprint is None:
-            self._fingerprint = (await self._reader.agraph()).reader_context.settings
-        request = read_request.digest(self._fingerprint, self._reader.policy.name)
+            self._fingerprint = (await self.reader.agraph()).reader_context.settings
+        request = read_request.digest(self._fingerprint, self.reader.policy.name)
         async with self._lock:
             running = [read for read in self._reads.values() if read.request == request]
             if running and not read_again:
-                self._metrics.reads.labels("joined").inc()
+                self.metrics.reads.labels("joined").inc()
                 return running[-1], "joined"
             self.require_capacity(read_request.owner)
-            entries = await asyncio.to_thread(self._ledger.find_by_request, read_request.owner.name, request)
+            entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request)
             last = next((entry for entry in entries if not entry.edited), None) if not read_again else None
             if last is not None and not self._is_outdated(last):
                 read = ServedRead(last.run_id, read_request, request, last.began)
@@ -174,7 +163,7 @@ class ReadManager:
                     read_request.document["name"],
                     read.began,
                 )
-                await asyncio.to_thread(self._ledger.begin, entry)
+                await asyncio.to_thread(self.ledger.begin, entry)
             self._launch(read, kind)
         return read, kind
 
@@ -198,7 +187,7 @@ class ReadManager:
         return read
 
     def _launch(self, read: ServedRead, kind: str) -> None:
-        self._metrics.reads.labels(kind).inc()
+        self.metrics.reads.labels(kind).inc()
         self._reads[read.run_id] = read
         read.task = asyncio.create_task(self._drive(read, kind))
 
@@ -239,7 +228,7 @@ class ReadManager:
                 yield read.result
         finally:
             read.followers -= 1
-            if self._settings.cancel_on_close and not read.followers and not read.state.has_ended:
+            if self.settings.cancel_on_close and not read.followers and not read.state.has_ended:
                 await self.cancel(read)
 
     async def cancel(self, read: ServedRead, state: ReadState = ReadState.CANCELLED) -> None:
@@ -260,7 +249,7 @@ class ReadManager:
 
     def _is_outdated(self, entry: Entry) -> bool:
         finished = entry.state is ReadState.FINISHED and entry.ended is not None
-        return finished and time.time() - (entry.ended or 0.0) > self._settings.keep_seconds
+        return finished and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
 
     def require_capacity(self, owner: Owner, question: str | None = None) -> None:
         """Refuse a read of a key if too many are running, unless it may join one with the same question.
@@ -268,7 +257,7 @@ class ReadManager:
         Raises:
             ApiError: 429.
         """
-        settings = self._settings
+        settings = self.settings
         if question is not None and any(read.read_request.question == question for read in self.list_running(owner)):
             return
         if len(self._reads) >= settings.max_reads + settings.max_waiting:
@@ -278,12 +267,12 @@ class ReadManager:
 
     def _refusal(self, message: str) -> Exception:
         """Return a refusal whose Retry-After spreads the refused clients over the time that their reads will take."""
-        self._metrics.reads.labels("refused").inc()
+        self.metrics.reads.labels("refused").inc()
         now = time.monotonic()
         self._refused.append(now)
         while self._refused[0] < now - self._retry_seconds:
             self._refused.popleft()
-        rounds = (len(self._reads) + len(self._refused)) / self._settings.max_reads
+        rounds = (len(self._reads) + len(self._refused)) / self.settings.max_reads
         # Half of the time until the last read is done, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
         return too_busy(f"{message}; send it again later", seconds)
@@ -300,8 +289,8 @@ class ReadManager:
                 result = await self._read(read, resumes=kind != "started")
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if kind != "repeated":
-                self._metrics.count(result.usage)
-            await asyncio.to_thread(self._ledger.mark, read.run_id, state)
+                self.metrics.count(result.usage)
+            await asyncio.to_thread(self.ledger.mark, read.run_id, state)
             read.result = result
         except asyncio.CancelledError:
             state = read.state_if_cancelled
@@ -319,25 +308,25 @@ class ReadManager:
                 await asyncio.shield(asyncio.to_thread(self._record_failure, read.run_id, state, error))
             read.error, read.state = error, state
             self._reads.pop(read.run_id, None)
-            self._metrics.ends.labels(state.value).inc()
+            self.metrics.ends.labels(state.value).inc()
             seconds = time.monotonic() - began
             self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
             read.change()
 
     def _record_failure(self, run_id: str, state: ReadState, error: Exception) -> None:
         try:
-            self._ledger.mark(run_id, state, api_error(error).message)
+            self.ledger.mark(run_id, state, api_error(error).message)
         except MemAgentError as failure:
             log.warning("%s", failure)
 
     async def _mark(self, read: ServedRead, state: ReadState) -> None:
         read.state = state
         read.change()
-        await asyncio.to_thread(self._ledger.mark, read.run_id, state)
+        await asyncio.to_thread(self.ledger.mark, read.run_id, state)
 
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
         reader, request = await self.get_reader(read.read_request), read.read_request
-        limits = self._settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
+        limits = self.settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
         if resumes and reader.keeps_checkpoints:
             try:
                 return await await_result(reader.astream_resume(read.run_id, limits=limits), read.add)
@@ -349,19 +338,19 @@ class ReadManager:
 
     async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""
-        salt = "" if self._secret is None else derive_salt(read_request.owner, self._secret)
+        salt = "" if self.secret is None else derive_salt(read_request.owner, self.secret)
         key = (salt, read_request.sampling, read_request.answer_tokens)
         if key not in self._readers:
-            policy = self._reader.policy
+            policy = self.reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": salt})
             choices: dict[str, Any] = (
                 {} if read_request.answer_tokens is None else {"answer_tokens": read_request.answer_tokens}
             )
-            self._readers[key] = self._reader.copy(
+            self._readers[key] = self.reader.copy(
                 policy=policy,
-                sampling=replace(read_request.sampling, logprobs=(await self._reader.aprepare()).sampling.logprobs),
-                checkpoints=await self._reader.acheckpointer(),
+                sampling=replace(read_request.sampling, logprobs=(await self.reader.aprepare()).sampling.logprobs),
+                checkpoints=await self.reader.acheckpointer(),
                 **choices,
             )
             while len(self._readers) > _MAX_READERS:

@@ -196,7 +196,7 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
             {
                 "type": f"memagent.{REPORT_TYPES[call.writes]}",
                 "run_id": run_id,
-                "step": {**record, **_stream_values(call, state["document"]["size"])},
+                "step": {**record, **_stream_values(call, state)},
                 "memory": memory if answers else call.text,
                 "answer": change.get("answer") if answers else None,
             }
@@ -205,11 +205,11 @@ def _report(change: Change, calls: Sequence[Call], state: Any, write: Callable[[
         write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
 
 
-def _stream_values(call: Call, document_bytes: int | None) -> dict[str, Any]:
+def _stream_values(call: Call, state: Any) -> dict[str, Any]:
     """Return the spans that a call read and its cost, for streams."""
-    progress = 1.0 if call.writes is Writes.ANSWER else None
-    if progress is None and document_bytes and call.reads:
-        progress = min(1.0, call.extent["end_byte"] / document_bytes)
+    progress = 1.0 if call.writes is Writes.ANSWER or state.get("earlier_chunks") else None
+    if progress is None and (size := state["document"]["size"]) and call.reads:
+        progress = min(1.0, call.extent["end_byte"] / size)
     return {
         "type": REPORT_TYPES[call.writes],
         "chunk_index": call.chunk_index,

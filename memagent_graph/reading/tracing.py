@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
@@ -96,7 +97,8 @@ class ObservedPolicy:
         )
         try:
             # Only the callbacks are removed: chat models may need `configurable` of the config.
-            completion = await detach(self.policy.complete(prompt, sampling), {**self.config, "callbacks": None})
+            call = partial(self.policy.complete, prompt, sampling)
+            completion = await detach(call, {**self.config, "callbacks": None})
         except BaseException as error:
             await run.on_llm_error(error)
             raise
@@ -114,14 +116,14 @@ class ObservedPolicy:
         )
 
 
-async def detach(coroutine: Coroutine[Any, Any, T], config: RunnableConfig | None = None) -> T:
-    """Await a coroutine in a task under `config`, without the callbacks and streams of the calling graph."""
+async def detach(call: Callable[[], Awaitable[T]], config: RunnableConfig | None = None) -> T:
+    """Await a call in a task under `config`, without the callbacks and streams of the calling graph."""
 
     async def run() -> T:
         from langsmith.run_helpers import tracing_context  # noqa: PLC0415  slow to import, and rarely needed
 
         with tracing_context(enabled=False):
-            return await coroutine
+            return await call()
 
     context = copy_context()
     context.run(var_child_runnable_config.set, config)

@@ -42,7 +42,8 @@ class SequentialStrategy(Strategy):
     """
 
     passes: int = field(default=1, kw_only=True)
-    """Maximum number of times to read the document. A pass that leaves the memory unchanged is the last."""
+    """Maximum number of times to read the document. A pass that leaves the memory unchanged is the last. A document of
+    one chunk is read once."""
     state: ClassVar[type] = PassState
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, count_events
@@ -56,6 +55,11 @@ class Step:
     def notable(self) -> bool:
         """Whether the step changed the memory, has events, or merged branches."""
         return self.changed or bool(self.update.events) or self.update.chunk_index is None
+
+    def continues(self, other: Step) -> bool:
+        """Return whether the step read a later chunk than the other one, on the same branch; another pass does not."""
+        update, before = self.update, other.update
+        return update.branch == before.branch and (update.chunk_number or 0) > (before.chunk_number or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,18 @@ class Timeline:
         return self.steps[self.step_index_by_update[update]]
 
     def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
-        """Yield groups of steps: a single notable step, or several steps of a branch that are not notable."""
-        for (is_notable, _), steps in groupby(self.steps, key=lambda step: (step.notable, step.update.branch)):
-            if is_notable:
-                yield from ((True, [step]) for step in steps)
+        """Yield groups of steps: a single notable step, or ascending chunks of a branch that are not notable."""
+        group: list[Step] = []
+        for step in self.steps:
+            if group and (step.notable or not step.continues(group[-1])):
+                yield False, group
+                group = []
+            if step.notable:
+                yield True, [step]
             else:
-                yield False, list(steps)
+                group.append(step)
+        if group:
+            yield False, group
 
     def longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the lost lines that were in memory for the largest number of steps, in the order of their loss."""

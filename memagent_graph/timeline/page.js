@@ -215,7 +215,8 @@
     for (let index = 0; index < steps.length; index++) {
       if (!shown(steps[index])) continue;
       let end = index;
-      if (state.filter === "all") while (end < steps.length && !notable(steps[end]) && steps[end].branch === steps[index].branch) end++;
+      const ascends = () => end === index || steps[end].chunk > steps[end - 1].chunk;  // a later pass begins at the first chunk
+      if (state.filter === "all") while (end < steps.length && !notable(steps[end]) && steps[end].branch === steps[index].branch && ascends()) end++;
       if (end - index >= SHORTEST_FOLD && !state.unfolded.has(index)) {
         list.append(fold(index, end));
         index = end - 1;
@@ -230,8 +231,8 @@
     mark();
   }
   function fold(from, to) {
-    const branch = steps[from].branch ? `, branch ${steps[from].branch}` : "";
-    const text = `Chunks ${steps[from].chunk}–${steps[to - 1].chunk}${branch}: ${dull(steps.slice(from, to))}`;
+    const first = steps[from], rest = first.name.slice(`chunk ${first.chunk}`.length);  // the branch, and whether it is read again
+    const text = `Chunks ${first.chunk}–${steps[to - 1].chunk}${rest}: ${dull(steps.slice(from, to))}`;
     return el("li", { class: "fold", "data-from": from, "data-to": to },
       el("button", { type: "button", "aria-expanded": "false", onclick: () => unfold(from, to) }, text));
   }

@@ -137,10 +137,9 @@ def _steps(timeline: Timeline) -> list[RenderableType]:
         if notable:
             parts += _step(steps[0])
         else:
-            name = steps[0].name
+            name, first, last = steps[0].name, steps[0].update.chunk_number, steps[-1].update.chunk_number
             if len(steps) > 1:
-                branch = f", branch {steps[0].update.branch}" if steps[0].update.branch else ""
-                name = f"chunks {steps[0].update.chunk_number}-{steps[-1].update.chunk_number}{branch}"
+                name = f"chunks {first}-{last}{name.removeprefix(f'chunk {first}')}"
             parts.append(Text(f"{plain(name)}: {label_unchanged(steps)}", style="dim"))
     return parts
 

@@ -96,7 +96,7 @@ class Recorder(LoopStatus):
 
     def on_phase(self, iteration: int, phase: Phase) -> None:
         super().on_phase(iteration, phase)
-        self.phases += [] if (iteration, phase) in self.phases[-1:] else [(iteration, phase)]
+        self.phases.append((iteration, phase))
 
     def on_collection(self, record: CollectionRecord) -> None:
         self.records.append(record)

@@ -141,7 +141,7 @@ def typed_in(page: Path) -> list[list[str]]:
     )
     lines = [line for block in code for line in block.replace("\\\n", " ").splitlines()]
     words = [shlex.split(re.sub(r"\[OPTIONS\]|\$\((.*?)\)", "", line), comments=True) for line in lines]
-    return [word[word.index("memagent") + 1 :] for word in words if "memagent" in word]
+    return [line[line.index("memagent") + 1 :] for line in words if "memagent" in line]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

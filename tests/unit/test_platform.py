@@ -256,7 +256,7 @@ async def test_without_a_server_and_a_policy_a_run_names_the_remedy_and_a_policy
 def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     described = json.loads(CONFIGURATION.read_text())
-    needed = {re.sub(r">=([\d.]+).*", r"~=\1", name) for name in (*extras["local"], *extras["hub"])}
+    needed = {re.sub(r">=([\d.]+).*", r"~=\1", requirement) for requirement in (*extras["local"], *extras["hub"])}
     assert needed == {*described["dependencies"]} - {".."}
     assert described["env"] == ".env"
     named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))

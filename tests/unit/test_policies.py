@@ -64,7 +64,7 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
             await policy.aclose()
         assert list(completion.logprobs) == [-0.5, -0.5]
         ids = completion.token_ids, completion.prompt_token_ids
-        assert [id_ and list(id_) for id_ in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
+        assert [row and list(row) for row in ids] == ([[0, 1], [0, 1]] if vllm else [None, None])
         assert ("return_token_ids" in server.requests[0]) is vllm
 
 

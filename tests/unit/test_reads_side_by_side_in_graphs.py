@@ -90,5 +90,5 @@ async def test_the_tools_progress_never_falls_and_counts_what_was_read_before_a_
     assert told[-1]["progress"] > 0.5
     assert again[0]["progress"] > 0.5, "what was read before counts"
     assert again[-1]["progress"] == 1.0
-    chunks = [name["chunk_index"] for name in (*told, *again) if name["chunk_index"] is not None]
+    chunks = [report["chunk_index"] for report in (*told, *again) if report["chunk_index"] is not None]
     assert set(chunks) == set(range(reading["chunks_read"]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from itertools import count
 from typing import NotRequired
 
 import pytest
+import rich.console
 from langgraph.checkpoint.memory import InMemorySaver
 from support.scripts import document_with, part, perfect_reader
 
@@ -25,6 +27,8 @@ from memagent_graph import (
 from memagent_graph.errors import BudgetError, PromptError, StrategyError
 from memagent_graph.reading.steps import answer, chosen_chunk, read_chunk, route_after_read_chunk, update_memory
 from memagent_graph.strategies import list_strategy_names, load_strategy
+from memagent_graph.timeline.model import build_timeline
+from memagent_graph.timeline.terminal import render_timeline
 
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
@@ -181,6 +185,11 @@ def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader
     assert slots == list(range(several.chunks_read))
     assert [call.chunk_index for call in several.trace.steps if call.reads] == [*range(once.chunks_read)] * 3
     assert [(quote.quote, quote.chunk_index) for quote in several.evidence] == [("The key of Fernley is 4711", 0)]
+    assert (progress := [update.progress for update in several.updates]) == sorted(progress), "it never falls"
+    shown = rich.console.Console(file=io.StringIO(), width=100)
+    shown.print(render_timeline(build_timeline(several.view())))
+    last = once.chunks_read
+    assert f"chunks 1-{last} (read again): unchanged" in shown.file.getvalue(), "each pass has lines of its own"
 
 
 def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_reader) -> None:

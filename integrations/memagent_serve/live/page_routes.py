@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeVar
 
@@ -87,18 +88,17 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     note: Annotated[str, Meta(max_length=_MAX_NOTE_LENGTH)] | None = None
 
 
+@dataclass(eq=False)
 class LivePage:
-    """The page's routes.
+    """The page's routes."""
 
-    Args:
-        serving: the resources, shared with the API.
-        sessions: who may use the page.
-    """
+    serving: ServerResources
+    """The resources, shared with the API."""
+    sessions: PageSessions
+    """Who may use the page."""
 
-    def __init__(self, serving: ServerResources, sessions: PageSessions) -> None:
-        self._serving = serving
-        self._sessions = sessions
-        self._live = LiveReads(serving)
+    def __post_init__(self) -> None:
+        self._live = LiveReads(self.serving)
         self._streams: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
@@ -134,33 +134,33 @@ class LivePage:
         return Response(text, media_type=f"{kind}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body, server = await _parse_body(self._serving, request, SignIn), request.scope.get("server")
-        return self._sessions.sign_in(body.token, server[1] if server else 0)
+        body, server = await _parse_body(self.serving, request, SignIn), request.scope.get("server")
+        return self.sessions.sign_in(body.token, server[1] if server else 0)
 
     async def _describe_session(self, request: Request) -> Response:
-        context = await self._serving.reader.aprepare()
+        context = await self.serving.reader.aprepare()
         return _json_response(
             {
                 "owner": get_owner(request).name,
-                "model": self._serving.reader.policy.name,
+                "model": self.serving.reader.policy.name,
                 "memory_tokens": context.budget.memory_tokens,
                 "question_tokens": context.budget.question_tokens,
             }
         )
 
     async def _sign_out(self, request: Request) -> Response:
-        self._sessions.sign_out(request.scope)
+        self.sessions.sign_out(request.scope)
         return Response(status_code=204)
 
     async def _add_file(self, request: Request) -> Response:
-        file = await store_upload(self._serving, request)
+        file = await store_upload(self.serving, request)
         document = await cancel_on_disconnect(request, self._live.add_document(get_owner(request), file))
         return _json_response(
             {"id": file.id, "name": file.filename, "bytes": file.bytes, "text_bytes": document["size"]}
         )
 
     async def _start_reads(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, NewReads)
+        body = await _parse_body(self.serving, request, NewReads)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
             raise bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
@@ -172,14 +172,14 @@ class LivePage:
         owner, query = get_owner(request), request.query_params
         newest = min(_PAGE_ENTRIES, _parse_number(query.get("newest"), 50))
         entries, total = await asyncio.to_thread(
-            self._serving.ledger.search,
+            self.serving.ledger.search,
             owner.name,
             query.get("q", ""),
             newest=newest,
             skip=_parse_number(query.get("skip"), 0),
         )
         answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
-        find = self._serving.manager.find
+        find = self.serving.manager.find
         reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
         return _json_response({"reads": reads, "total": total})
 
@@ -196,18 +196,18 @@ class LivePage:
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, Edit)
+        body = await _parse_body(self.serving, request, Edit)
         await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
         answer = await self._live.answer_now(
-            *_get_owner_and_run_id(request), (await _parse_body(self._serving, request, AskNow)).question
+            *_get_owner_and_run_id(request), (await _parse_body(self.serving, request, AskNow)).question
         )
         return _json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
-        body = await _parse_body(self._serving, request, Thumb)
+        body = await _parse_body(self.serving, request, Thumb)
         await self._live.judge(*_get_owner_and_run_id(request), up=body.up, note=body.note)
         return Response(status_code=204)
 
@@ -219,7 +219,7 @@ class LivePage:
         view, query = await self._live.get_view(*_get_owner_and_run_id(request)), request.query_params
         start = _parse_number(query.get("start"), 0)
         end = max(start, _parse_number(query.get("end"), start))
-        return _json_response(await asyncio.to_thread(format_passage, view, self._serving.reader.store, start, end))
+        return _json_response(await asyncio.to_thread(format_passage, view, self.serving.reader.store, start, end))
 
     async def _show_run_page(self, request: Request) -> Response:
         owner, run_id = _get_owner_and_run_id(request)
@@ -233,7 +233,7 @@ class LivePage:
             raise too_busy("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
         parts = stream_changes(
-            self._live, self._serving.manager, self._serving.ledger, owner, request.query_params.get("run")
+            self._live, self.serving.manager, self.serving.ledger, owner, request.query_params.get("run")
         )
         return _Stream(
             parts,

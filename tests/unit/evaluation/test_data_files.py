@@ -97,7 +97,7 @@ def hqa_row(passages: int = 50, **changes: Any) -> dict[str, Any]:
 def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -> None:
     (record, other) = read_records([write_json(tmp_path / "h.json", [hotpot_row(), hotpot_row(1)])], "hotpotqa")
     assert (record.id, record.answers, other.id) == ("h0", ("1901",), "h1")
-    assert [answer.title for answer in record.gold] == ["Port Alder", "Ada Born"]
+    assert [paragraph.title for paragraph in record.gold] == ["Port Alder", "Ada Born"]
     assert record.gold[0].text == "Port Alder is a town. Its mayor is Ada Born 0."
     assert len(record.distractors) == 8
 

@@ -111,7 +111,7 @@ def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
     told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
-    assert [message.loss for message in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
+    assert [loss.loss for loss in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
     assert analyse(sample(), view("x")) == ()
 
 

@@ -72,7 +72,7 @@ def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> 
 
 def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_documents_show() -> None:
     scores = {f"{number}": float(number % 3 > 0) for number in range(300)}
-    documents = {score: str(int(score) // 2) for score in scores}
+    documents = {question: str(int(question) // 2) for question in scores}
     found = compare(scores, scores, clusters=documents)
     assert found.documents == 150
     assert found.high == pytest.approx(compute_wilson_interval(0, 150).high)

@@ -66,8 +66,8 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
         record = next(record for record in RECORDS if record.question == sample.question)
         found = passages(text)
         assert len(found) == len(set(found))
-        assert {written(answer) for answer in record.gold} <= set(found)
-        own = {written(distractor) for distractor in record.distractors}
+        assert {written(paragraph) for paragraph in record.gold} <= set(found)
+        own = {written(paragraph) for paragraph in record.distractors}
         assert own <= set(found) if length == 9000 else own & set(found)
         assert sample.gold == record.answers
         carried = {needle.text: needle.gold for needle in sample.needles}
@@ -102,7 +102,7 @@ def test_long_documents_repeat_distractors_but_never_gold():
     found = passages(text)
     record = next(record for record in RECORDS if record.question == sample.question)
     assert len(found) > 2 * len(set(found))
-    assert all(found.count(written(name)) == 1 for name in (*record.gold, *record.distractors))
+    assert all(found.count(written(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 
 
 @pytest.mark.parametrize("length", [2, 7, 10, 50, 300, 600])
@@ -115,9 +115,11 @@ def test_ruler_hqa_has_so_many_different_passages(length):
         found = passages(text)
         record = next(record for record in RECORDS if record.question == sample.question)
         assert len(found) == len(set(found)) == length
-        assert {written(answer) for answer in record.gold} <= set(found)
-        assert set(found) <= {written(name) for every in RECORDS for name in (*every.gold, *every.distractors)}
-        own = {written(distractor) for distractor in record.distractors}
+        assert {written(paragraph) for paragraph in record.gold} <= set(found)
+        assert set(found) <= {
+            written(paragraph) for every in RECORDS for paragraph in (*every.gold, *every.distractors)
+        }
+        own = {written(paragraph) for paragraph in record.distractors}
         assert len(own & set(found)) == min(8, length - 2)
         assert len(sample.needles) == 2
         assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
@@ -130,7 +132,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
         sample = task.sample(400, index)
         record = next(each for each in [*RECORDS, copy] if each.question == sample.question)
         text = "".join(sample.text())
-        assert all(text.count(answer.text) == 1 for answer in record.gold)
+        assert all(text.count(paragraph.text) == 1 for paragraph in record.gold)
 
 
 def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is():
@@ -166,8 +168,8 @@ def hotpotqa_file(folder):
             "_id": record.id,
             "question": record.question,
             "answer": record.answers[0],
-            "supporting_facts": [[answer.title, 0] for answer in record.gold],
-            "context": [[name.title, [name.text]] for name in (*record.gold, *record.distractors)],
+            "supporting_facts": [[paragraph.title, 0] for paragraph in record.gold],
+            "context": [[paragraph.title, [paragraph.text]] for paragraph in (*record.gold, *record.distractors)],
         }
         for record in RECORDS
     ]

@@ -87,7 +87,7 @@ async def test_the_document_is_stored_once(tmp_path):
     made = [await documents.prepare(task.name, 3000, index, 1) for index in range(6)]
     await documents.close()
     keys = [sample.document["key"] for sample in made]
-    assert keys == [fromkey for fromkey in dict.fromkeys(keys) for _ in "abc"]
+    assert keys == [key for key in dict.fromkeys(keys) for _ in "abc"]
 
 
 def test_more_questions_than_the_small_variant_has_keys_are_refused():

@@ -89,5 +89,5 @@ def test_quotation_marks_dashes_and_spaces_have_one_form() -> None:
 def test_any_text_has_facts_and_one_form(text: str) -> None:
     facts = extract_facts(text)
     assert normalize_text(facts.text) == facts.text
-    for name in (*facts.numbers, *facts.dates, *facts.words):
-        assert 0 <= name.start < name.end <= len(facts.text)
+    for fact in (*facts.numbers, *facts.dates, *facts.words):
+        assert 0 <= fact.start < fact.end <= len(facts.text)

@@ -262,7 +262,7 @@ def many_groups(draw: st.DrawFn) -> list[RolloutGroup]:
         )
         for index in range(draw(st.integers(1, 3)))
     ]
-    return [replace(sample, rollouts_G=tuple(map(with_steps, sample.rollouts_G))) for sample in made]
+    return [replace(group, rollouts_G=tuple(map(with_steps, group.rollouts_G))) for group in made]
 
 
 TERMS: list[tuple[dict[str, Any], ...]] = [

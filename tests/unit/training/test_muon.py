@@ -61,7 +61,7 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     named = dict(apart.named_parameters())
     tables = [each for name, each in named.items() if "embed_tokens" in name or "lm_head" in name]
     assert len(tables) == (1 if tied else 2)
-    vectors = [name for name in named.values() if name.ndim == 1]
+    vectors = [tensor for tensor in named.values() if tensor.ndim == 1]
     matrices = [each for name, each in named.items() if each.ndim == 2 and "layers" in name]
     assert len(tables) + len(vectors) + len(matrices) == len(named)
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

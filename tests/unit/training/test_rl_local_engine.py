@@ -11,7 +11,7 @@ import write_tables
 
 pytest.importorskip("trl")
 
-from support.rl_loops import SETTINGS, small_job
+from support.rl_loops import SETTINGS, Recorder, small_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
@@ -32,8 +32,14 @@ def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
         measure_every=2, measure_lengths=(300,), measure_count=2,
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0},
     )  # fmt: skip
-    finished = run(job)
+    recorder = Recorder()
+    finished = run(job, recorder)
     assert finished.steps == 2
+    assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
+        (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),
+        (1, "sync"), (1, "collect"), (1, "train"),
+        (2, "sync"), (2, "measure"),
+    ]  # fmt: skip
     card = (job.out / "README.md").read_text()
     for words in (
         "| base | embedded",

@@ -51,7 +51,7 @@ class TrainingConversation:
 
     @property
     def chunk_index(self) -> int | None:
-        """The chunk that it read, if known: for an update of the trunk."""
+        """The chunk that it read, if known: for an update of the trunk. Later passes over the document count on."""
         return self.slot if self.role == "update" and not self.branch else None
 
     @property

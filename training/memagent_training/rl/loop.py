@@ -276,7 +276,8 @@ class _IterationSource:
     # Time
 
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
-        self._status.on_phase(iteration, phase)
+        if (iteration, phase) != (self._status.clock.iteration, self._status.clock.phase):  # not begun by the export
+            self._status.on_phase(iteration, phase)
         return run_sync(work)
 
 

@@ -181,7 +181,7 @@ class PolicySync:
                 hint = f"{hint or ''} Or restart it with these weights where it runs.".strip()
             raise TrainingError(
                 f"version {version} ({policy}) is not served, and the server's weights are unverified:"
-                f" {'; '.join(reasons)}",
+                f" {'; '.join(reasons) or 'none of the chosen methods can load this folder'}",
                 hint=hint,
             )
 
