@@ -105,7 +105,7 @@ class LongRequest:
     """The memory of the request's body, until the request has been passed on."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ChatCompletions:
     """Answers chat requests."""
 

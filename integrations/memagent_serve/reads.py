@@ -99,7 +99,7 @@ class ServedRead:
         return self.updates[-1] if self.updates else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them."""
 

@@ -88,7 +88,7 @@ class Thumb(msgspec.Struct, forbid_unknown_fields=True):
     note: Annotated[str, Meta(max_length=_MAX_NOTE_LENGTH)] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LivePage:
     """The page's routes."""
 
