@@ -354,3 +354,15 @@ def test_groups_stay_or_go_whole(groups, chosen):
         if c.learned_tokens and not (chosen.mask_truncated and c.truncated)
     }
     assert kept == wanted
+
+
+def test_conversations_and_rollouts_whose_lengths_differ_are_refused() -> None:
+    ids, logprobs = array("I", [1, 2]), array("f", [-0.5, -0.5])
+    conversation = TrainingConversation(ids, ids, logprobs, "answer", "", 0, truncated=False, policy_version="")
+    for change in ({"logprobs_T": logprobs[:1]}, {"loss_mask_T": (True,)}):
+        with pytest.raises(ValueError, match="each of the 2 completion tokens"):
+            replace(conversation, **change)
+    rollout = Rollout("r", (conversation,), 1.0)
+    for change in ({"conversations_K": ()}, {"term_rewards": {"format": (1.0, 0.0)}}):
+        with pytest.raises(ValueError, match="run r must have conversations"):
+            replace(rollout, **change)

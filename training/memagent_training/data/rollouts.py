@@ -44,6 +44,11 @@ class TrainingConversation:
     policy_version: str
     loss_mask_T: Sequence[bool] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        tokens = len(self.completion_ids_T)
+        if {len(self.logprobs_T), tokens if self.loss_mask_T is None else len(self.loss_mask_T)} != {tokens}:
+            raise ValueError(f"log-probs and loss mask must have an entry for each of the {tokens} completion tokens")
+
     @property
     def position(self) -> tuple[str, str, int]:
         """Role, branch and slot: rewards are compared over the conversations at the same position of a group."""
@@ -69,6 +74,11 @@ class Rollout:
     reward: float
     term_rewards: Mapping[str, RewardValue] = field(default_factory=dict)
     """More rewards by name, of the run or of each of its K conversations: those in the terms of the advantage."""
+
+    def __post_init__(self) -> None:
+        counts = {len(rewards) for rewards in self.term_rewards.values() if isinstance(rewards, tuple)}
+        if not self.conversations_K or counts - {len(self.conversations_K)}:
+            raise ValueError(f"run {self.run_id} must have conversations, and each term a reward for each of them")
 
     def reward_named(self, name: str) -> RewardValue | None:
         """Return the reward of that name; None if there is none."""
