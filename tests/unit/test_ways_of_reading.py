@@ -41,7 +41,7 @@ def kinds(result) -> list[str]:
     ("name", "told"),
     [
         ("gated:stop=maybe", "gated takes yes or no for stop"),
-        ("gated:exit=yes", "gated has no option 'exit'. Its options: stop"),
+        ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
         ("parallel:passes=two", "parallel takes a whole number for passes"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
