@@ -667,7 +667,7 @@ class MemAgent:
         if not values.get("stop_reason"):
             raise CheckpointError(
                 "the checkpoints hold no state that this reader can continue: no step is next, and the run did not end",
-                hint="They are damaged, or of another program; read the document again.",
+                hint="They are damaged, or another program wrote them. Read the document again.",
                 run_id=run_id,
             )
         yield _result(graph, values, progress.trace)

@@ -1,8 +1,8 @@
 """The command line: `memagent read | resume | doctor | demo | ...`. A command has its own module.
 
-Exit codes: 0 answered, 2 wrong usage, 3 the document, 4 the policy or its server, 5 stopped at a limit and resumable,
-6 no such run or another one, 7 settings that do not fit, 8 read to the end without an answer, 9 a policy that
-collapsed while it was trained, 10 checkpoints that cannot be read or written, 130 interrupted.
+Exit codes: 0 answered, 2 wrong usage, 3 unusable document, 4 failure of the policy or its server, 5 stopped at a limit
+and resumable, 6 unknown or mismatched run, 7 invalid settings, 8 read to the end without an answer, 9 policy collapse
+in training, 10 unusable checkpoints, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
         # The remaining output would fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.write(
-            f"error: standard output cannot be written: {error.strerror}\n"
+            f"error: cannot write to standard output: {error.strerror}\n"
             "what to do: Make room, or write elsewhere. A read that has finished is in the log: memagent show latest.\n"
         )
         sys.exit(1)

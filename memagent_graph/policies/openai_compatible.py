@@ -303,7 +303,7 @@ class OpenAICompatiblePolicy:
                     raise
                 # The server may still accept the name.
                 self.unlisted = error
-                log.warning("%s; %s is asked for all the same", error.message, self._model)
+                log.warning("%s; requesting %s anyway", error.message, self._model)
                 served = {"id": self._model}
             if not is_vllm(served):
                 log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)

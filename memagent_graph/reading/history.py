@@ -56,7 +56,7 @@ async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot
     except Exception as error:  # LangGraph can raise anything for the state of another program
         raise CheckpointError(
             f"the checkpoints hold no state that this reader can continue: {error}",
-            hint="They are damaged, or of another program; read the document again.",
+            hint="They are damaged, or another program wrote them. Read the document again.",
             run_id=run_id,
         ) from error
     if not snapshot.values.get("document"):
@@ -87,9 +87,7 @@ async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
 async def edit_memory(
     graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
 ) -> Call:
-    """Replace the memory after `chunk` by `text`, as a new branch of checkpoints.
-
-    The new branch of checkpoints becomes the run's newest state.
+    """Replace the memory after `chunk` by `text`, as a new branch of checkpoints: the run's newest state.
 
     Returns:
         The call whose memory was replaced.
@@ -100,7 +98,7 @@ async def edit_memory(
     context = graph.reader_context
     if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
         raise RunError(
-            f"the text has {tokens} tokens and a memory at most {context.budget.memory_tokens}",
+            f"the text has {tokens} tokens; the memory budget is {context.budget.memory_tokens}",
             hint="Shorten it.",
             run_id=run_id,
         )

@@ -354,7 +354,7 @@ def test_wrong_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunError, match="has not read chunk 2; it has read 2"):
         reader.edit_memory("r", 2, "x")
-    with pytest.raises(RunError, match="a memory at most 60"):
+    with pytest.raises(RunError, match="the memory budget is 60"):
         reader.edit_memory("r", 1, "word " * 100)
     with pytest.raises(RunNotFoundError, match="no run 'other'"):
         reader.resume("other")

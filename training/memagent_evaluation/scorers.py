@@ -130,7 +130,7 @@ def is_exactly(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
 
 
 def holds(answer: str, gold: tuple[str, ...], metric: Metric) -> bool:
-    """Return whether an answer has any gold string, or all of them if all are required, as whole words.
+    """Return whether an answer contains any gold string (`Metric.ANY`) or all of them, as whole words.
 
     An exactly right answer has them: "123,456" is two of two numbers, although it may be one compared with another gold
     string.
@@ -186,11 +186,10 @@ def _strip(text: str, kept: re.Pattern[str], replacement: str) -> str:
 
 
 def contains(text: str, gold: str) -> bool:
-    """Return whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777". Not the other way
-    round.
+    """Return whether `text` contains `gold` as whole words: "7" is not in "1977", "12.7" or "1,777".
 
-    Both are normalised as SQuAD does (`normalise`), or both with spaces for punctuation (`separate_words`); one is
-    enough.
+    They may match in either of two normal forms: SQuAD's (`normalise`), or with spaces for punctuation
+    (`separate_words`).
     A gold fraction, time or date ("1/2") is searched as a whole.
     """
     lists = re.search(_DIGIT_SEPARATORS, gold) is None

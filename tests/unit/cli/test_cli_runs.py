@@ -222,7 +222,7 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line(log, own_home) ->
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: standard output cannot be written: No space left on device\n")
+    assert done.stderr.startswith("error: cannot write to standard output: No space left on device\n")
     assert "memagent show latest" in done.stderr
     assert "Traceback" not in done.stderr
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -173,7 +173,7 @@ class ParquetRows:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """Yield the file, opened each time, because an open one is not for several threads."""
+        """Yield the file, opened each time, because an open file is not thread-safe."""
         try:
             with open_parquet(self.path, "eval", f"reading {self.path.name}") as file:
                 yield file
@@ -221,7 +221,7 @@ class DatasetRows:
 
 
 class CsvRows:
-    """The rows of a CSV or TSV file with a line of names. A cell that is a JSON list, such as ["a", "b"], is a list."""
+    """The rows of a CSV or TSV file with a header row. A cell that is a JSON list, such as ["a", "b"], is a list."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,9 +233,7 @@ class CsvRows:
         except (OSError, ValueError, csv.Error) as error:
             raise _make_unreadable_error(path, error) from error
         if not self._rows:
-            raise EvaluationError(
-                f"{path} has no rows", hint="Begin it with a line of names, then a line for each row."
-            )
+            raise EvaluationError(f"{path} has no rows", hint="Begin it with a header row.")
 
     def __len__(self) -> int:
         return len(self._rows)

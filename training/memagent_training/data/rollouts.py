@@ -16,7 +16,7 @@ from memagent_training.training_errors import TrainingError
 MAX_REWARD: Final = 3.4028234663852886e38
 """The largest 32-bit number; losses are computed in 32 bits."""
 OUTCOME: Final = "outcome"
-"""The name of a rollout's `reward` in terms of an advantage."""
+"""The name by which a term of the advantage refers to `Rollout.reward`."""
 RewardValue: TypeAlias = float | tuple[float, ...]
 """A reward of a whole run, or one for each of its K conversations."""
 
@@ -25,7 +25,7 @@ RewardValue: TypeAlias = float | tuple[float, ...]
 class TrainingConversation:
     """One prompt and the completion that the policy sampled, exactly as logged.
 
-    A completion token is learned if its `loss_mask_T` is true, or if that is None.
+    A completion token contributes to the loss if its `loss_mask_T` is true, or if there is no mask.
     """
 
     prompt_ids_P: array[int] = field(repr=False)

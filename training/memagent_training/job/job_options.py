@@ -40,7 +40,7 @@ class TrainingOptions:
         str | None, typer.Option(help="The prompts' fingerprint to train on, if the runs have several.")
     ] = None
     trust_tokenizer: Annotated[
-        bool, typer.Option("--trust-tokenizer", help="The runs are this model's although the tokenizer differs.")
+        bool, typer.Option("--trust-tokenizer", help="Accept runs whose tokenizer fingerprint is not the model's.")
     ] = False
     lora_rank: _LoRARank = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in --out.")] = (

@@ -47,20 +47,20 @@ OUTCOME_REWARDS: Final[Mapping[str, RewardFunction]] = {
     "exit_in_time": ExitInTime(),
     "memagent_released": MemAgentReleased(),
 }
-"""They compare a run with gold answers or evidence. An evaluation's names for scores (`REWARD_NAMES`) do, too."""
+"""Rewards that compare a run with gold answers or evidence. Names of evaluation scores (`REWARD_NAMES`) are aliases."""
 STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
     "evidence_f2_gain": EvidenceF2Gain(),
     "gate_right": GateRight(),
     "recall_gain": RecallGain(),
     "format": FormatReward(),
 }
-"""They reward each conversation; all but `format` compare it with gold answers or evidence."""
+"""Rewards of each conversation. All but `format` compare it with gold answers or evidence."""
 SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
 """The form of a reward of the user's own."""
 NEED_EVIDENCE: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
 """Rewards that need more than gold answers."""
 _NEED_NO_GOLD: Final = frozenset({"format"})
-"""No logged reward has their names."""
+"""Names that always mean the built-in reward, never a logged one."""
 
 
 def name_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -105,7 +105,7 @@ def find_built_in(name: str) -> RewardFunction | StepRewardFunction:
 def choose_term_rewards(
     terms: Sequence[CreditTerm], *, has_gold: bool, has_logged: bool = True
 ) -> dict[str, RewardFunction | StepRewardFunction]:
-    """Return the functions of the rewards in terms of an advantage, except the outcome, which a training run names.
+    """Return the reward function of each term of the advantage. The outcome reward is chosen separately.
 
     Args:
         terms: the terms.

@@ -173,7 +173,7 @@ def build(sources: list[tuple[str, Path]], out: Path, limit: int) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--python", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))

@@ -70,7 +70,7 @@ def interpolate(policy: Network, toward: Network, share: float) -> Network:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     sources = parser.add_mutually_exclusive_group()
     sources.add_argument(

@@ -49,7 +49,7 @@ SINK = 20.0
 
 SAME, SAME_SINK = 2.0, 15.5
 PAIR, PAIR_SINK = 1.6, 19.0
-"""The same for finding the question's words one by one, and two by two, in the section."""
+"""Sharpness and sink of the heads that find the question's words in the section: single words, and pairs of words."""
 
 REPORT = 4.0
 """How strongly missing words count for "none"."""

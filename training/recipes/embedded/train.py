@@ -188,7 +188,7 @@ def check(policy: Network, builder: RowBuilder, device: torch.device, rows: int)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--corpus", type=Path, required=True, help="folder written by recipes.embedded.corpus")
     parser.add_argument("--out", type=Path, required=True)

@@ -99,7 +99,7 @@ def join_trees(parts: Iterator[EncodedTrees]) -> EncodedTrees:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--base", type=Path, required=True, help="folder of the base in transformers' format, with its tokenizer"

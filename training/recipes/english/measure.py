@@ -79,7 +79,7 @@ def measure(policy: str, path: Path, strategy: str, only: str | None, rows: list
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", default="english", help="a name that was added, or a folder")
     parser.add_argument("--strategy", default="gated")
