@@ -117,7 +117,7 @@ class Call:
 def pack_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     """Return a call as plain data for the state of a graph. Its text is left out if it equals `memory`."""
     text = None if call.text == memory else call.text
-    values: dict[str, Any] = msgspec.to_builtins(replace(call, text=text, completion=call.completion.facts))
+    values: dict[str, Any] = msgspec.to_builtins(replace(call, text=text, completion=call.completion.without_content))
     return values
 
 

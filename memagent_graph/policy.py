@@ -146,7 +146,7 @@ class Completion(Origin):
                 object.__setattr__(self, name, array(kind, values))
 
     @property
-    def facts(self) -> Completion:
+    def without_content(self) -> Completion:
         """The completion without its text, token ids, log-probs and notes, for records that only describe it."""
         return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
 

@@ -264,7 +264,7 @@ class OpenAICompatiblePolicy:
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
 
-    def serve(self, model: str, policy_version: str) -> None:
+    def switch_model(self, model: str, policy_version: str) -> None:
         """Use another model of the server from the next request on, such as a new adapter.
 
         Pending requests keep their model and version.

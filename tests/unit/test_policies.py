@@ -177,7 +177,7 @@ async def test_weights_change_from_one_request_to_the_next_and_name_and_version_
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, policy_version="1")
         sent_before = asyncio.create_task(ask(policy))
         await asyncio.sleep(0.1)
-        policy.serve("version-2", "2")
+        policy.switch_model("version-2", "2")
         before, after = await sent_before, await ask(policy)
         await policy.aclose()
     assert (before.model, before.policy_version) == ("fake", "1")

@@ -62,7 +62,7 @@ class NowAndThen(ScriptedPolicy):
         super().__init__(self._completion)
         self._noise, self._tokenizer, self._version = random.Random(5), load_tokenizer(EMBEDDED), ""
 
-    def serve(self, model: str, version: str) -> None:
+    def switch_model(self, model: str, version: str) -> None:
         self._version = version
 
     async def aclose(self) -> None:

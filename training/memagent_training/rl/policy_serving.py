@@ -213,7 +213,7 @@ class ServerBackend(PolicyBackend):
             if not await self._revive():  # otherwise it died in the meantime
                 raise
             self.served = await self._sync.sync(folder, version, logprobs)
-        self._policy.serve(self.served.model, self.served.version)
+        self._policy.switch_model(self.served.model, self.served.version)
         self._delete_before(iteration)
 
     async def run_reads(self, iteration: int, work: Callable[[], Awaitable[T]]) -> T:
