@@ -144,7 +144,7 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageBatch:
-    """One optimizer step: its rows, without which there is no step, and its counts."""
+    """The rows of one optimizer step, and their counts. A step without rows is skipped."""
 
     rows: tuple[TrainingRow, ...] = field(repr=False)
     dropped: Mapping[str, DropReason]
