@@ -111,7 +111,7 @@ def main() -> None:
         "--held-out", action="store_true", help="use the prose, people and wordings that are kept for the check"
     )
     parser.add_argument(
-        "--change-weight", type=int, default=24, help="weight of values that change; other planted facts have 76"
+        "--change-weight", type=int, default=24, help="weight of values that change; other planted facts have 94"
     )
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()

@@ -91,7 +91,7 @@ class LessonMaker:
         questions: questions on the sections' prose.
         held_out: whether to use the people, towns, wordings and frames that are kept for measuring.
         more: further relations to train on.
-        change_weight: how often planted values change; the other kinds of planted facts weigh 76 together.
+        change_weight: how often planted values change; the other kinds of planted facts weigh 94 together.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class LessonMaker:
             self._plant_yes_no,
             self._plant_moves,
         )
-        for kind in rng.choices(kinds, (32, self._change_weight, 16, 12, 8, 8), k=count):
+        for kind in rng.choices(kinds, (32, self._change_weight, 28, 14, 8, 12), k=count):
             new_factories, new_statements = kind(rng, facts)
             inquiry_factories += new_factories
             statements += new_statements
@@ -272,21 +272,30 @@ class LessonMaker:
         return [ask_change, ask_change, other], [*([old.statement] if both else []), new.statement]
 
     def _plant_two_hop(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
-        """Plant two facts that only together answer, in either order, or one of the two facts."""
+        """Plant two facts that only together answer, in either order, or one or none of them, among facts like them
+        about others. The second fact is noted only if the first is known.
+        """
         chain, question = facts.chain(2)
         first, second = chain
-        split = rng.choice(("both", "first", "second"))
-        facts_here = {"both": rng.sample(chain, 2), "first": [first], "second": [second]}[split]
-        answer = second.value
+        here = rng.choice((chain, chain[::-1], [first], [second], []))
+        kinds = rng.choices((first.relation, second.relation), (1, 2), k=rng.randint(0, 3))
+        others = [facts.fact(relation) for relation in kinds]
 
         def ask(rng: random.Random) -> Inquiry:
-            if split == "both":
-                return Inquiry(question, (), (first.statement, second.statement), answer)
-            if split == "first":
-                return Inquiry(question, (), (first.statement,), NOT_STATED)
-            return Inquiry(question, (first.statement,), (first.statement, second.statement), answer)
+            before = list(rng.choices(((), (first.statement,), (first.statement, second.statement)), (9, 9, 2))[0])
+            before += [facts.fact(rng.choice(chain).relation).statement for _ in range(_count_mistakes(rng))]
+            rng.shuffle(before)
+            after = list(before)
+            for fact, is_linked in ((first, True), (second, first.statement in before or first in here)):
+                if fact in here and is_linked and fact.statement not in after:
+                    after.append(fact.statement)
+            answer = second.value if {first.statement, second.statement} <= set(after) else NOT_STATED
+            return Inquiry(question, tuple(before), tuple(after), answer)
 
-        return [ask, ask], [fact.statement for fact in facts_here]
+        statements = [fact.statement for fact in here]
+        for fact in others:
+            statements.insert(rng.randint(0, len(statements)), fact.statement)
+        return [ask, ask], statements
 
     def _plant_list(self, rng: random.Random, facts: EnglishFacts) -> tuple[list[InquiryFactory], list[str]]:
         """Plant several values of one subject among values of other subjects; some may be in the notes already."""
