@@ -131,12 +131,7 @@ def find_data_paths(name: str, path: Path | None, task: str | None = None) -> li
         raise EvaluationError(message, hint=remedy)
     if (path / name).is_dir():
         return find_data_paths(name, path / name)
-    for pattern in published.patterns:
-        if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=_by_number):
+    for pattern in published.patterns:  # shorter names come first, so that eval_50 is before eval_100
+        if matches := sorted(filter(Path.is_file, path.glob(pattern)), key=lambda match: (len(match.name), match.name)):
             return matches
     raise EvaluationError(f"the folder {path} has no file called {' or '.join(published.patterns)}", hint=remedy)
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    """Sort shorter names first, so that eval_50 comes before eval_100."""
-    return len(path.name), path.name
