@@ -21,8 +21,13 @@ from memagent_training.data.reward_functions import LoggedReward, LoggedStepRewa
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, choose_reward, name_reward
-from memagent_training.rewards.step_rewards import FormatReward
+from memagent_training.rewards.reward_names import (
+    NEED_EVIDENCE,
+    OUTCOME_REWARDS,
+    FormatReward,
+    choose_reward,
+    name_reward,
+)
 from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
