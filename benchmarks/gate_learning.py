@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from memagent_evaluation.paired_tests import compare
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.scorers import score
-from memagent_evaluation.statistics import estimate
+from memagent_evaluation.statistics import compare, estimate
 from memagent_evaluation.tasks.registry import load_task
 from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
 from memagent_graph.policies.local import LocalPolicy

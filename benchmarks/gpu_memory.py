@@ -18,7 +18,7 @@ from rich.table import Table
 
 from memagent_training.forward.layouts import IdRow, lay_out
 from memagent_training.job.base_model import make_lora_config
-from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
+from memagent_training.job.dry_run import ModelSizes, estimate_memory
 
 RANKS = (1, 2, 6, 8)
 SHAPES = {  # hidden size, MLP size, layers, heads, key-value heads, whether embeddings are tied

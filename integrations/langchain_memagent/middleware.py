@@ -17,9 +17,8 @@ from pydantic import BaseModel, Field
 
 from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
-from langchain_memagent.questions import Questions, find_latest_request, make_result_question
 from langchain_memagent.rolling_history import RollingHistory
-from langchain_memagent.transcripts import get_block_text
+from langchain_memagent.transcripts import Questions, find_latest_request, get_block_text, make_result_question
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError

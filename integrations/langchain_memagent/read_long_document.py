@@ -36,8 +36,8 @@ from pydantic import (
 
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
-from langchain_memagent.questions import Questions
 from langchain_memagent.readings import Outcome, ReadArtifact, describe_reading, find_unfinished_runs, format_for_model
+from langchain_memagent.transcripts import Questions
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.allowed_paths import AllowedRoots
@@ -69,10 +69,6 @@ def _describe_wrong_arguments(error: Any) -> str:
         for problem in error.errors(include_input=False)
     ]
     return f"The arguments do not fit: {'; '.join(problems)}."
-
-
-def _make_reader_from_environment() -> MemAgent:
-    return MemAgent(settings=ReadSettings.from_environment(os.environ))
 
 
 class ReadLongDocument(BaseTool):
@@ -111,7 +107,9 @@ class ReadLongDocument(BaseTool):
     handle_tool_error: Any = True
     handle_validation_error: Any = Field(default=_describe_wrong_arguments)
 
-    agent: SkipValidation[MemAgent] = Field(default_factory=_make_reader_from_environment, exclude=True, repr=False)
+    agent: SkipValidation[MemAgent] = Field(
+        default_factory=lambda: MemAgent(settings=ReadSettings.from_environment(os.environ)), exclude=True, repr=False
+    )
     roots: Sequence[Path | str] = ()
     max_bytes: int = Field(default=256 * 2**20, gt=0)
     max_questions: int = Field(default=8, gt=0)

@@ -17,8 +17,13 @@ from langgraph.graph import END
 
 from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import Report
-from langchain_memagent.questions import SOURCE, find_latest_request, make_history_question
-from langchain_memagent.transcripts import find_safe_cuts, format_transcript
+from langchain_memagent.transcripts import (
+    SOURCE,
+    find_latest_request,
+    find_safe_cuts,
+    format_transcript,
+    make_history_question,
+)
 from memagent_graph.budget import Budget
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError

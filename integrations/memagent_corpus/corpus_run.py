@@ -1,6 +1,6 @@
 """Reads a corpus: gives the unfinished documents to an engine and writes each row to the table exactly once.
 
-An engine reads documents, in this process (`LocalEngine`) or elsewhere (`on_ray.RayEngine`).
+An engine reads documents: in this process (`read_concurrently`), or on a cluster (`on_ray.RayEngine`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_corpus.corpus_inputs import CorpusInputs, require_unique_ids
 from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
@@ -127,34 +127,9 @@ StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[b
 has taken documents in advance should then stop. Several tasks may call it at the same time."""
 
 
-class CorpusEngine(Protocol):
-    """Reads documents, in this process or elsewhere."""
-
-    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
-        """Read all documents from `next_task` and pass their rows to `store_rows`. It may be cancelled.
-
-        A document whose rows are not stored, for any reason, is read again in the next pass or run.
-
-        Raises:
-            MemAgentError: an error that every other document would cause too.
-        """
-
-
-@dataclass(frozen=True)
-class LocalEngine:
-    """Reads documents in this process, concurrently in one event loop.
-
-    Args:
-        reader: reads the documents.
-        documents_in_flight: the number of documents that are read at the same time.
-    """
-
-    reader: CorpusReader
-    documents_in_flight: int = 64
-
-    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
-        """Implement `CorpusEngine.read`."""
-        await read_concurrently(self.documents_in_flight, lambda task: task.read(self.reader), next_task, store_rows)
+CorpusEngine: TypeAlias = Callable[[NextTask, StoreRows], Coroutine[Any, Any, None]]
+"""Reads all documents, in this process or elsewhere, and stores their rows. It may be cancelled. A document whose rows
+are not stored, for any reason, is read again in the next pass or run. Raises errors that every document would cause."""
 
 
 async def read_concurrently(
@@ -222,7 +197,7 @@ async def run_corpus(
         inputs: the documents.
         reader: has the questions and settings. Its checkpoints are usually in the table's work folder.
         table: where the rows are written.
-        engine: reads the documents; by default `reader` does, in this process.
+        engine: reads the documents; by default `reader` does, in this process and event loop.
         documents_in_flight: the number of documents that are read at the same time, also by `engine`.
         rows_per_part: rows in each part of the table. The last part of a run has fewer.
         retry_failed: read documents again that have failed rows, or whose part of the table is damaged or missing.
@@ -244,7 +219,8 @@ async def run_corpus(
         await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete)
         run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits or CorpusLimits(), watcher)
         run.max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
-        return await run.run(engine or LocalEngine(reader, documents_in_flight))
+        local = partial(read_concurrently, documents_in_flight, lambda task: task.read(reader))
+        return await run.run(engine or local)
     finally:
         writer.close()
 
@@ -308,7 +284,7 @@ class _CorpusRun:
         """Run the engine over all documents once, until it has finished or the time limit is reached."""
         self._source, self._is_exhausted = self._inputs.documents(), False
         self._queue.clear()
-        reading = asyncio.create_task(engine.read(self._take_task, self._store))
+        reading = asyncio.create_task(engine(self._take_task, self._store))
         try:
             await asyncio.wait([reading], timeout=self._compute_seconds_left())
             if reading.done() or not self._is_limit_reached():

@@ -315,8 +315,8 @@ class RayEngine:
     actors: int = 1
     documents_in_flight: int = 64
 
-    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
-        """Implement `CorpusEngine.read`.
+    async def __call__(self, next_task: NextTask, store_rows: StoreRows) -> None:
+        """Read all documents: a `CorpusEngine`.
 
         Raises:
             CorpusError: a machine has no access to a shared folder, or the cluster failed.

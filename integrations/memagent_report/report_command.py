@@ -69,7 +69,6 @@ class ReportDocuments(ReaderOptions):
     judge: Annotated[
         bool, typer.Option("--judge", help="Let the policy judge which answers contradict each other.")
     ] = False
-    documents_at_once: Annotated[int, typer.Option(min=1, help="How many documents are read at the same time.")] = 8
     out: Annotated[Path | None, typer.Option(help="Write files to this folder instead of Markdown to the screen.")] = (
         None
     )
@@ -127,7 +126,7 @@ class ReportDocuments(ReaderOptions):
                 lambda show: areport(
                     reader, self.question, documents, questions=questions, extractive=self.extractive,
                     judge=self.judge, limits=None if limits == Limits() else limits,
-                    documents_at_once=self.documents_at_once, on_update=show,
+                    on_update=show,
                 ),
             )  # fmt: skip
 

@@ -14,7 +14,7 @@ from memagent_graph.errors import RunError
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, write_atomically
-from memagent_report.export_safety import escape_for_spreadsheet
+from memagent_report.rendering import escape_for_spreadsheet
 from memagent_report.report_data import Report
 
 # The matrix

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from memagent_graph.concurrency.background import synchronous
 from memagent_graph.documents import Document
-from memagent_graph.errors import DocumentError, MemAgentError
+from memagent_graph.errors import DocumentError
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import DocumentSource, MemAgent
 from memagent_graph.reading.inputs import check_question, check_questions
@@ -24,8 +24,7 @@ from memagent_report.report_data import Report
 from memagent_report.report_graph import OnUpdate, ReportState, ReportWork
 from memagent_report.report_writing import list_custom_templates
 
-DOCUMENTS_AT_ONCE: Final = 8
-"""The default number of documents that are read at the same time."""
+_DOCUMENTS_AT_ONCE: Final = 8
 _VERSION: Final = 1
 """A part of every report's id; it changes when reports of older versions cannot be continued."""
 
@@ -39,7 +38,6 @@ async def areport(
     extractive: bool = False,
     judge: bool = False,
     limits: Limits | None = None,
-    documents_at_once: int = DOCUMENTS_AT_ONCE,
     on_update: OnUpdate | None = None,
 ) -> Report:
     """Read every document for the same questions, and write a report from the answers and their quotes alone.
@@ -61,7 +59,6 @@ async def areport(
         judge: let the policy judge, pair by pair, whether different answers contradict each other. Without it, the
             report lists no contradictions.
         limits: limits of each read; there is one read for each question and document.
-        documents_at_once: how many documents are read at the same time.
         on_update: called with a document's name, a question, and each memory update of that read.
 
     Raises:
@@ -74,8 +71,6 @@ async def areport(
     check_question(question, context)
     questions = list(questions)
     checked_questions = tuple(check_questions(questions, context)) if questions else ()
-    if documents_at_once < 1:
-        raise MemAgentError(f"documents_at_once must be at least 1, got {documents_at_once}", hint="Use 1 or more.")
     report_documents = await _report_documents(agent, list(documents))
     reads = {
         "limits": None if limits is None else asdict(limits),
@@ -107,7 +102,7 @@ async def areport(
         on_update=on_update,
     )
     # In a new context: in a node or tool of another graph, LangGraph would treat this graph as a part of that one.
-    task = asyncio.create_task(_run_report(work, documents_at_once), context=Context())
+    task = asyncio.create_task(_run_report(work), context=Context())
     return Report.from_dict(await task)
 
 
@@ -118,11 +113,11 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def _run_report(work: ReportWork, documents_at_once: int) -> dict[str, Any]:
+async def _run_report(work: ReportWork) -> dict[str, Any]:
     """Begin the report, or continue it if it exists; return its values."""
     saver = await work.agent.acheckpointer() if work.agent.keeps_checkpoints else None
     graph = work.graph().compile(checkpointer=saver, name="MemAgentReport")
-    config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": documents_at_once}
+    config: Any = {"configurable": {"thread_id": work.report_id}, "max_concurrency": _DOCUMENTS_AT_ONCE}
     state: ReportState | None = {}
     with hold_run(saver, work.report_id):
         if saver is not None:

@@ -246,7 +246,9 @@ class Sender:
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
                 if retries == self._max_retries:
                     raise
-            await asyncio.sleep(_pause(retries) if wait is None else wait)
+            # The pauses double, with jitter.
+            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
+            await asyncio.sleep(pause if wait is None else wait)
             retries += 1
 
     def relay(
@@ -317,11 +319,6 @@ def _abandon(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) ->
             closing.send(None)
     else:
         closing.close()
-
-
-def _pause(retries: int) -> float:
-    """Return the seconds before the next attempt. They double at every attempt, with jitter."""
-    return min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

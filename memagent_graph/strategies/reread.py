@@ -98,7 +98,10 @@ class Reread(Strategy):
         for start, end in {OPEN: "next_chunk", "update_memory": "next_chunk", "integrate": "decompose"}.items():
             graph.add_edge(start, end)
         ends = ["update_memory", "decompose", "integrate", END]
-        graph.add_conditional_edges("next_chunk", route_after_read_chunk("update_memory", then=_after_read), ends)
+        after_read = route_after_read_chunk(
+            "update_memory", then=lambda state: "decompose" if state.get("finding") is None else "integrate"
+        )
+        graph.add_conditional_edges("next_chunk", after_read, ends)
         graph.add_conditional_edges("decompose", _after_decompose, ["next_chunk", "answer"])
         graph.add_edge("answer", END)
 
@@ -160,10 +163,6 @@ async def _integrate(state: RereadState, step: StepContext) -> Change:
         parents=[tips[line] for line in ("", str(len(subquestions))) if line in tips],
     )
     return {"memory": reply.text}
-
-
-def _after_read(state: RereadState) -> str:
-    return "decompose" if state.get("finding") is None else "integrate"
 
 
 def _after_decompose(state: RereadState) -> str:

@@ -13,7 +13,7 @@ PARTS = (
         "memagent_graph.tokenizers memagent_graph.documents memagent_graph.documents.chunking",
         "huggingface_hub pypdfium2 torch transformers",
     ),
-    ("memagent_training.data.replay memagent_training.rewards.step_rewards",
+    ("memagent_training.data.replay memagent_training.rewards.reward_names",
      "torch transformers trl"),
     ("memagent_graph.reader memagent_graph.policies.openai_compatible", "torch transformers"),
 )  # fmt: skip

@@ -25,8 +25,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
 from langchain_memagent.middleware import MemAgentMiddleware
-from langchain_memagent.questions import find_latest_request, make_result_question
-from langchain_memagent.transcripts import find_safe_cuts, format_transcript
+from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
 from memagent_graph import Limits, MemAgent, OpenAICompatiblePolicy, ScriptedPolicy
 from memagent_graph.errors import BudgetError, MissingExtraError, PolicyUnreachableError, install_command
 from memagent_graph.policies.chat_model import ChatModelPolicy

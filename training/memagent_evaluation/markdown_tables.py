@@ -55,10 +55,6 @@ def format_interval(value: Estimate) -> str:
 def render_table(table: Sequence[Sequence[str]]) -> str:
     """Return rows of cells, the first of them the header, as a table; figures are right-aligned."""
     head, *body = table
-    are_figures = [all(_is_figure(row[column]) for row in body) for column in range(len(head))]
+    are_figures = [all(row[column][:1] in "0123456789+-–<" for row in body) for column in range(len(head))]
     rule = ["---:" if is_right else "---" for is_right in are_figures]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
-
-
-def _is_figure(cell: str) -> bool:
-    return not cell or cell[0] in "0123456789+-–<"

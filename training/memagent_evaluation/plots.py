@@ -92,7 +92,9 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * value.mean for value in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
         label = system if lengths else f"{system}\n(does not fit)"
-        axes.plot(lengths, [100 * value.mean for value in lenient.values()], label=label, **_choose_line_style(index))
+        means = [100 * value.mean for value in lenient.values()]
+        marker = MARKERS[index % len(MARKERS)]
+        axes.plot(lengths, means, label=label, color=colour, zorder=20 - index, linewidth=2.2, marker=marker)
     _set_length_axis(axes, rows, unit)
     axes.set_ylim(-3, 103)
     axes.set_yticks(range(0, 101, 20))
@@ -133,11 +135,6 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     figure.suptitle(f"Facts found by {system}, %", x=0.01, ha="left")
     axes.set_title(f"by length and depth; {tasks}, {sum(map(len, grid.values())):,} facts")
     figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
-
-
-def _choose_line_style(number: int) -> dict[str, Any]:
-    """Return the look of the line of the n-th system; the first one is in front."""
-    return {"color": f"C{number}", "zorder": 20 - number, "linewidth": 2.2, "marker": MARKERS[number % len(MARKERS)]}
 
 
 def _set_length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:

@@ -284,14 +284,11 @@ def make_results(
     """Return rows in the table's order; the later one of two for the same question counts."""
     by_key = {row.key: row for row in rows}
     keys = {key for plan in plans for key in plan.keys()}  # noqa: SIM118  not a mapping
-    tasks = {
-        name: index for index, name in enumerate(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
-    }
-    systems = {
-        name: index for index, name in enumerate(dict.fromkeys(system for plan in plans for system in plan.systems))
-    }
+    tasks = list(dict.fromkeys(cell.task for plan in plans for cell in plan.cells))
+    systems = list(dict.fromkeys(system for plan in plans for system in plan.systems))
     ordered = sorted(
-        by_key.values(), key=lambda row: (tasks[row.task], row.length, row.index, systems[row.system], row.repeat)
+        by_key.values(),
+        key=lambda row: (tasks.index(row.task), row.length, row.index, systems.index(row.system), row.repeat),
     )
     return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 

@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from memagent_evaluation.markdown_tables import format_interval, format_length_with_unit, group_items, render_table
-from memagent_evaluation.paired_tests import MARGIN, Comparison, compare, correct_p_values
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
-from memagent_evaluation.statistics import Estimate, estimate
+from memagent_evaluation.statistics import MARGIN, Comparison, Estimate, compare, correct_p_values, estimate
 from memagent_graph.errors import EvaluationError
 
 STANDINGS_LEGEND: Final = (

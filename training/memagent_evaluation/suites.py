@@ -25,14 +25,6 @@ SCORE: Final = "string_match"
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A published number over several tasks."""
-
-    title: str
-    tasks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SuiteScore:
     """One system's aggregate at one length. None if it was not asked all tasks equally often, or nothing fitted."""
 
@@ -43,9 +35,10 @@ class SuiteScore:
 
 
 _TEN: Final = (*SHAPES, "vt", "fwe")
-_RULER: Final = Aggregate("RULER, mean of 13 tasks", (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2"))
-AGGREGATES: Final = (_RULER, Aggregate("RULER as MemAgent reports it, mean of 10 tasks", _TEN))
-SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER.tasks, "ruler_memagent": (*_TEN, "qa_1")}
+_RULER: Final = (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2")
+_AGGREGATES: Final = {"RULER, mean of 13 tasks": _RULER, "RULER as MemAgent reports it, mean of 10 tasks": _TEN}
+"""The published numbers, each with the tasks that it is a mean of."""
+SUITES: Final[Mapping[str, tuple[str, ...]]] = {"ruler": _RULER, "ruler_memagent": (*_TEN, "qa_1")}
 """The tasks of each suite."""
 
 
@@ -57,13 +50,11 @@ def expand_suites(names: Iterable[str]) -> tuple[str, ...]:
 def compute_suite_scores(rows: Sequence[ResultRow]) -> list[SuiteScore]:
     """Return all aggregates whose tasks were all measured, by system and length in tokens."""
     scores = []
-    for aggregate in AGGREGATES:
-        task_rows = [
-            row for row in rows if row.task in aggregate.tasks and row.unit == LengthUnit.TOKENS and not row.scripted
-        ]
-        if {row.task for row in task_rows} == {*aggregate.tasks}:
+    for title, tasks in _AGGREGATES.items():
+        task_rows = [row for row in rows if row.task in tasks and row.unit == LengthUnit.TOKENS and not row.scripted]
+        if {row.task for row in task_rows} == {*tasks}:
             for (system, length), group in group_items(task_rows, lambda row: (row.system, row.length)):
-                scores.append(SuiteScore(aggregate.title, system, length, _average_tasks(group, aggregate.tasks)))
+                scores.append(SuiteScore(title, system, length, _average_tasks(group, tasks)))
     return scores
 
 

@@ -140,7 +140,7 @@ class Windows:
         self.reader = CorpusReader(world.agent(checkpoints=None), (HARBOR,), access)
         self.taken: list[str] = []
 
-    async def read(self, next_task: NextTask, store_rows: StoreRows) -> None:
+    async def __call__(self, next_task: NextTask, store_rows: StoreRows) -> None:
         window = []
         while (task := await next_task()) is not None:
             window.append(task)

@@ -7,8 +7,8 @@ import json
 import pytest
 from support.evaluation import failed, results, row
 
-from memagent_evaluation.grading import grade, judge_rows
 from memagent_evaluation.report import render_report, summarize
+from memagent_evaluation.request import grade, judge_rows
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import ScriptedPolicy

@@ -13,8 +13,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memagent_evaluation.paired_tests import compare, compute_newcombe_interval, correct_by_holm, correct_p_values
-from memagent_evaluation.statistics import RESAMPLES, compute_wilson_interval, estimate, sign_flip_p_value
+from memagent_evaluation.statistics import (
+    RESAMPLES,
+    compare,
+    compute_newcombe_interval,
+    compute_wilson_interval,
+    correct_by_holm,
+    correct_p_values,
+    estimate,
+    sign_flip_p_value,
+)
 from memagent_graph.errors import EvaluationError, MissingExtraError
 
 

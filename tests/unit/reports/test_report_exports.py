@@ -35,7 +35,7 @@ from memagent_report.evidence_matrix import (
     SourceQuote,
     make_extractive_draft,
 )
-from memagent_report.export_safety import escape_for_spreadsheet, escape_markdown
+from memagent_report.rendering import escape_for_spreadsheet, escape_markdown
 from memagent_report.report_data import ReportEvent
 from memagent_report.report_files import format_matrix_csv, write_report
 from memagent_report.source_text import SourceText

@@ -321,7 +321,6 @@ def test_bad_requests_are_refused_before_anything_is_read(tmp_path: Path) -> Non
             ("Keys?", [], {}, "there are no documents"),
             ("Keys?", paths, {"questions": ["Keys?", ""]}, "the question is empty"),
             ("Keys?", paths, {"questions": ["key " * 500]}, "its budget is 100"),
-            ("Keys?", paths, {"documents_at_once": 0}, "documents_at_once must be at least 1, got 0"),
         ):
             with pytest.raises(MemAgentError, match=words):
                 report(agent, question, given, **options)  # type: ignore[arg-type]

@@ -35,8 +35,7 @@ from memagent_training.rewards.evidence_rewards import (
     compute_f2,
 )
 from memagent_training.rewards.gold_answers import GoldAnswers
-from memagent_training.rewards.reward_names import choose_term_rewards
-from memagent_training.rewards.step_rewards import RecallGain
+from memagent_training.rewards.reward_names import RecallGain, choose_term_rewards
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 

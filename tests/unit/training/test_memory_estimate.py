@@ -16,10 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import score_completions
 from memagent_training.job.base_model import build_unloaded_model, make_lora_config
-from memagent_training.job.memory_estimate import ModelSizes, estimate_memory
+from memagent_training.job.dry_run import ModelSizes, estimate_memory
 
 WITHIN = 1.2
-"""The factor between estimate and measurement, as memory_estimate.py states it."""
+"""The factor between estimate and measurement, as dry_run.py states it."""
 
 SHAPES = {
     "llama": (LlamaConfig, LlamaForCausalLM, 192, 3000),

@@ -21,8 +21,13 @@ from memagent_training.data.reward_functions import LoggedReward, LoggedStepRewa
 from memagent_training.data.training_runs import Gold, TrainingRun, read_runs
 from memagent_training.rewards.gold_answers import GoldAnswers
 from memagent_training.rewards.outcome_rewards import BoxedExactMatch, ExactMatch, LenientMatch, StringMatch, TokenF1
-from memagent_training.rewards.reward_names import NEED_EVIDENCE, OUTCOME_REWARDS, choose_reward, name_reward
-from memagent_training.rewards.step_rewards import FormatReward
+from memagent_training.rewards.reward_names import (
+    NEED_EVIDENCE,
+    OUTCOME_REWARDS,
+    FormatReward,
+    choose_reward,
+    name_reward,
+)
 from memagent_training.training_errors import RewardError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
@@ -313,15 +318,14 @@ def exactly(prompt: str) -> Completion:
     return Completion(text, FinishReason.STOP, "s", usage, list(prompt.encode()), ids, [-0.25] * len(ids))
 
 
-def test_rewards_that_the_log_gets_later_are_found_by_name_and_source(make_reader, log) -> None:
+def test_rewards_of_conversations_that_the_log_gets_later_are_found_by_name(make_reader, log) -> None:
     make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION, run_id="a")
     (before,) = read_runs(log)
     assert LoggedStepReward("form")(before) is None
     for number, scored in enumerate(before.without_discarded().conversations_K):
         log.reward("a", float(number == 0), name="evidence", source="me", conversation=scored.id)
     (after,) = read_runs(log)
-    assert sum(LoggedStepReward("evidence", "me")(after)) == 1.0
-    assert LoggedStepReward("evidence", "person")(after) is None
+    assert sum(LoggedStepReward("evidence")(after)) == 1.0
 
 
 @pytest.mark.parametrize(

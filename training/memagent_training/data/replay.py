@@ -248,7 +248,8 @@ def _refusals(
         yield Refusal.NO_TOKEN_IDS
     if not all(map(_is_sound, kept)):
         yield Refusal.DAMAGED_TOKENS
-    if max_tokens is not None and any(_tokens(conversation) > max_tokens for conversation in kept):
+    lengths = [len(logged.prompt_token_ids or ()) + len(logged.token_ids or ()) for logged in kept]
+    if max_tokens is not None and max(lengths, default=0) > max_tokens:
         yield Refusal.TOO_LONG
 
 
@@ -344,10 +345,6 @@ def _is_sound(conversation: Conversation) -> bool:
     )
 
 
-def _tokens(conversation: Conversation) -> int:
-    return len(conversation.prompt_token_ids or ()) + len(conversation.token_ids or ())
-
-
 def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
     run_ids: dict[str, list[str]] = {}
@@ -427,6 +424,7 @@ def _report(
 ) -> ReplayReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     conversations = [conversation for rollout in rollouts for conversation in rollout.conversations_K]
+    sampled = [logged for run in ledger.candidates.values() for logged in run.sampled]
     newest = len(policy_versions or ()) - 1
     lag = {name: newest - index for index, name in enumerate(policy_versions or ())}
     staleness = Counter(
@@ -448,27 +446,17 @@ def _report(
             f"{ledger.candidates[group.rollouts_G[0].run_id].question or group.group_id!r} "
             f"({quantity(len(group.rollouts_G), 'run')}, each {group.rollouts_G[0].reward:g})"
             for group in groups
-            if len(set(map(_reward_values, group.rollouts_G))) == 1
+            if len({(rollout.reward, *sorted(rollout.term_rewards.items())) for rollout in group.rollouts_G}) == 1
         ),
         tokenizer=tokenizer if rollouts else None,
         template=template if rollouts else None,
         versions=dict(Counter(conversation.policy_version for conversation in conversations)),
         staleness=dict(staleness),
         missing=missing,
-        temperatures=dict(
-            Counter(_temperature(conversation) for run in ledger.candidates.values() for conversation in run.sampled)
-        ),
-        replaced=sum(_is_replaced(logged) for run in ledger.candidates.values() for logged in run.sampled),
+        temperatures=dict(Counter(float(logged.sampling.get("temperature", 1.0)) for logged in sampled)),
+        replaced=sum(map(_is_replaced, sampled)),
         reshaped=tuple(run_id for run_id, run in ledger.candidates.items() if _is_reshaped(run)),
     )
-
-
-def _reward_values(rollout: Rollout) -> tuple[object, ...]:
-    return rollout.reward, *sorted(rollout.term_rewards.items())
-
-
-def _temperature(conversation: Conversation) -> float:
-    return float(conversation.sampling.get("temperature", 1.0))
 
 
 def _is_reshaped(run: TrainingRun) -> bool:

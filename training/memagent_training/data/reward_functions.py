@@ -68,12 +68,10 @@ class LoggedStepReward:
     """Each conversation's newest logged reward of a name."""
 
     name: str
-    source: str | None = None
-    """The source that the reward must have; None accepts any source."""
 
     def __call__(self, run: TrainingRun, /) -> list[float] | None:
         """Return the logged values; None if a conversation that can be trained on has none."""
-        newest = _newest(run, self.name, self.source)
+        newest = _newest(run, self.name)
         if any(conversation.id not in newest for conversation in run.sampled):
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
@@ -83,7 +81,7 @@ class LoggedStepReward:
         return "the log holds no such reward for each conversation"
 
 
-def _newest(run: TrainingRun, name: str | None, source: str | None) -> dict[int | None, float]:
+def _newest(run: TrainingRun, name: str | None, source: str | None = None) -> dict[int | None, float]:
     """Return the newest logged value by conversation; None is the run itself."""
     rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
     return {reward.conversation: reward.value for reward in rewards}

@@ -1,7 +1,7 @@
 """Rewards of whole runs: a comparison of the answer with the gold one, as in an evaluation.
 
 The gold answer is the run's own (`TrainingRun.gold`), from the task or from a file of gold answers. Rewards of single
-conversations are in `step_rewards`.
+conversations are in `reward_names`.
 """
 
 from __future__ import annotations

@@ -7,13 +7,18 @@ reward in the log, from `RunLog.reward` or `collect`.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from memagent_evaluation.samples import Metric
-from memagent_evaluation.scorers import REWARD_NAMES
+from memagent_evaluation.scorers import REWARD_NAMES, separate_words
+from memagent_graph.calls import Writes
+from memagent_graph.events import EventKind, StopReason
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.plain_text import did_you_mean
+from memagent_graph.policy import FinishReason
+from memagent_graph.run_log import Conversation, Outcome
 from memagent_training.algorithm.credit import CreditTerm, Scope
 from memagent_training.data.reward_functions import (
     LoggedReward,
@@ -23,6 +28,7 @@ from memagent_training.data.reward_functions import (
     name_function,
 )
 from memagent_training.data.rollouts import OUTCOME
+from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.evidence_rewards import EvidenceF2, EvidenceF2Gain, ExitInTime, GateRight, LongRLVR
 from memagent_training.rewards.outcome_rewards import (
     BoxedExactMatch,
@@ -32,8 +38,65 @@ from memagent_training.rewards.outcome_rewards import (
     StringMatch,
     TokenF1,
 )
-from memagent_training.rewards.step_rewards import FormatReward, RecallGain
 from memagent_training.training_errors import RewardError
+
+_DAMAGE: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})
+
+
+class FormatReward:
+    """1 for a conversation with the correct form, otherwise 0.
+
+    A memory update must become the memory, or say in its role's grammar that the memory stays, and must not be cut off.
+    An answer must have the form that the run's prompts ask for, and must not be cut off; a structured answer must match
+    `response_format`.
+    """
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """Return 1 or 0 for each conversation; None if a text was redacted."""
+        if any(conversation.text is None for conversation in run.conversations_K):
+            return None
+        has_answer = run.record.stop_reason != StopReason.NO_ANSWER.value
+        return [float(_is_well_formed(conversation, has_answer)) for conversation in run.conversations_K]
+
+
+def _is_well_formed(conversation: Conversation, has_answer: bool) -> bool:
+    is_damaged = any(event.kind in _DAMAGE for event in conversation.events)
+    if is_damaged or conversation.finish_reason == FinishReason.LENGTH.value:
+        return False
+    has_text = bool((conversation.text or "").strip())
+    if conversation.writes is Writes.ANSWER:
+        return has_answer and has_text
+    if conversation.outcome is Outcome.KEPT_PREVIOUS:
+        return has_text and not any(event.rule for event in conversation.events)
+    return conversation.outcome is Outcome.ACCEPTED
+
+
+class RecallGain:
+    """The change of the share of the gold answer's words in memory by an update (ReMemR1).
+
+    Of several wordings the nearest counts; of several required strings, all words count. 0 for an answer.
+    """
+
+    def __call__(self, run: TrainingRun, /) -> list[float] | None:
+        """Return -1 to 1 for each conversation; None if there is no gold answer, or a memory was redacted."""
+        gold, memories_K = run.gold, run.memories_around
+        if gold is None or not gold.answers or any(after is None for _, after in memories_K):
+            return None
+        wordings = [" ".join(gold.answers)] if gold.metric is Metric.ALL else gold.answers
+        return [
+            _word_recall(after or "", wordings) - _word_recall(before or "", wordings) for before, after in memories_K
+        ]
+
+    def why_unknown(self, run: TrainingRun, /) -> str:
+        """Return the reason."""
+        return "a memory was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
+
+
+def _word_recall(memory: str, wordings: Sequence[str]) -> float:
+    memory_words = Counter(separate_words(memory).split())
+    gold_words = [Counter(separate_words(wording).split()) for wording in wordings]
+    return max((words & memory_words).total() / max(1, words.total()) for words in gold_words)
+
 
 OUTCOME_REWARDS: Final[Mapping[str, RewardFunction]] = {
     "exact_match": ExactMatch(),

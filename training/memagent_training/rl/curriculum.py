@@ -1,17 +1,194 @@
-"""The questions of each iteration: documents grow longer as the policy gets them right."""
+"""The questions of each iteration: documents grow longer as the policy gets them right.
+
+Of the questions of data files, a part is held out for measuring; the others are asked epoch by epoch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 
+from memagent_evaluation.data_files import FileTask
+from memagent_evaluation.result_journal import load_results
 from memagent_evaluation.samples import Sample, Task
+from memagent_evaluation.systems import NO_DOCUMENT
 from memagent_training.rl.loop_journal import CollectionRecord
-from memagent_training.rl.question_split import QuestionSplit
 from memagent_training.training_errors import TrainingError
+
+_DOCUMENT_BYTES: Final = hashlib.sha256().digest_size
+"""A question's key begins with its document's digest, of this size."""
+
+
+@runtime_checkable
+class CountedQuestions(Task, Protocol):
+    """A task with a known number of questions."""
+
+    def count(self, length: int) -> int:
+        """Return the number of samples of a length."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSplit:
+    """The questions of a finite task that are for training, and the held-out ones; by length, the samples' indices."""
+
+    task: CountedQuestions
+    training: Mapping[int, Sequence[int]]
+    held_out: Mapping[int, Sequence[int]]
+    seed: int
+    fingerprint: str
+    """A digest of every question, its document if it is in the file, and the part that it is in."""
+
+    @staticmethod
+    def make(
+        task: CountedQuestions,
+        lengths: Sequence[int],
+        measured: Sequence[int],
+        *,
+        fraction: float,
+        seed: int,
+        dropped: Container[str] = (),
+    ) -> QuestionSplit:
+        """Split the questions of some lengths.
+
+        Questions on one document stay together, except at the document where the split falls. A question that is
+        trained on at one length is held out at none.
+
+        Args:
+            task: a task with a known number of questions.
+            lengths: the lengths to train on.
+            measured: the lengths to measure; empty if nothing is measured.
+            fraction: the fraction of each length's questions to hold out; 0 holds out none. Of two or more, at least
+                one is held out.
+            seed: determines the split and every epoch's order.
+            dropped: questions that are neither asked nor held out.
+
+        Raises:
+            TrainingError: a length has no question, or none is left for training or for measuring.
+            EvaluationError: a question cannot be read.
+        """
+        indices_of = {length: _keys(task, length, dropped) for length in dict.fromkeys((*lengths, *measured))}
+        all_keys: set[bytes] = set()
+        held_keys: set[bytes] = set()
+        for length in lengths:
+            ordered = sorted(indices_of[length], key=partial(_random_rank, f"{seed}".encode()))
+            held_count = max(len(ordered) > 1, round(fraction * len(ordered))) if fraction else 0
+            missing = max(0, held_count - sum(key in held_keys for key in ordered))
+            held_keys.update([key for key in ordered if key not in all_keys][:missing])
+            all_keys.update(ordered)
+            if held_keys.issuperset(ordered):
+                raise _supply_error(task, length, len(ordered), fraction, some_dropped=bool(dropped))
+        training_keys = all_keys - held_keys
+        training, held_out = (
+            {
+                length: [index for key, index in indices.items() if (key in training_keys) == is_trained]
+                for length, indices in indices_of.items()
+            }
+            for is_trained in (True, False)
+        )
+        empty = [length for length in measured if not held_out[length]]
+        if empty and (len(empty) == len(measured) or not set(empty).issubset(lengths)):
+            raise TrainingError(
+                f"no question of length {empty[0]:,} is held out to measure with",
+                hint="Add questions, hold some out (--held-out 0.1), or measure nothing (--measure-every 0).",
+            )
+        digest = hashlib.sha256()
+        for indices in indices_of.values():
+            for key in indices:
+                digest.update(key + bytes([key in training_keys]))
+        return QuestionSplit(task, training, held_out, seed, digest.hexdigest()[:16])
+
+    def epoch_size(self, lengths: Sequence[int]) -> int:
+        """Return the number of training questions of these lengths."""
+        return sum(len(self.training[length]) for length in lengths)
+
+    def draw_questions(self, lengths: Sequence[int], *, skip: int = 0) -> Iterator[Sample]:
+        """Yield the training questions of some lengths, each once an epoch, in another order in each epoch.
+
+        Args:
+            lengths: some of the lengths that were split.
+            skip: the number of questions of these lengths that were asked before.
+        """
+        samples = [(length, index) for length in lengths for index in self.training[length]]
+        first_epoch, start = divmod(skip, len(samples))
+        for epoch in count(first_epoch):
+            order = random.Random(f"{self.seed}/{lengths[-1]}/{epoch}").sample(samples, len(samples))
+            for length, index in order[start if epoch == first_epoch else 0 :]:
+                yield self.task.sample(length, index)
+
+    def held_out_samples(self, length: int, max_count: int) -> list[Sample]:
+        """Return questions to measure with, the same each time."""
+        return [self.task.sample(length, index) for index in self.held_out[length][:max_count]]
+
+
+def find_answered_without_document(results: Path) -> frozenset[str]:
+    """Return the questions that the system "no_document" answered right at least once in an evaluation.
+
+    Raises:
+        EvaluationError: there are no results there.
+        TrainingError: the results have no answers without the document.
+    """
+    rows = [row for row in load_results(results).rows if row.system == NO_DOCUMENT]
+    if not rows:
+        raise TrainingError(
+            f"{results} has no answers without the document",
+            hint=f"Evaluate them first: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
+        )
+    return frozenset(row.question for row in rows if row.strict == 1)
+
+
+def _keys(task: CountedQuestions, length: int, dropped: Container[str]) -> dict[bytes, int]:
+    """Return the index of each question by its key; keys of questions on one document of a file begin with its digest.
+
+    Raises:
+        TrainingError: a question of a file is asked twice on one document.
+    """
+    keys: dict[bytes, int] = {}
+    for index in range(task.count(length)):
+        sample = task.sample(length, index)
+        if sample.question in dropped:
+            continue
+        # Documents that are made from a file's paragraphs differ between lengths; the question does not.
+        document = "".join(sample.text()) if isinstance(task, FileTask) else ""
+        key = _digest(document) + _digest(sample.question)
+        if key in keys:
+            raise TrainingError(
+                f"the questions {keys[key]} and {index} of length {length:,} in {getattr(task, 'source', task.name)} "
+                f"are the same, on the same document: {sample.question[:80]!r}",
+                hint="Take one of them out: a question that is trained on must not be among those held out.",
+            )
+        keys[key] = index
+    return keys
+
+
+def _random_rank(seed: bytes, key: bytes) -> tuple[bytes, bytes]:
+    """Return a key for a random order; questions on one document follow each other."""
+    return hashlib.sha256(seed + key[:_DOCUMENT_BYTES]).digest(), hashlib.sha256(seed + key).digest()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _supply_error(
+    task: CountedQuestions, length: int, count: int, fraction: float, *, some_dropped: bool
+) -> TrainingError:
+    choices = ", ".join(f"{length} ({task.count(length)})" for length in getattr(task, "lengths", ()))
+    hint = f"Its lengths, with their numbers of questions: {choices}. " if choices else ""
+    if count:
+        reason = f"{fraction:.0%} of them are held out, and none is left to train on"
+        hint += "Add questions, name other --lengths, or hold out less (--held-out)."
+    else:
+        reason, hint = "a loop needs some", f"{hint}Name other --lengths."
+    remaining = " that are not answered without the document" if some_dropped else ""
+    return TrainingError(f"{task.name} has {count} questions of length {length:,}{remaining}; {reason}", hint=hint)
+
 
 HELD_OUT_START: Final = 1_000_000_000
 """The first index of samples for measuring. Training uses lower ones."""

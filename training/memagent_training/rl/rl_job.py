@@ -37,8 +37,13 @@ from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.job_options import Engine, LoopOptions
 from memagent_training.job.job_settings import make_config, rate_depends_on_length, select_decisive
 from memagent_training.rewards.reward_names import NEED_EVIDENCE, choose_term_rewards, name_reward
-from memagent_training.rl.curriculum import HELD_OUT_START, Curriculum
-from memagent_training.rl.question_split import CountedQuestions, QuestionSplit, find_answered_without_document
+from memagent_training.rl.curriculum import (
+    HELD_OUT_START,
+    CountedQuestions,
+    Curriculum,
+    QuestionSplit,
+    find_answered_without_document,
+)
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
 
