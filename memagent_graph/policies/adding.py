@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER_FOLDER: Final = ENGLISH_FOLDER
+REQUIRED_MODULES: Final = ("torch", "transformers", "safetensors", "gguf", "accelerate")
+"""What adding a policy imports. transformers reads a GGUF file only if accelerate is installed."""
 _UNFINISHED: Final = ".adding-"
 _FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
@@ -85,7 +87,7 @@ def add_policy(
     """
     if name not in KNOWN:
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(KNOWN)}.")
-    if any(find_spec(module) is None for module in ("torch", "transformers", "safetensors", "gguf")):
+    if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
     lora = None if source is None else load_adapter(source)

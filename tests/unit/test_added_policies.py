@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
+import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.policies.added import PolicyOrigin, find_added_folder, policies_folder, write_origin
-from memagent_graph.policies.adding import add_policy, remove_policy
+from memagent_graph.policies.adding import REQUIRED_MODULES, add_policy, remove_policy
 from memagent_graph.policies.base_weights import Base, WheelPart, compute_sha256
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.settings import ReadSettings
@@ -168,6 +170,13 @@ def test_digits_are_split_and_characters_composed_as_the_model_s_own_tokenizer_d
     breaks, one, two = (tokenizer.encode(text) for text in ("\n\n", "1", "2"))
     assert len(breaks) == 1 and tokenizer.encode("12") == one + two
     assert tokenizer.encode("\n\n1") == breaks + one
+
+
+def test_the_extra_installs_all_that_adding_needs() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(REQUIRED_MODULES) == {re.match(r"\w+", requirement)[0] for requirement in extras["language"]}
 
 
 def test_the_gguf_file_holds_the_merged_weights(gguf, base, adapter) -> None:
