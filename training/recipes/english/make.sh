@@ -13,7 +13,7 @@ mkdir -p "${1:?name a folder}"
 cd "$1"
 export MEMAGENT_HOME=${MEMAGENT_HOME:-$PWD/home}
 base="$MEMAGENT_HOME/policies/english-untrained"
-readings=(--readings 30000); check=(--readings 120); size=()
+readings=(--readings 36000); check=(--readings 120); size=()
 if [[ -n ${SMALL:-} ]]; then
     readings=(--readings 4); check=(--readings 1); size=(--length 1536 --rows 1 --accumulated 1 --steps 2)
 fi
