@@ -96,10 +96,8 @@ class CorpusProgress:
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
-        self._total = CorpusSize(None, None)
         self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
         self._sees_chunks = False
-        self._began = time.monotonic()
 
     def on_start(self, total: CorpusSize) -> None:
         """Start the clock."""
@@ -328,9 +326,8 @@ class _CorpusRun:
             if reading.done() or not self._is_limit_reached():
                 await reading
         finally:
-            if not reading.done():
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _store(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
