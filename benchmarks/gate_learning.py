@@ -25,7 +25,7 @@ from statistics import fmean
 from memagent_evaluation.samples import Sample, TaskSettings
 from memagent_evaluation.scorers import score
 from memagent_evaluation.statistics import compare, estimate
-from memagent_evaluation.tasks.registry import load_task
+from memagent_evaluation.tasks import load_task
 from memagent_graph import Completion, MemAgent, UpdateRule, UpdateRules, load_tokenizer
 from memagent_graph.policies.local import LocalPolicy
 from memagent_graph.policies.model_info import ModelInfo

@@ -33,9 +33,17 @@ from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import as_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
 from memagent_graph.reading.graph import ReaderGraph, build_graph
-from memagent_graph.reading.history import edit_memory, load_newest_snapshot, load_trace_so_far, make_thread_config
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
-from memagent_graph.reading.outcome import Progress, await_result, raise_first, result_from_state
+from memagent_graph.reading.outcome import (
+    Progress,
+    await_result,
+    edit_memory,
+    load_newest_snapshot,
+    load_trace_so_far,
+    make_thread_config,
+    raise_first,
+    result_from_state,
+)
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_once
 from memagent_graph.reading.structured import format_for_resume, with_response_format
@@ -682,11 +690,9 @@ def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadR
 
 
 def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
-    if isinstance(choice, RunLog):
-        return choice
     if isinstance(choice, bool):
         return RunLog(default_run_log()) if choice else None
-    return RunLog(choice)
+    return choice if isinstance(choice, RunLog) else RunLog(choice)
 
 
 def _tokenizer_beside(profile: Path | str) -> Path | str | None:

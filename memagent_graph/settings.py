@@ -7,9 +7,10 @@ the same choices give the same read everywhere. A field is declared once. The co
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from dataclasses import replace as replaced
 from difflib import get_close_matches
@@ -471,6 +472,21 @@ def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
         for field in fields(cls)
         if field.metadata["help"]
     }
+
+
+def iter_differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield nested settings that differ: the dotted name, the old value and the new one, as JSON would give them back.
+
+    A setting that is missing counts as None.
+    """
+    for name in dict.fromkeys((*before, *now)):
+        old, new = json.loads(json.dumps((before.get(name), now.get(name))))
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from iter_differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield prefix + name, old, new
 
 
 def _value(variable: str, text: str, kind: Any) -> Any:

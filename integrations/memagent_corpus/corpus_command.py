@@ -8,10 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import typer
-
 from memagent_corpus.corpus_options import CorpusOptions
-from memagent_graph.cli.commands import add_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +34,4 @@ class Corpus(CorpusOptions):
         CorpusSession(self).run()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "corpus", Corpus)
+register = Corpus  # for installations whose entry points have this name

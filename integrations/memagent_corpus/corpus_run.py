@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from memagent_corpus.corpus_inputs import CorpusInputs, require_unique_ids
 from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
@@ -24,9 +25,11 @@ from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
 from memagent_graph.events import EventKind
 from memagent_graph.storage.file_locks import lease
+from memagent_graph.trace import MemoryUpdate
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"
@@ -88,17 +91,54 @@ class CorpusSummary:
     """The number of failed rows of this run for each kind of error."""
 
 
-class CorpusWatcher(Protocol):
-    """Callbacks for the progress of a run."""
+class CorpusProgress:
+    """Shows documents done, failures, rates and the time left."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
+        self._sees_chunks = False
 
     def on_start(self, total: CorpusSize) -> None:
-        """Prepare for the documents; called before the first is listed."""
+        """Start the clock."""
+        self._total = total
+        self._began = time.monotonic()
 
     def on_skip(self, documents: int, size: int) -> None:
-        """Take note of the documents that are skipped, which have all of their rows, and of their bytes."""
+        """Count documents that already have all of their rows; `size` is in bytes."""
+        self._skipped += documents
+        self._skipped_bytes += size
+        self._show()
+
+    def on_update(self, update: MemoryUpdate) -> None:
+        """Count the tokens of one chunk."""
+        self._sees_chunks = True
+        self._tokens += update.prompt_tokens + update.completion_tokens
+        self._show()
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
-        """Take note of a finished document."""
+        """Count a finished document."""
+        self._read += 1
+        self._read_bytes += document.size or 0
+        self._failed += any(row.failed for row in rows)
+        if not self._sees_chunks:  # other processes read them
+            self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
+        self._show()
+
+    def _show(self) -> None:
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        parts = [
+            f"{self._failed:,} failed" if self._failed else "",
+            f"{60 * self._read / seconds:,.1f}/min",
+            f"{self._tokens / seconds:,.0f} tokens/s",
+        ]
+        total, skipped, done = self._total.documents, self._skipped, self._read
+        if self._total.size:  # bytes say more than the number of documents
+            total, skipped, done = self._total.size, self._skipped_bytes, self._read_bytes
+        if total and done:
+            seconds_left = round(seconds * max(0, total - skipped - done) / done)
+            parts.append(f"{timedelta(seconds=seconds_left)} left")
+        self._display.update(self._skipped + self._read, ", ".join(filter(None, parts)), total=self._total.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +229,7 @@ async def run_corpus(
     rows_per_part: int = 10_000,
     retry_failed: bool = False,
     limits: CorpusLimits | None = None,
-    watcher: CorpusWatcher | None = None,
+    watcher: CorpusProgress | None = None,
 ) -> CorpusSummary:
     """Read all documents without rows and write their rows. The caller must hold `lock_table(table)`.
 
@@ -217,8 +257,9 @@ async def run_corpus(
         is_shared = not await reader.keeps_checkpoints_below(table.work)
         delete = partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if is_shared else None
         await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete)
-        run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits or CorpusLimits(), watcher)
-        run.max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
+        max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
+        limits = limits or CorpusLimits()
+        run = _CorpusRun(inputs, reader, writer, is_shared, retry_failed, limits, watcher, max_failures)
         local = partial(read_concurrently, documents_in_flight, lambda task: task.read(reader))
         return await run.run(engine or local)
     finally:
@@ -230,35 +271,30 @@ def _delete_checkpoints(reader: CorpusReader, loop: asyncio.AbstractEventLoop, i
     asyncio.run_coroutine_threadsafe(reader.delete_checkpoints(list(ids)), loop).result()
 
 
+@dataclass
 class _CorpusRun:
     """One call of `run_corpus`."""
 
-    def __init__(
-        self,
-        inputs: CorpusInputs,
-        reader: CorpusReader,
-        writer: TableWriter,
-        has_shared_checkpoints: bool,
-        retry_failed: bool,
-        limits: CorpusLimits,
-        watcher: CorpusWatcher | None,
-    ) -> None:
-        self._inputs, self._reader, self._writer, self._ledger = inputs, reader, writer, writer.ledger
-        self._has_shared_checkpoints, self._retry_failed = has_shared_checkpoints, retry_failed
-        self._limits, self._watcher = limits, watcher
-        self.max_failures = _MAX_CONSECUTIVE_FAILURES
-        self._summary = CorpusSummary()
-        self._began = time.monotonic()
-        self._listing = asyncio.Lock()
-        self._writing = asyncio.Lock()
-        self._source: Iterator[CorpusDocument] = iter(())
-        self._queue: deque[DocumentTask] = deque()
-        self._is_exhausted = False
-        self._task_count = 0
-        self._postponed_count = 0
-        self._failures = 0
-        """Documents in a row for which the policy failed."""
-        self._is_last_pass = False
+    _inputs: CorpusInputs
+    _reader: CorpusReader
+    _writer: TableWriter
+    _has_shared_checkpoints: bool
+    _retry_failed: bool
+    _limits: CorpusLimits
+    _watcher: CorpusProgress | None
+    _max_failures: int
+    _summary: CorpusSummary = field(default_factory=CorpusSummary)
+    _began: float = field(default_factory=time.monotonic)
+    _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _source: Iterator[CorpusDocument] = field(init=False)
+    _queue: deque[DocumentTask] = field(default_factory=deque)
+    _is_exhausted: bool = False
+    _task_count: int = 0
+    _postponed_count: int = 0
+    _failures: int = 0
+    """Documents in a row for which the policy failed."""
+    _is_last_pass: bool = False
 
     async def run(self, engine: CorpusEngine) -> CorpusSummary:
         """Read all documents. Those for which the policy failed are read again in a second pass."""
@@ -272,8 +308,8 @@ class _CorpusRun:
         finally:
             await asyncio.to_thread(self._writer.write_parts, all_rows=True)
             self._summary.seconds = time.monotonic() - self._began
-            self._summary.rows, self._summary.failed_rows = self._ledger.counts()
-        if self._summary.ended is StopCause.DONE and not self._ledger.is_reading():
+            self._summary.rows, self._summary.failed_rows = self._writer.ledger.counts()
+        if self._summary.ended is StopCause.DONE and not self._writer.ledger.is_reading():
             await self._reader.agent.aclose()
             await asyncio.to_thread(self._remove_work_files)
         return self._summary
@@ -290,16 +326,15 @@ class _CorpusRun:
             if reading.done() or not self._is_limit_reached():
                 await reading
         finally:
-            if not reading.done():
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _store(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
         self._failures = self._failures + 1 if failures else 0
-        if self._failures >= self.max_failures:
+        if self._failures >= self._max_failures:
             raise PolicyOverloadedError(
                 f"the policy failed for {self._failures} documents in a row; the last error: {failures[0].error}",
                 hint="Check the server (`memagent doctor`), then run the same command again. Finished rows are kept.",
@@ -308,7 +343,7 @@ class _CorpusRun:
             self._postponed_count += 1
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
                 await self._add(document, "", rows)
-            await asyncio.to_thread(self._ledger.begin, document.name)
+            await asyncio.to_thread(self._writer.ledger.begin, document.name)
             return not self._is_limit_reached()
         await self._add(document, document.version, rows)
         summary = self._summary
@@ -365,11 +400,12 @@ class _CorpusRun:
                 return None
             self._task_count += 1
             task = self._queue.popleft()
-        await asyncio.to_thread(self._ledger.begin, task.document.name)
+        await asyncio.to_thread(self._writer.ledger.begin, task.document.name)
         return task
 
     def _list_some(self) -> None:
         """List some documents and queue those with unanswered questions. It blocks, so it runs in a thread."""
+        ledger = self._writer.ledger
         size = skipped = skipped_bytes = without_question = 0
         retry_failed = self._retry_failed and not self._is_last_pass
         while len(self._queue) < _MAX_QUEUED and size < _MAX_QUEUED_BYTES and skipped < _MAX_SKIPPED:
@@ -378,7 +414,7 @@ class _CorpusRun:
                 self._is_exhausted = True
                 break
             questions = self._reader.expand_questions(document)
-            status = self._ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
+            status = ledger.open_questions(document.name, document.version, questions, retry_failed=retry_failed)
             self._summary.changed += status.changed and not self._is_last_pass
             if status.questions:
                 # With shared checkpoints, another machine may have begun the document.

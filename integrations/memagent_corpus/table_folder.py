@@ -35,6 +35,7 @@ from memagent_corpus.source_access import SourceAccess, display_url, get_scheme,
 from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.response_format import ResponseFormat
+from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iterate_rows, load_pyarrow, open_parquet
 from memagent_graph.storage.paths import data_folder
 from memagent_graph.storage.private_files import create_private_folder, open_atomically
@@ -397,22 +398,15 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
 
     For schemas, the properties that differ are listed. The list has at most 12 differences.
     """
-    differences = list(_iter_differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)), ""))
+    differences = [
+        f"{name}: {_shorten(old)} in the table, {_shorten(new)} now" for name, old, new in iter_differences(before, now)
+    ]
     digest, schema = f"{_FORM}.digest:", f"{_FORM}.schema."
     selection = [difference for difference in differences if not difference.startswith(digest)]
     if len(selection) < len(differences) and not any(difference.startswith(schema) for difference in selection):
         selection.append(f"{_FORM}: the table has the same schema with its properties in another order")
     more = len(selection) - _MAX_DIFFERENCES
     return selection[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _iter_differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name in dict.fromkeys((*before, *now)):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _iter_differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            yield f"{prefix}{name}: {_shorten(old)} in the table, {_shorten(new)} now"
 
 
 def _shorten(value: Any) -> str:

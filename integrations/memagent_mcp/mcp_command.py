@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 
@@ -154,6 +153,4 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
         )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "mcp", Mcp)
+register = Mcp  # for installations whose entry points have this name

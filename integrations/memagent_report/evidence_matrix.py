@@ -15,6 +15,7 @@ import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
+from memagent_graph.grouping import group_values
 from memagent_graph.provenance.evidence import split_memory
 from memagent_report.sentence_checks import SentenceProblem
 
@@ -203,10 +204,8 @@ def make_extractive_draft(matrix: EvidenceMatrix) -> Draft:
 def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
     """Yield each pair of different answers to one question; letter case and white space make no difference."""
     for question in range(len(matrix.questions)):
-        documents: dict[str, list[int]] = {}
-        for cell in matrix.column(question):
-            if cell.state is CellState.ANSWERED and cell.answer:
-                documents.setdefault(" ".join(cell.answer.casefold().split()), []).append(cell.document)
+        answered = (cell for cell in matrix.column(question) if cell.state is CellState.ANSWERED and cell.answer)
+        documents = group_values((" ".join((cell.answer or "").casefold().split()), cell.document) for cell in answered)
         for first, second in combinations(documents.values(), 2):
             yield Contradiction(question, (tuple(first), tuple(second)))
 

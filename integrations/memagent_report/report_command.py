@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import (
     AsJSON,
@@ -150,6 +149,4 @@ class ReportDocuments(ReaderOptions):
         console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "report", ReportDocuments)
+register = ReportDocuments  # for installations whose entry points have this name

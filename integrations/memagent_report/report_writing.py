@@ -74,7 +74,8 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
             numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
-            outline.append((_clean_heading(match["heading"]), list(dict.fromkeys(n for n in numbers if n >= 0))))
+            heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
+            outline.append((heading[:_MAX_HEADING_LENGTH], list(dict.fromkeys(n for n in numbers if n >= 0))))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -101,10 +102,6 @@ def parse_judgement(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     if word not in {"CONTRADICT", "COMPATIBLE"}:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, neither CONTRADICT nor COMPATIBLE")
     return ParsedReply(text, word == "CONTRADICT")
-
-
-def _clean_heading(heading: str) -> str:
-    return " ".join(_INVENTED_REFERENCES.sub("", heading).strip("*#: ").split())[:_MAX_HEADING_LENGTH]
 
 
 def _make_role(

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -139,27 +140,23 @@ class Guard:
         scope.setdefault("state", {})["owner"] = owner
 
 
+@dataclass
 class _GuardedResponse:
-    """One response on its way to a client: without secrets, and with an error in the API's form if it fails.
+    """One response on its way to a client: without secrets, and with an error in the API's form if it fails."""
 
-    Args:
-        send: sends a message of the response.
-        redact: removes secrets from a part of its body.
-        observe: called with the seconds until the response begins.
-    """
-
-    def __init__(self, send: Send, redact: Callable[..., bytes], observe: Callable[[float], None]) -> None:
-        self._send = send
-        self._redact = redact
-        self._observe = observe
-        self._began = time.perf_counter()
-        self._start_message: Message | None = None
-        """The start of the response, held back until the redacted body has its length."""
-        self._is_text = True
-        self.is_open_stream = False
-        """Whether it is a stream of events that has begun and not ended."""
-        self.status = 0
-        """The HTTP status; 0 before the response begins."""
+    _send: Send
+    _redact: Callable[..., bytes]
+    """Removes secrets from a part of its body."""
+    _observe: Callable[[float], None]
+    """Called with the seconds until the response begins."""
+    _began: float = field(default_factory=time.perf_counter)
+    _start_message: Message | None = None
+    """The start of the response, held back until the redacted body has its length."""
+    _is_text: bool = True
+    is_open_stream: bool = False
+    """Whether it is a stream of events that has begun and not ended."""
+    status: int = 0
+    """The HTTP status; 0 before the response begins."""
 
     async def send(self, message: Message) -> None:
         """Send a message of the application."""
@@ -169,10 +166,8 @@ class _GuardedResponse:
             headers = MutableHeaders(scope=message)
             headers["X-Content-Type-Options"] = "nosniff"
             kind = headers.get("content-type", "")
-            self._is_text, self.is_open_stream = (
-                kind != "application/octet-stream",
-                kind.startswith("text/event-stream"),
-            )
+            self._is_text = kind != "application/octet-stream"
+            self.is_open_stream = kind.startswith("text/event-stream")
             if self._is_text and "content-length" in headers:
                 self._start_message = message
                 return

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import Checkpoints, Log, MaxSeconds, MaxTokensTotal, ReaderOptions, Store, open_reader
 from memagent_graph.errors import PolicyError
@@ -197,6 +196,4 @@ async def _serve(request: Serve) -> None:
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "serve", Serve)
+register = Serve  # for installations whose entry points have this name

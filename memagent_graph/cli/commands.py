@@ -1,7 +1,7 @@
 """The commands. A command is a frozen dataclass of its arguments and options.
 
 The module of a command is imported when the command or the list of commands is needed. Other packages add commands with
-entry points in the group "memagent.commands", which are functions `register(app)`.
+entry points in the group "memagent.commands", which are such classes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields
 from functools import cached_property
 from importlib import import_module
@@ -186,12 +186,7 @@ class _Commands(Mapping[str, Any]):
                 module, _, kind = _BUILT_IN[name].partition(":")
                 command = getattr(import_module(f"memagent_graph.cli.{module}"), kind)
                 grouped = command if isinstance(command, Mapping) else {name: command}
-
-                def register(app: typer.Typer) -> None:
-                    for subcommand, kind in grouped.items():
-                        add_command(app, subcommand, kind)
-
-                self._loaded[name] = _click_command(register)
+                self._loaded[name] = _click_command(grouped)
                 if grouped is command:
                     self._loaded[name].name = name
                     self._loaded[name].help = f"Policies on this machine: {', '.join(grouped)}."
@@ -211,9 +206,10 @@ class _Commands(Mapping[str, Any]):
         return len(_BUILT_IN) + len(self._added)
 
 
-def _click_command(register: Callable[[typer.Typer], Any]) -> Any:
+def _click_command(commands: Mapping[str, type[Command]]) -> Any:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    register(app)
+    for name, command in commands.items():
+        add_command(app, name, command)
     return typer.main.get_command(app)
 
 
@@ -231,7 +227,7 @@ def _added_command(entry: EntryPoint) -> Any:
         ) from error
 
     try:
-        loaded = _click_command(entry.load())
+        loaded = _click_command({entry.name: entry.load()})
     except Exception as error:  # noqa: BLE001  whatever another package raises, the other commands work
         failure = error
     else:
@@ -250,8 +246,6 @@ def _added_command(entry: EntryPoint) -> Any:
     def command() -> None:
         fail(failure)
 
-    options: Any = {
-        "help": f"Cannot be loaded: {failure}.",
-        "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    }
-    return _click_command(lambda app: app.command(entry.name, **options)(command))
+    context = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    summary = f"Cannot be loaded: {failure}."
+    return typer.core.TyperCommand(entry.name, callback=command, help=summary, context_settings=context)

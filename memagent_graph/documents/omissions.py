@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from memagent_graph.converters import Omission
 from memagent_graph.errors import IncompleteDocumentError
 from memagent_graph.events import EventKind, ReadEvent
+from memagent_graph.grouping import group_values
 
 _MAX_KINDS: Final = 30
 _MAX_PLACES: Final = 20
@@ -33,9 +34,7 @@ class StoredOmission(TypedDict):
 
 def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
     """Return omissions grouped by sort, as a bounded list of bounded texts."""
-    sorts: dict[tuple[str, str], list[Omission]] = {}
-    for omission in omissions:
-        sorts.setdefault((omission.what, omission.remedy), []).append(omission)
+    sorts = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
     return [
         StoredOmission(
             what=what, count=sum(omission.count for omission in several), places=_places(several), remedy=remedy

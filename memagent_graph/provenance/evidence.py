@@ -17,6 +17,7 @@ from typing import Any
 
 from memagent_graph.calls import Span, Writes
 from memagent_graph.events import EventKind
+from memagent_graph.grouping import group_values
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import (
     Quote,
@@ -440,15 +441,10 @@ def _next_lines(
 
     An unchanged line has no other successor. Otherwise similar facts in a list would inherit from each other.
     """
-    by_text: dict[str, list[int]] = {}
-    for index, line in enumerate(old):
-        by_text.setdefault(line.text, []).append(index)
+    by_text = group_values((line.text, index) for index, line in enumerate(old))
     unchanged: list[int | None] = [by_text[text].pop(0) if by_text.get(text) else None for text in texts]
     candidates = set(range(len(old))).difference(index for index in unchanged if index is not None)
-    lines_by_word: dict[str, list[int]] = {}
-    for index in candidates:
-        for word in old[index].content:
-            lines_by_word.setdefault(word, []).append(index)
+    lines_by_word = group_values((word, index) for index in candidates for word in old[index].content)
     lines: list[_Line] = []
     lost = set(candidates)
     for text, same in zip(texts, unchanged, strict=True):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from memagent_graph.grouping import group_values
 from memagent_graph.words import find_words, fold, is_unspaced
 
 MAX_QUOTES = 3
@@ -61,22 +63,16 @@ class WordedText:
 
     def names(self) -> dict[str, list[int]]:
         """Return the positions of capitalized words within sentences, by spelling."""
-        positions: dict[str, list[int]] = {}
-        for index, (start, end) in enumerate(self.spans):
-            if _NAME.match(self.text, start):
-                positions.setdefault(self.text[start:end], []).append(index)
-        return positions
+        return group_values(
+            (self.text[start:end], index)
+            for index, (start, end) in enumerate(self.spans)
+            if _NAME.match(self.text, start)
+        )
 
     def positions(self, anchors: Container[str]) -> dict[str, list[int]]:
         """Return the positions of some anchors."""
-        positions: dict[str, list[int]] = {}
-        for index, word in enumerate(self.words):
-            if word in anchors:
-                positions.setdefault(word, []).append(index)
-        for start, characters in self._unspaced():
-            if characters in anchors:
-                positions.setdefault(characters, []).append(start)
-        return positions
+        places = chain(enumerate(self.words), self._unspaced())
+        return group_values((word, position) for position, word in places if word in anchors)
 
     def _unspaced(self) -> Iterator[tuple[int, str]]:
         if self.text.isascii():

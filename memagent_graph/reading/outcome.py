@@ -1,15 +1,27 @@
-"""The outcome of a read: its updates as they arrive, and its result from the last state."""
+"""The outcome and the history of a run: its updates as they arrive, its result from the last state, its checkpoints.
+
+Time travel follows the parents of checkpoints. After an edit a thread has two branches, and only the branch of the
+newest checkpoint counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from memagent_graph.calls import Call, Writes, load_calls
-from memagent_graph.events import StopReason
-from memagent_graph.reading.state import ReaderContext, zero_counters
+import msgspec
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import StateSnapshot
+
+from memagent_graph.calls import Call, Writes, load_calls, pack_call
+from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
+from memagent_graph.events import EventKind, ReadEvent, StopReason
+from memagent_graph.reading.graph import ReaderGraph
+from memagent_graph.reading.state import ReaderContext, ReaderState, zero_counters
 from memagent_graph.results import ReadResult, Usage
+from memagent_graph.run_log.records import describe_edit
 from memagent_graph.trace import MemoryUpdate, Replayed, Trace
 
 
@@ -121,3 +133,123 @@ def raise_first(outcomes: list[ReadResult | Exception]) -> list[ReadResult]:
             failures[0].add_note(f"{len(failures)} of {len(outcomes)} reads failed; this is the first.")
         raise failures[0]
     return [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
+
+
+def make_thread_config(run_id: str) -> RunnableConfig:
+    """Return the config of a run's checkpoints."""
+    return {"configurable": {"thread_id": run_id}}
+
+
+async def load_newest_snapshot(graph: ReaderGraph, run_id: str) -> StateSnapshot:
+    """Return the run's newest state.
+
+    Raises:
+        RunNotFoundError: the run has no state.
+        RunMismatchError: an earlier version of this package wrote the state.
+        CheckpointError: another program wrote it.
+        RunError: the graph has no checkpointer.
+    """
+    if not graph.checkpointer:
+        raise RunError(
+            "this reader does not save checkpoints, so runs cannot be resumed",
+            hint='Make it with checkpoints, as in MemAgent(..., checkpoints="checkpoints.sqlite").',
+        )
+    try:
+        snapshot = await graph.aget_state(make_thread_config(run_id))
+        if snapshot.values.get("document"):
+            schema = graph.builder.state_schema
+            is_own = schema.__module__.partition(".")[0] == __name__.partition(".")[0]
+            values = {name: value for name, value in snapshot.values.items() if value is not None}
+            msgspec.convert(values, schema if is_own else ReaderState)  # others may use any type
+            if values.get("run_id") != run_id:
+                raise ValueError("they are of another run")
+            if values.get("stop_reason"):
+                StopReason(values["stop_reason"])
+    except MemAgentError:
+        raise
+    except Exception as error:  # LangGraph can raise anything for the state of another program
+        raise CheckpointError(
+            f"the checkpoints hold no state that this reader can continue: {error}",
+            hint="They are damaged, or another program wrote them. Read the document again.",
+            run_id=run_id,
+        ) from error
+    if not snapshot.values.get("document"):
+        raise RunNotFoundError(
+            f"the checkpoints hold no run {run_id!r}",
+            hint="Check the id, and that the checkpoints are the same (--checkpoints).",
+        )
+    settings = snapshot.values.get("settings")  # missing if the run was killed before its first step
+    if settings and settings.count(":") < graph.reader_context.settings.count(":"):
+        raise RunMismatchError(
+            "an earlier version of this package began the run, and this one cannot continue its checkpoints",
+            hint="Read the document again; memagent show has what was read so far.",
+            run_id=run_id,
+        )
+    return snapshot
+
+
+async def load_trace_so_far(graph: ReaderGraph, run_id: str) -> Trace:
+    """Return the steps that lead to the newest state, in order."""
+    calls: list[Call] = []
+    size: int | None = None
+    for snapshot in reversed(await _lineage(graph, run_id)):
+        calls += load_calls(snapshot.values["steps"], snapshot.values)
+        size = snapshot.values["document"]["size"]
+    return Trace(tuple({call.id: call for call in calls}.values()), size)
+
+
+async def edit_memory(
+    graph: ReaderGraph, run_id: str, chunk: int, text: str, branch: str | None = None, author: str | None = None
+) -> Call:
+    """Replace the memory after `chunk` by `text`, as a new branch of checkpoints: the run's newest state.
+
+    Returns:
+        The call whose memory was replaced.
+
+    Raises:
+        RunError: the run has not read that chunk, or the text is longer than the memory budget.
+    """
+    context = graph.reader_context
+    if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
+        raise RunError(
+            f"the text has {tokens} tokens; the memory budget is {context.budget.memory_tokens}",
+            hint="Shorten it.",
+            run_id=run_id,
+        )
+    lineage = await _lineage(graph, run_id)
+    for snapshot in lineage:
+        state = snapshot.values
+        for index, call in reversed(list(enumerate(load_calls(state["steps"], state)))):
+            if call.chunk_index != chunk or branch not in {None, call.branch}:
+                continue
+            events = (*call.events, ReadEvent(EventKind.MEMORY_EDITED, chunk, describe_edit(author)))
+            edited = replace(call, writes=Writes.MEMORY, text=text, changed=True, events=events)
+            steps = [*state["steps"][:index], pack_call(edited), *state["steps"][index + 1 :]]
+            change = {**graph.strategy.edited(state, call, text), "steps": steps, "stop_reason": None}
+            await graph.aupdate_state(snapshot.config, change, as_node=call.node)
+            return call
+    read = lineage[0].values.get("chunks_read", 0) if lineage else 0
+    raise RunError(
+        f"the run has not read chunk {chunk}; it has read {read}",
+        hint="Chunks are counted from 0.",
+        run_id=run_id,
+    )
+
+
+async def _lineage(graph: ReaderGraph, run_id: str) -> list[StateSnapshot]:
+    """Return the checkpoints after a step that lead to the newest one, newest first.
+
+    The checkpoints of an earlier run with the same id are not part of it.
+    """
+    snapshots: list[StateSnapshot] = []
+    expected: str | None = None
+    async for snapshot in graph.aget_state_history(make_thread_config(run_id)):
+        if expected is not None and snapshot.config["configurable"]["checkpoint_id"] != expected:
+            continue  # it belongs to a branch that an edit abandoned
+        parent = snapshot.parent_config
+        expected = parent["configurable"]["checkpoint_id"] if parent else ""
+        if (snapshot.metadata or {}).get("source") == "input":
+            break
+        if snapshot.values.get("steps"):
+            snapshots.append(snapshot)
+    return snapshots

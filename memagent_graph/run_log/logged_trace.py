@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.grouping import group_values
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
 from memagent_graph.trace import Trace
@@ -22,11 +23,10 @@ def build_trace(
         edits: the edits of memories, from `RunLog.events`.
         document_bytes: the size of the document, for progress.
     """
-    valid = (conversation for conversation in conversations if not conversation.superseded)
-    attempts: dict[str, list[Conversation]] = {}
-    for conversation in sorted(valid, key=lambda conversation: conversation.seq or 0):
-        attempts.setdefault(conversation.step, []).append(conversation)
-    edits_of = _by_step(edits)
+    valid = [conversation for conversation in conversations if not conversation.superseded]
+    valid.sort(key=lambda conversation: conversation.seq or 0)
+    attempts = group_values((conversation.step, conversation) for conversation in valid)
+    edits_of = group_values((edit.step, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
     steps: list[Call] = []
     texts: dict[str, str | None] = {}
     for step_id, tries in attempts.items():
@@ -81,12 +81,3 @@ def _step(tries: Sequence[Conversation]) -> Call:
 def _before(step: Call, texts: dict[str, str | None]) -> str:
     """Return the memory before a step: the joined memories of its parents."""
     return "\n".join(filter(None, (texts.get(parent) for parent in step.parents)))
-
-
-def _by_step(edits: Sequence[LoggedEvent]) -> dict[str, list[LoggedEvent]]:
-    """Return the edits of memories by the step whose memory was replaced."""
-    by_step: dict[str, list[LoggedEvent]] = {}
-    for edit in edits:
-        if edit.kind == EventKind.MEMORY_EDITED and edit.step is not None:
-            by_step.setdefault(edit.step, []).append(edit)
-    return by_step

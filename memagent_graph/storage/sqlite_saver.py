@@ -32,6 +32,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from memagent_graph.errors import CheckpointError
+from memagent_graph.grouping import group_values
 from memagent_graph.storage.state_serializer import UndecodableStateError, bound_next_state, require_state
 
 _PUT: Final = (
@@ -151,11 +152,8 @@ class SqliteSaver(AsyncSqliteSaver):
 
     async def _execute(self, changes: Sequence[_Change]) -> None:
         """Commit changes in one transaction. If it fails, commit them separately, so that a bad change fails alone."""
-        by_statement: dict[str, list[Sequence[tuple[Any, ...]]]] = {}
-        for change in changes:
-            by_statement.setdefault(change.statement, []).append(change.rows)
         try:
-            for statement, rows in by_statement.items():
+            for statement, rows in group_values((change.statement, change.rows) for change in changes).items():
                 await self.conn.executemany(statement, chain.from_iterable(rows))
             await self.conn.commit()
         except BaseException as error:

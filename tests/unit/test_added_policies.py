@@ -127,7 +127,7 @@ def wheels(gguf) -> tuple[WheelPart, ...]:
 
 @pytest.fixture(scope="module")
 def base(gguf, wheels) -> Base:
-    return Base("tiny.gguf", compute_sha256(gguf), wheels, 1, "Apache-2.0", 1, 1, normalizes_nfc=True)
+    return Base("tiny.gguf", compute_sha256(gguf), wheels, 1, "Apache-2.0", 1, 1, "someone/tiny", "abc123")
 
 
 @pytest.fixture
@@ -220,9 +220,8 @@ def test_no_module_of_the_current_folder_runs_instead_of_pip(index, base, tmp_pa
 
 
 def test_the_hub_is_asked_first_and_its_absence_leads_to_the_wheels(index, base, gguf, tmp_path, monkeypatch) -> None:
-    published = replace(base, hub_id="someone/tiny", hub_revision="abc123")
     lines: list[str] = []
-    add_policy("english-untrained", base=published, report=lines.append)
+    add_policy("english-untrained", base=base, report=lines.append)
     assert "fetching tiny.gguf (0 MB, Apache-2.0) of someone/tiny from the hub" in lines
     assert any(line.startswith("the hub cannot be used (") for line in lines) and "fetching tiny-1==1 with pip" in lines
     remove_policy("english-untrained")
@@ -232,7 +231,7 @@ def test_the_hub_is_asked_first_and_its_absence_leads_to_the_wheels(index, base,
         "huggingface_hub.hf_hub_download", lambda *of, **options: requests.append((of, options)) or gguf
     )
     monkeypatch.delenv("PIP_FIND_LINKS")
-    assert add_policy("english-untrained", base=published).is_dir()
+    assert add_policy("english-untrained", base=base).is_dir()
     assert requests == [(("someone/tiny", "tiny.gguf"), {"revision": "abc123"})]
 
 

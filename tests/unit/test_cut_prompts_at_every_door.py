@@ -20,7 +20,7 @@ from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
 from memagent_mcp.tool_results import format_run
 from memagent_serve.chat_replies import read_details
-from memagent_serve.live.page_values import format_update
+from memagent_serve.live.live_events import format_update
 
 QUESTION = "What is the key of harbor?"
 TEXT = document_with({0.3: "The key of harbor is 4711."}, words=500)

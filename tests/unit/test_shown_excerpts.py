@@ -23,7 +23,7 @@ from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_mcp import make_server
 from memagent_serve.api_errors import ApiError
-from memagent_serve.live.page_values import format_passage, format_sources
+from memagent_serve.live.live_events import format_passage, format_sources
 
 TEXT = document_with(
     {0.2: "\n\nThe key of harbor is 4711, as all know.\n\n", 0.8: "The key of castle is 12."}, words=900

@@ -78,7 +78,7 @@ def test_no_two_modules_have_the_same_name() -> None:
 
 def test_code_and_tests_stay_below_their_ceilings() -> None:
     """Whoever adds, looks first for what can go; see CONTRIBUTING.md."""
-    assert _lines(find_modules().values()) <= 62_350
+    assert _lines(find_modules().values()) <= 62_000
     assert _lines((ROOT / "tests").rglob("*.py")) <= 51_450
 
 

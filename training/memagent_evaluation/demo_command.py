@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
@@ -201,6 +200,4 @@ def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> 
     return f"{''.join(cells)}  changed in {', '.join(f'chunk {chunk + 1}' for chunk in changes[-8:]) or 'no chunk'}"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "demo", Demo)
+register = Demo  # for installations whose entry points have this name

@@ -14,7 +14,6 @@ import typer
 
 from memagent_evaluation.eval_options import EvalOptions
 from memagent_evaluation.eval_report_command import print_results
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.output import print_json
 from memagent_graph.errors import EvaluationError, PolicyError
@@ -113,6 +112,4 @@ def _format_command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def register(app: typer.Typer) -> None:
-    """Add `memagent eval` to a command line."""
-    add_command(app, "eval", Eval)
+register = Eval  # for installations whose entry points have this name

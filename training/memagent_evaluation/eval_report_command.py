@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import AsJSON, PriceIn, PriceOut
 from memagent_graph.cli.output import print_json
@@ -90,6 +89,4 @@ def print_results(
     typer.echo(f"table, report and plots are in {folder}", err=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "eval-report", EvalReport)
+register = EvalReport  # for installations whose entry points have this name

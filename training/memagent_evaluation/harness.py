@@ -68,7 +68,6 @@ class EvaluationProgress:
         self._scores: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._total = self._done = self._failed = self._tokens = 0
         self._length_left = self._length_done = 0
-        self._began = time.monotonic()
 
     def on_begin(self, plan: EvaluationPlan, rows: Mapping[Key, ResultRow]) -> None:
         """Count the rows that exist, and the lengths of the documents that are left."""

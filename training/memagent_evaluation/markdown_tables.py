@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.statistics import Estimate
+from memagent_graph.grouping import group_values
 
 SCORES: Final = {
     "strict": "strict",
@@ -41,10 +41,7 @@ def format_length_with_unit(row: ResultRow) -> str:
 
 def group_items(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> list[tuple[_Key, list[_Item]]]:
     """Return the items of each key, with keys in the order of their first items."""
-    groups: dict[_Key, list[_Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return list(groups.items())
+    return list(group_values((key(item), item) for item in items).items())
 
 
 def format_interval(value: Estimate) -> str:

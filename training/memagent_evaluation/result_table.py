@@ -19,6 +19,8 @@ import msgspec
 
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import StopReason
+from memagent_graph.grouping import group_values
+from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import load_pyarrow
 from memagent_graph.storage.private_files import open_atomically
 
@@ -214,9 +216,7 @@ def can_be_pooled(rows: Iterable[ResultRow]) -> bool:
 
     Otherwise a mean over tasks would depend on their choice.
     """
-    tasks_of: dict[tuple[str, int], set[str]] = {}
-    for row in rows:
-        tasks_of.setdefault((row.system, row.length), set()).add(row.task)
+    tasks_of = group_values(((row.system, row.length), row.task) for row in rows)
     return len({frozenset(tasks) for tasks in tasks_of.values()}) <= 1
 
 
@@ -261,15 +261,12 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], folder:
     Raises:
         EvaluationError: the settings differ; the message names every difference.
     """
-    old, new = _flatten(stored), _flatten(settings)
-    different = [
-        f"{name} is {_format(new, name)} and was {_format(old, name)}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+    differences = [
+        f"{name} is {_format(new)} and was {_format(old)}" for name, old, new in iter_differences(stored, settings)
     ]
-    if different:
+    if differences:
         raise EvaluationError(
-            f"{folder} holds results of other settings: {'; '.join(different)}",
+            f"{folder} holds results of other settings: {'; '.join(differences)}",
             hint="Resume with the settings of the beginning, or name another folder (--out).",
         )
 
@@ -293,19 +290,8 @@ def make_results(
     return Results(tuple(ordered), settings, evaluation, len(keys - by_key.keys()), tuple(commands))
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under dotted names, with values as JSON would give them back."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
-
-
-def _format(settings: Mapping[str, Any], name: str) -> str:
-    return json.dumps(settings[name]) if name in settings else "not set"
+def _format(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
 
 
 def _to_storable(value: Any) -> Any:

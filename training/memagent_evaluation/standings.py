@@ -16,6 +16,7 @@ from memagent_evaluation.markdown_tables import format_interval, format_length_w
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.statistics import MARGIN, Comparison, Estimate, compare, correct_p_values, estimate
 from memagent_graph.errors import EvaluationError
+from memagent_graph.grouping import group_values
 
 STANDINGS_LEGEND: Final = (
     "Lenient accuracy with its 95 % interval, clustered by document where questions share one. Difference: to the "
@@ -80,7 +81,10 @@ def compare_systems(results: Results) -> list[SystemStanding]:
     """Return all systems at each task and length, then over all, if these are the same for every system."""
     cells = group_items(results.rows, lambda row: (row.task, format_length_with_unit(row)))
     parts = [(task, length, rows) for (task, length), rows in cells]
-    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and _have_same_cells(results.rows):
+    cells_of = group_values((row.system, (row.task, row.length)) for row in results.rows).values()
+    # A mean over all is fair if every system was asked the same tasks at the same lengths.
+    is_fair = can_be_pooled(results.rows) and len(set(map(frozenset, cells_of))) == 1
+    if len(parts) > 1 and len({row.unit for row in results.rows}) == 1 and is_fair:
         parts.append(("all", "all", list(results.rows)))
     lines = [standing for part in parts for standing in _iter_standings(*part, results.systems[0])]
     corrected = iter(correct_p_values([line.against_first for line in lines if line.against_first is not None]))
@@ -196,12 +200,6 @@ def _average_by_question(rows: Iterable[ResultRow], score: str) -> dict[str, flo
 def _get_question_key(row: ResultRow) -> Hashable:
     """Return the key that a question's rows share, also across documents of different lengths."""
     return row.task, row.index, row.question, row.gold
-
-
-def _have_same_cells(rows: Sequence[ResultRow]) -> bool:
-    """Return whether every system was asked the same tasks at the same lengths, so that a mean over all is fair."""
-    cells = [{(row.task, row.length) for row in group} for _, group in group_items(rows, lambda row: row.system)]
-    return can_be_pooled(rows) and all(system_cells == cells[0] for system_cells in cells)
 
 
 def _average(values: Iterable[float | None]) -> float | None:

@@ -19,6 +19,7 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from memagent_graph.errors import EvaluationError, load_extra
+from memagent_graph.grouping import group_values
 
 _MIN_TO_RESAMPLE: Final = 10
 """Resampling fewer values would give intervals that are far too narrow."""
@@ -96,10 +97,8 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 def sum_clusters(values: Sequence[float], clusters: Iterable[Hashable]) -> tuple[list[float], list[int]]:
     """Return the sum and the number of the values of each cluster."""
-    groups: dict[Hashable, list[float]] = {}
-    for value, cluster in zip(values, clusters, strict=True):
-        groups.setdefault(cluster, []).append(value)
-    return [math.fsum(group) for group in groups.values()], [len(group) for group in groups.values()]
+    groups = group_values(zip(clusters, values, strict=True)).values()
+    return [math.fsum(group) for group in groups], [len(group) for group in groups]
 
 
 def compute_bootstrap_interval(

@@ -27,9 +27,8 @@ from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
-from memagent_serve.live.live_events import stream_changes
+from memagent_serve.live.live_events import format_passage, format_read, format_sources, stream_changes
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.live.page_values import format_passage, format_read, format_sources
 from memagent_serve.page_sessions import PAGE, SIGN_IN, STATIC, PageSessions
 
 _BODY_BYTES: Final = 1 << 20

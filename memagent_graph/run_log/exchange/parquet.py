@@ -26,6 +26,7 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
+from memagent_graph.grouping import group_values
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.run_log.exchange.logged_run import NUMBERS
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
@@ -97,9 +98,7 @@ class ParquetWriter:
     def write(self, run: LoggedRun) -> None:
         """Add a run."""
         self._templates.update(run.templates)
-        rewards: dict[int | None, list[Reward]] = {}
-        for reward in run.rewards:
-            rewards.setdefault(reward.conversation, []).append(reward)
+        rewards = group_values((reward.conversation, reward) for reward in run.rewards)
         run_values = _run_values(run, rewards.get(None, []))
         empty = True
         for conversation in run.conversations:

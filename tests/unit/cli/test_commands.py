@@ -90,32 +90,37 @@ def test_a_command_misspelt_is_refused_with_the_one_that_was_meant() -> None:
 
 ADDED = """'Greet people by their names.'
 
+from dataclasses import dataclass
+from typing import Annotated
 import typer
 
-def greet(name: str) -> None:
+@dataclass(frozen=True)
+class Greet:
     "Greet somebody."
-    typer.echo(f"Hello {name}")
+    name: Annotated[str, typer.Argument()]
 
-def register(app):
-    app.command("greet")(greet)
+    def run(self):
+        typer.echo(f"Hello {self.name}")
 
-def register_nothing(app):
-    pass
+class Undecorated:
+    count: "a number"
 
-def fail(app):
-    raise RuntimeError("out of order")
+def __getattr__(name):
+    if name == "Broken":
+        raise RuntimeError("out of order")
+    raise AttributeError(name)
 """
 
 
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    places = {"greet": "register", "broken": "fail", "empty": "register_nothing", "absent": "absent", "read": "fail"}
+    places = {"greet": "Greet", "broken": "Broken", "empty": "Undecorated", "absent": "absent", "read": "Broken"}
     commands = {name: f"commands_of_mine:{place}" for name, place in places.items()}
     folder = add_package(
         tmp_path / "site",
         "commands_of_mine",
         ADDED,
-        {COMMANDS: {**commands, "gone": "no_such_module:register", "lacking": "no_such_module:register [colours]"}},
+        {COMMANDS: {**commands, "gone": "no_such_module:Gone", "lacking": "no_such_module:Lacking [colours]"}},
     )
     monkeypatch.syspath_prepend(folder)
     return folder
@@ -132,7 +137,7 @@ def test_a_package_adds_a_command(added) -> None:
     ("name", "words"),
     [
         ("broken", "RuntimeError: out of order"),
-        ("empty", "RuntimeError"),
+        ("empty", "SyntaxError"),
         ("absent", "AttributeError"),
         ("gone", "No module named 'no_such_module'"),
     ],

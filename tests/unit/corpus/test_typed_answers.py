@@ -19,8 +19,8 @@ from support.scripts import part, perfect_reader
 from typer.testing import CliRunner
 
 from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_estimate import estimate_corpus
 from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
+from memagent_corpus.corpus_session import estimate_corpus
 from memagent_corpus.table_folder import describe_differences
 from memagent_corpus.typed_columns import convert_values, make_typed_columns
 from memagent_graph import Budget, MemAgent, ScriptedPolicy

@@ -1,6 +1,146 @@
-"""RULER's tasks and others at any length, generated as streams, and the names that tasks are loaded by."""
+"""Tasks by name: generated tasks, RULER's and others at any length, tasks from data files, and users' own.
 
-from memagent_evaluation.samples import TaskSettings
-from memagent_evaluation.tasks.registry import find_data_files, list_task_options, list_tasks, load_task
+niah_*, vt, cwe, fwe, qa_*   RULER's thirteen; ruler_hqa is RULER-HQA
+state_1, state_2, state_3    where a person is, where a thing is, where it was before
+english_KIND                 facts in plain English: one (fact), of a kind never trained on (new), one that changes
+                             (change), several (list), that lead to each other (hop_2, hop_3), the same with the
+                             last one first (hop_2_backward, hop_3_backward), or none (absent)
+
+Some have options after the name: "state_2:facts=50:people=3", "english_fact:foreign=100".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memagent_evaluation.data_files import find_data_paths, list_data_tasks, load_data_task
+from memagent_evaluation.samples import Task, TaskSettings
+from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, make_english_task
+from memagent_evaluation.tasks.generated import GeneratedTask
+from memagent_evaluation.tasks.lists import LISTS, make_list_task
+from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_variables_task
+from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
+from memagent_evaluation.tasks.state_tracking import STATES, StateTask, make_state_task
+from memagent_graph.errors import EvaluationError, StrategyError
+from memagent_graph.own_code import load_own, names_own_code
+from memagent_graph.plain_text import did_you_mean
+from memagent_graph.strategies import convert_options, split_options
 
 __all__ = ["TaskSettings", "find_data_files", "list_task_options", "list_tasks", "load_task"]
+
+_GENERATED: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
+    **dict.fromkeys(SHAPES, make_needle_task),
+    "vt": make_variables_task,
+    **dict.fromkeys(LISTS, make_list_task),
+    **dict.fromkeys(PASSAGE_TASKS, load_passage_task),
+    **dict.fromkeys(STATES, make_state_task),
+    **dict.fromkeys(ENGLISH, make_english_task),
+}
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(STATES, StateTask.options),
+    **dict.fromkeys(ENGLISH, EnglishTask.options),
+}
+_PARTS = ("name", "metric", "unit", "answer_tokens", "sample")
+
+
+def list_tasks() -> tuple[str, ...]:
+    """Return the names that `load_task` knows, besides users' own tasks."""
+    return (*_GENERATED, *list_data_tasks())
+
+
+def list_task_options(name: str) -> tuple[str, ...]:
+    """Return the options of a task."""
+    return _OPTIONS.get(name, ())
+
+
+def load_task(name: str, settings: TaskSettings) -> Task:
+    """Return the task of a name, with options if it has some, or a user's own as `path/to/file.py:Name` or
+    `module:Name`.
+
+    A user's `Name` is a class whose constructor takes `settings` or nothing, or a task itself. It sets
+    `shares_documents = True` if it uses `TaskSettings.questions_per_document`.
+
+    Raises:
+        EvaluationError: there is no such task or option, an option has no such value, the data file is missing, or the
+            task cannot have several questions on a document.
+        MissingExtraError: the task needs an extra that is not installed.
+    """
+    if settings.questions_per_document < 1:
+        raise EvaluationError(
+            f"a document cannot have {settings.questions_per_document} questions", hint="Ask for 1, or for more."
+        )
+    task = _load(name, settings)
+    if settings.questions_per_document > 1 and not getattr(task, "shares_documents", False):
+        raise EvaluationError(
+            f"{name} has one question on each document",
+            hint="Ask for one question per document, or measure it apart from the tasks that can have more.",
+        )
+    return task
+
+
+def _load(name: str, settings: TaskSettings) -> Task:
+    try:
+        generated, options = split_options(name)
+        if generated in _GENERATED:
+            return _with_options(_GENERATED[generated](generated, settings), name, options)
+    except StrategyError as error:
+        raise EvaluationError(error.message, hint=error.hint) from error
+    if names_own_code(name):
+        return _own_task(name, settings)
+    if name in list_data_tasks():
+        return load_data_task(name, settings.data, settings)
+    choices = f"Tasks are: {', '.join(list_tasks())}; your own: path/to/file.py:Name."
+    raise EvaluationError(f"there is no task {name!r}", hint=did_you_mean(name, list_tasks(), choices))
+
+
+def find_data_files(name: str, settings: TaskSettings) -> list[Path]:
+    """Return the data files, or dataset folders, that the task of a name reads; none for generated tasks.
+
+    Raises:
+        EvaluationError: there are none at the expected place.
+    """
+    data_set = PASSAGE_TASKS.get(name, name)
+    if data_set not in list_data_tasks():
+        return []
+    return find_data_paths(data_set, settings.data, name)
+
+
+def _with_options(task: GeneratedTask, name: str, options: Mapping[str, str]) -> Task:
+    """Return a generated task with options, which are part of its name."""
+    if not options:
+        return task
+    if unknown := [option for option in options if option not in task.options]:
+        raise EvaluationError(
+            f"{task.name} has no option {unknown[0]!r}", hint=f"Its options: {', '.join(task.options) or 'none'}."
+        )
+    return replace(task, name=name, **convert_options(type(task), task.name, options))
+
+
+def _own_task(name: str, settings: TaskSettings) -> Task:
+    loaded = load_own(name, what="a task", error=EvaluationError, hint="Name the task's class after the colon.")
+    task = _instantiate(loaded, settings, name) if isinstance(loaded, type) else loaded
+    missing = [part for part in _PARTS if not hasattr(task, part)]
+    if missing:
+        raise EvaluationError(
+            f"{name} is not a task: it has no {', '.join(missing)}",
+            hint="The example at the top of memagent_evaluation.samples shows a whole one.",
+        )
+    return task  # type: ignore[no-any-return]
+
+
+def _instantiate(task_class: type, settings: TaskSettings, name: str) -> Any:
+    """Return an instance, made with the settings if the constructor has a parameter of that name."""
+    signature = inspect.signature(task_class)
+    arguments = {"settings": settings} if "settings" in signature.parameters else {}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise EvaluationError(
+            f"{name} cannot be made: its constructor takes {signature}",
+            hint="Let it take the TaskSettings as `settings`, or nothing.",
+        ) from error
+    return task_class(**arguments)

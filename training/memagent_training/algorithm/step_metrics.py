@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from memagent_graph.grouping import group_values
 from memagent_training.algorithm.advantages import AdvantageBatch
 from memagent_training.algorithm.loss import TokenLoss
 from memagent_training.data.rollouts import RolloutGroup
@@ -106,10 +107,8 @@ def compute_row_metrics(
     for name in sorted({name for rollout in rollouts for name in rollout.term_rewards}):
         rewards = [reward for rollout in rollouts if (reward := rollout.reward_named(name)) is not None]
         metrics[f"reward/{name}"] = fmean(fmean(reward) if isinstance(reward, tuple) else reward for reward in rewards)
-    role_lengths: dict[str, list[int]] = {}
-    for conversation, length in zip(conversations, lengths, strict=True):
-        role_lengths.setdefault(conversation.role, []).append(length)
-    for role, values in sorted(role_lengths.items()):
+    roles = (conversation.role for conversation in conversations)
+    for role, values in sorted(group_values(zip(roles, lengths, strict=True)).items()):
         metrics[f"completions/{role}/mean_length"] = fmean(values)
         metrics[f"completions/{role}/max_length"] = max(values)
     newest_first = list(policy_versions)[::-1]

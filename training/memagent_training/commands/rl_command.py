@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import AsJSON, Quiet
 from memagent_graph.cli.output import print_json
@@ -238,6 +237,4 @@ def _show(result: LoopResult, *, as_json: bool) -> None:
     show_policy(result.policy, result.steps, *best, why=f"{result.reason}; ")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "rl", RL)
+register = RL  # for installations whose entry points have this name

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.commands import add_command
 from memagent_graph.cli.options import AsJSON
 from memagent_graph.cli.output import print_json
 from memagent_training.commands.training_process import (
@@ -175,6 +174,4 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     prepared.config.check_warm_up(prepared.total_steps)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    add_command(app, "train", Train)
+register = Train  # for installations whose entry points have this name

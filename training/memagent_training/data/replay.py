@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import quantity
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
@@ -165,9 +166,7 @@ def load_groups(
         ledger.details += _why_apart(small, ledger.candidates.values())
     for run_id in small:
         ledger.refuse(run_id, Refusal.GROUP_TOO_SMALL)
-    members: dict[str, list[Rollout]] = {}
-    for run_id in ledger.candidates:
-        members.setdefault(ledger.group_of[run_id] or "", []).append(rollouts[run_id])
+    members = group_values((ledger.group_of[run_id] or "", rollouts[run_id]) for run_id in ledger.candidates)
     kept_groups = [RolloutGroup(group_id, tuple(rollouts_G)) for group_id, rollouts_G in members.items()]
     name = str(source.path if isinstance(source, RunLog) else source)
     return Replay(kept_groups, _report(name, ledger, kept_groups, policy_versions, tokenizer, template, tuple(missing)))
@@ -294,9 +293,7 @@ def _span(first: Conversation) -> tuple[int | None, int | None]:
 
 def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
     """Count runs of small groups by what separates them from others of the same question and document."""
-    of_question: dict[tuple[str, str], list[TrainingRun]] = {}
-    for run in runs:
-        of_question.setdefault((run.question, str(run.record.document["key"])), []).append(run)
+    of_question = group_values(((run.question, str(run.record.document["key"])), run) for run in runs)
     reasons: Counter[str] = Counter()
     for alike in of_question.values():
         conditions = [
@@ -319,9 +316,7 @@ def _why_apart(small: Set[str], runs: Iterable[TrainingRun]) -> Counter[str]:
 
 def _is_unbroken(run: TrainingRun) -> bool:
     """Return whether every step with all its attempts is there, and an answer."""
-    steps: dict[str, list[Conversation]] = {}
-    for conversation in run.conversations_K:
-        steps.setdefault(conversation.step, []).append(conversation)
+    steps = group_values((conversation.step, conversation) for conversation in run.conversations_K)
     for attempts in steps.values():
         outcomes = [attempt.outcome is Outcome.DISCARDED for attempt in attempts]
         if (
@@ -347,10 +342,9 @@ def _is_sound(conversation: Conversation) -> bool:
 
 def _only_fingerprint(kind: Literal["tokenizer", "template"], runs: Iterable[TrainingRun]) -> str | None:
     """Return the only fingerprint of the runs; None if there are no runs."""
-    run_ids: dict[str, list[str]] = {}
-    for run in runs:
-        for fingerprint in {getattr(conversation, kind) for conversation in run.sampled}:
-            run_ids.setdefault(fingerprint, []).append(run.run_id)
+    run_ids = group_values(
+        (name, run.run_id) for run in runs for name in {getattr(conversation, kind) for conversation in run.sampled}
+    )
     if len(run_ids) > 1:
         counts = "; ".join(f"{name!r}: {len(ids)} of them, such as {ids[0]!r}" for name, ids in sorted(run_ids.items()))
         commonest = max(sorted(run_ids), key=lambda name: len(run_ids[name]))

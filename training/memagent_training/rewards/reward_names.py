@@ -15,6 +15,7 @@ from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import REWARD_NAMES, separate_words
 from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
+from memagent_graph.grouping import group_values
 from memagent_graph.own_code import load_own, names_own_code
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policy import FinishReason
@@ -178,23 +179,20 @@ def choose_term_rewards(
     Raises:
         RewardError: there is no such reward, no such code, or a reward of whole runs has another scope.
     """
-    scopes: dict[str, set[Scope]] = {}
-    for term in terms:
-        if term.reward != OUTCOME:
-            scopes.setdefault(term.reward, set()).add(term.scope)
+    scopes = group_values((term.reward, term.scope) for term in terms if term.reward != OUTCOME)
     functions: dict[str, RewardFunction | StepRewardFunction] = {}
     for name, term_scopes in scopes.items():
         own: RewardFunction | StepRewardFunction | None = _load_own(name)
         is_of_runs = REWARD_NAMES.get(name, name) in OUTCOME_REWARDS
         if own is not None:
             functions[name] = own
-        elif has_gold and is_of_runs and term_scopes != {Scope.RUN}:
+        elif has_gold and is_of_runs and set(term_scopes) != {Scope.RUN}:
             hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
         elif name in _NEED_NO_GOLD or not has_logged or (has_gold and (is_of_runs or name in STEP_REWARDS)):
             functions[name] = find_built_in(name)
         else:
-            functions[name] = LoggedReward(name) if term_scopes == {Scope.RUN} else LoggedStepReward(name)
+            functions[name] = LoggedReward(name) if set(term_scopes) == {Scope.RUN} else LoggedStepReward(name)
     return functions
 
 

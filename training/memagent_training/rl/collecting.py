@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Final, TypeVar
 
 from memagent_evaluation.samples import Sample
+from memagent_graph.grouping import group_values
 from memagent_graph.run_log import RunFilter
 from memagent_training.algorithm.advantages import find_drop_reason
 from memagent_training.data.replay import load_groups
@@ -204,7 +205,6 @@ def _oldest_version(groups: Sequence[RolloutGroup], version: int) -> int:
 
 def _mean_rewards(collection: Collection, key: Callable[[CollectedGroup], T]) -> dict[T, MeanReward]:
     """Return the mean reward of the reads, by a key of their group."""
-    rewards: dict[T, list[float]] = {}
-    for group in sorted(collection.all_groups, key=key):
-        rewards.setdefault(key(group), []).extend(group.rewards)
+    groups = sorted(collection.all_groups, key=key)
+    rewards = group_values((key(group), reward) for group in groups for reward in group.rewards)
     return {value: MeanReward(fmean(values), len(values)) for value, values in rewards.items()}

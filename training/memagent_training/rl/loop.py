@@ -22,6 +22,7 @@ from memagent_evaluation.statistics import estimate
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_graph.grouping import group_values
 from memagent_graph.prompts import AnswerFormat
 from memagent_training.data.reward_functions import name_function
 from memagent_training.job import training_output as output
@@ -325,9 +326,8 @@ async def measure(
         for read in reads:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-    scores: dict[int, list[float]] = {}
-    for (length, _), read_score in zip(samples, read_scores, strict=True):
-        scores.setdefault(length, []).append(read_score or 0.0)
+    lengths = (length for length, _ in samples)
+    scores = group_values(zip(lengths, (read_score or 0.0 for read_score in read_scores), strict=True))
     return Measurement(
         iteration=iteration,
         temperature=temperature,
