@@ -32,6 +32,3 @@ class Corpus(CorpusOptions):
         from memagent_corpus.corpus_session import CorpusSession  # noqa: PLC0415
 
         CorpusSession(self).run()
-
-
-register = Corpus  # for installations whose entry points have this name

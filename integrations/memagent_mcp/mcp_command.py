@@ -151,6 +151,3 @@ def _check_address(host: str, *, allow_remote: bool, names: list[str]) -> None:
             "requests with another name are refused",
             param_hint="'--server-name'",
         )
-
-
-register = Mcp  # for installations whose entry points have this name

@@ -147,6 +147,3 @@ class ReportDocuments(ReaderOptions):
         elif self.out is None:
             console.out.print(plain(report.to_markdown()), markup=False)
         console.err.print(plain(f"{report.summary} Report {report.report_id}"), markup=False, style="dim")
-
-
-register = ReportDocuments  # for installations whose entry points have this name

@@ -194,6 +194,3 @@ async def _serve(request: Serve) -> None:
                 **BOUNDED_HTTP,
             )
             await uvicorn.Server(config).serve(sockets=[listener])
-
-
-register = Serve  # for installations whose entry points have this name

@@ -198,6 +198,3 @@ def _timeline(updates: Sequence[MemoryUpdate], chunks: int, width: int = 48) -> 
     for chunk in changes:
         cells[min(width - 1, chunk * width // max(chunks, 1))] = "█"
     return f"{''.join(cells)}  changed in {', '.join(f'chunk {chunk + 1}' for chunk in changes[-8:]) or 'no chunk'}"
-
-
-register = Demo  # for installations whose entry points have this name

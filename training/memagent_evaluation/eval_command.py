@@ -110,6 +110,3 @@ def _format_command_line(context: typer.Context) -> str:
             value = without_password(value)
         words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
-
-
-register = Eval  # for installations whose entry points have this name

@@ -87,6 +87,3 @@ def print_results(
         return
     sys.stdout.write(render_report(results, log=log, prices=prices))
     typer.echo(f"table, report and plots are in {folder}", err=True)
-
-
-register = EvalReport  # for installations whose entry points have this name

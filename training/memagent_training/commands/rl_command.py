@@ -235,6 +235,3 @@ def _show(result: LoopResult, *, as_json: bool) -> None:
         return
     best = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
     show_policy(result.policy, result.steps, *best, why=f"{result.reason}; ")
-
-
-register = RL  # for installations whose entry points have this name

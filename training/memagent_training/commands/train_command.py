@@ -172,6 +172,3 @@ def _show_plan(prepared: PreparedJob, *, as_json: bool) -> None:
     else:
         typer.echo("\n".join(plan_lines(prepared, plan)))
     prepared.config.check_warm_up(prepared.total_steps)
-
-
-register = Train  # for installations whose entry points have this name
