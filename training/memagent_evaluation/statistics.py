@@ -23,6 +23,8 @@ from memagent_graph.grouping import group_values
 
 _MIN_TO_RESAMPLE: Final = 10
 """Resampling fewer values would give intervals that are far too narrow."""
+MARGIN: Final = 0.03
+"""A system that is worse by less than this, 3 points, counts as not worse."""
 RESAMPLES: Final = 9_999
 """Up to 13 differences have fewer sign patterns than this, and all of them are tried."""
 _MAX_BATCH_NUMBERS: Final = 2_000_000
@@ -206,10 +208,6 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 
 def _scipy_stats() -> Any:
     return load_extra("scipy.stats", "eval", _NEEDED_FOR)
-
-
-MARGIN: Final = 0.03
-"""A system that is worse by less than this, 3 points, counts as not worse."""
 
 
 @dataclass(frozen=True, slots=True)
