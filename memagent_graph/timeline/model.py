@@ -179,8 +179,8 @@ def label_unchanged(steps: Sequence[Step]) -> str:
 def build_timeline(view: RunView) -> Timeline:
     """Return the timeline of a run, the input of renderers.
 
-    For 700 chunks and memories of 1000 tokens, it takes about half a second, and a few seconds if every chunk
-    rewrites the whole memory.
+    For 700 chunks and memories of 1000 tokens, it takes about half a second, and about ten seconds if every
+    chunk rewrites the whole memory.
     """
     trace = view.trace
     order = _order(trace)
