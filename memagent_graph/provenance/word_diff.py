@@ -15,7 +15,7 @@ import regex
 from memagent_graph.words import WORD, find_words
 
 _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
-_MAX_COMPARISONS = 4_000_000
+_MAX_COMPARISONS = 9_000_000
 """Above it, frequent pieces are no beginning of an equal part. The time would grow with the square of the length."""
 _MAX_ISLAND_WORDS = 2
 _MAX_CHARACTERS = 1 << 17
