@@ -34,7 +34,6 @@ from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
     Sender,
-    SharedPause,
     StatusError,
     Timeouts,
     find_proxy,
@@ -163,7 +162,6 @@ class OpenAICompatiblePolicy:
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._pause = SharedPause()
         connect = partial(
             Sender,
             self.base_url,
@@ -171,7 +169,6 @@ class OpenAICompatiblePolicy:
             max_concurrency=max_concurrency,
             timeouts=self._timeouts,
             max_retries=max_retries,
-            pause=self._pause,
             trust=None if ca_file is None else load_certificates(ca_file),
             proxy=self._proxy,
         )
