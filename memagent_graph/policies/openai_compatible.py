@@ -59,6 +59,7 @@ T = TypeVar("T")
 _MAX_LIST_BYTES: Final = 16 * 2**20
 """Maximum bytes of a reply about models or a tokenizer, and of a reply with the token ids of a prompt."""
 _REPLY_BYTES: Final = 2**20
+"""Bytes of a reply besides those of its tokens and its prompt. The sum is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
 """Bytes of a reply per token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
@@ -86,8 +87,6 @@ class OpenAICompatiblePolicy:
         extra_body: additional fields of every request, such as a server's own sampling options.
         policy_version: a name for the server's weights in the run log, because servers do not report it. It may be
             changed while the policy is in use, for example when weights are swapped.
-        max_reply_bytes: the maximum size of a reply. The default is 1 MiB, plus 4 KiB per token of the maximum output,
-            plus 10 times the request, which is several times what servers need.
         session_header: the header for `SamplingParams.session`, such as "X-Session-Id". A router in front of several
             replicas can use it to send all requests of a session to the same replica. By default it is not sent.
         default_headers: headers of every request, such as Azure's "api-key". They replace the policy's own headers.
@@ -117,7 +116,6 @@ class OpenAICompatiblePolicy:
         max_retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
-        max_reply_bytes: int | None = None,
         session_header: str | None = None,
         default_headers: Mapping[str, str] | None = None,
         default_query: Mapping[str, str] | None = None,
@@ -154,7 +152,6 @@ class OpenAICompatiblePolicy:
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
-        self._max_reply_bytes = max_reply_bytes
         self._session_header = None if session_header is None else check_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
         self._refused_schemas: set[str] = set()
@@ -256,8 +253,7 @@ class OpenAICompatiblePolicy:
             self._url("chat/completions" if as_messages else "completions"),
             content,
             partial(decode_completion, model=name, sampling=sampling, policy_version=version),
-            max_bytes=self._max_reply_bytes
-            or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            max_bytes=_REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
 
