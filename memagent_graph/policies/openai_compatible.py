@@ -44,7 +44,6 @@ from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     check_header,
-    check_url,
     extract_password,
     make_basic_authorization,
     make_request_headers,
@@ -136,11 +135,11 @@ class OpenAICompatiblePolicy:
         self._model = model
         self._headers = make_request_headers(make_basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._proxy = find_proxy(self.base_url) if proxy is None else check_url(proxy)
+        self._proxy = find_proxy(self.base_url) if proxy is None else proxy
         secrets = (
             key,
             extract_password(url),
-            extract_password(self._proxy) if self._proxy else "",
+            "" if self._proxy is None else extract_password(self._proxy),
             *self._headers.get("Authorization", "").split()[-1:],
             *(default_headers or {}).values(),
         )

@@ -214,12 +214,11 @@ def _pack(diff: Sequence[Change]) -> list[str | int]:
     """Return a difference for the script: UTF-16 units to keep (positive) or skip (negative), and texts to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [
-        change.text if change.op is DiffOp.INSERT else signs[change.op] * _utf16_units(change.text) for change in diff
+        change.text
+        if change.op is DiffOp.INSERT
+        else signs[change.op] * (len(change.text) + sum(character > "\uffff" for character in change.text))
+        for change in diff
     ]
-
-
-def _utf16_units(text: str) -> int:
-    return len(text) + sum(character > "\uffff" for character in text)
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
