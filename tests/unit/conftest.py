@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import settings
 from support.scripts import perfect_reader
 
-from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.documents import conversion
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
@@ -36,6 +37,17 @@ def certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DocumentStore:
+    return DocumentStore(tmp_path / "documents")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    with closing(RunLog(tmp_path / "runs.sqlite")) as log:
+        yield log
 
 
 @pytest.fixture

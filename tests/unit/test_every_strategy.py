@@ -100,13 +100,6 @@ def finished(strategy, tmp_path_factory) -> Iterator[tuple[MemAgent, RunLog, Rea
 
 
 @pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
-
-
-@pytest.fixture
 def agent(make_reader, tmp_path, strategy, log) -> MemAgent:
     return make_reader(
         ScriptedPolicy(exactly), strategy=strategy, run_log=log, checkpoints=tmp_path / "checkpoints.sqlite"

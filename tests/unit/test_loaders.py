@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from support.document_files import docx, pdf
 
-from memagent_graph.documents import Document, DocumentStore, SourceMark
+from memagent_graph.documents import Document, SourceMark
 from memagent_graph.errors import (
     DocumentError,
     EmptyDocumentError,
@@ -16,11 +16,6 @@ from memagent_graph.errors import (
 
 pytestmark = pytest.mark.usefixtures("converts_here")
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
-
-
-@pytest.fixture
-def store(tmp_path):
-    return DocumentStore(tmp_path / "store")
 
 
 def read(store, document):
