@@ -12,7 +12,7 @@ import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import Barrier, SharedPass, read_in_passes
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
@@ -138,12 +138,12 @@ def test_updates_are_shown_as_they_come(make_reader) -> None:
 
 
 async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
-    pace, reached = Pace(), []
+    shared_pass, reached = SharedPass(), []
 
     async def reader(name: str, chunks: int) -> None:
-        with pace.reader() as reach:
+        with shared_pass.join() as wait:
             for chunk in range(chunks):
-                await reach(chunk)
+                await wait(chunk)
                 reached.append((name, chunk))
 
     slow = asyncio.create_task(reader("short", 2))
@@ -152,7 +152,7 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
     stuck = asyncio.Event()
 
     async def stops() -> None:
-        with pace.reader():
+        with shared_pass.join():
             await stuck.wait()
 
     waiting = asyncio.create_task(stops())
@@ -167,9 +167,9 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
 async def test_readers_stay_at_the_same_chunk_and_one_that_fails_leaves() -> None:
     reached: list[tuple[int, int]] = []
 
-    async def read(number: int, reach: Reach) -> int:
+    async def read(number: int, wait: Barrier) -> int:
         for chunk in range(20):
-            await reach(chunk)
+            await wait(chunk)
             reached.append((chunk, number))
             if (number, chunk) == (1, 7):
                 raise KeyError("a defect")
