@@ -14,21 +14,22 @@ def pdf_of(
     contents: Sequence[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
 ) -> bytes:
     """A PDF of pages with these contents; other objects have numbers from 50."""
-    kids = " ".join(f"{10 + 2 * number} 0 R" for number in range(len(contents)))
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(contents)))
+    image = 4 + 2 * len(contents)
     bodies: dict[int, bytes] = {
         2: f"<< /Type /Pages /Kids [{kids}] /Count {len(contents)} >>".encode(),
         3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-        4: b"<< /Type /XObject /Subtype /Image /Width 8 /Height 8 /ColorSpace /DeviceGray /BitsPerComponent 8 /Filter "
-        b"/FlateDecode /Length %d >>\nstream\n%s\nendstream" % (len(_IMAGE), _IMAGE),
+        image: b"<< /Type /XObject /Subtype /Image /Width 8 /Height 8 /ColorSpace /DeviceGray /BitsPerComponent 8 "
+        b"/Filter /FlateDecode /Length %d >>\nstream\n%s\nendstream" % (len(_IMAGE), _IMAGE),
         1: f"<< /Type /Catalog /Pages 2 0 R {root} >>".encode(),
     }
     for number, content in enumerate(contents):
-        bodies[10 + 2 * number] = (
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {11 + 2 * number} 0 R {annotations} "
-            f"/Resources << /Font << /F1 3 0 R {resources} >> /XObject << /I 4 0 R >> >> >>"
+        bodies[4 + 2 * number] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R {annotations} "
+            f"/Resources << /Font << /F1 3 0 R {resources} >> /XObject << /I {image} 0 R >> >> >>"
         ).encode()
         stream = content.encode("latin-1")
-        bodies[11 + 2 * number] = b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream)
+        bodies[5 + 2 * number] = b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream)
     for line in filter(None, objects.split("\n\n")):
         number_, _, body = line.partition(":")
         bodies[int(number_)] = body.encode("latin-1")

@@ -343,7 +343,7 @@ def _pdf_files() -> Iterator[Made]:
     yield Made("scan.pdf", pdf_of([_SCAN, _SCAN]), (), error="pages that are images (2: pages 1-2)")
 
     def form(name: str, field: str, fact: str, lost: tuple[str, ...] = ()) -> Made:
-        widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 10 0 R /T (Name) {field} >>"
+        widget = f"60:<< /Type /Annot /Subtype /Widget /Rect [72 600 300 620] /P 4 0 R /T (Name) {field} >>"
         root = "/AcroForm << /Fields [60 0 R] /DR << /Font << /F1 3 0 R >> >> /DA (/F1 12 Tf) >>"
         return Made(
             f"{name}.pdf",
@@ -355,7 +355,7 @@ def _pdf_files() -> Iterator[Made]:
     yield form("field", "/FT /Tx /V (umbrella)", "Name: umbrella")
     yield form("unicode", "/FT /Tx /V <FEFF00FC006D>", "Name: üm")
     yield form("listbox", "/FT /Ch /Opt [(red) (umbra)] /V (umbra) /I [1]", "Name: umbra", ("red",))
-    appearance = "/AP << /N << /Yes 4 0 R /Off 4 0 R >> >>"
+    appearance = "/AP << /N << /Yes 6 0 R /Off 6 0 R >> >>"
     yield form("checked", f"/FT /Btn /V /Yes /AS /Yes {appearance}", "☒ Name")
     yield form("unchecked", f"/FT /Btn /V /Off /AS /Off {appearance}", "☐ Name")
 

@@ -283,7 +283,7 @@ def test_a_pipe_is_read_by_its_name(store, tmp_path):
 
 
 def test_a_stream_is_stored_to_its_end_under_its_content(store):
-    ref = store.add(Document.from_stream(["one ", b"tw\xc3", b"\xa9"]))
+    ref = store.add(Document.from_stream([b"one ", b"tw\xc3", b"\xa9"]))
     assert ref["key"] == store.add(Document.from_text("one twé"))["key"]
     assert whole(store, ref) == "one twé"
 
@@ -297,7 +297,7 @@ def test_a_stream_that_fails_is_an_error_and_never_a_short_document(store):
         store.add(Document.from_stream(pieces()))
     with pytest.raises(EmptyDocumentError):
         store.add(Document.from_stream([" ", ""]))
-    for odd in (1, None):
+    for odd in (1, None, b"bytes"):
         with pytest.raises(DocumentError, match="not text or bytes"):
             store.add(Document.from_stream(["text", odd, "text"]))
     assert list((store.root / "texts").iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from support.scripts import document_with, part, perfect_reader
 
 from memagent_graph import Limits, RunLog, ScriptedPolicy, StopReason
-from memagent_graph.concurrency.pace import Pace
+from memagent_graph.concurrency.shared_pass import SharedPass
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=800)
@@ -139,12 +139,12 @@ def test_updates_are_shown_as_they_come(make_reader) -> None:
 
 
 async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
-    pace, reached = Pace(), []
+    shared_pass, reached = SharedPass(), []
 
     async def reader(name: str, chunks: int) -> None:
-        with pace.reader() as reach:
+        with shared_pass.join() as wait:
             for chunk in range(chunks):
-                await reach(chunk)
+                await wait(chunk)
                 reached.append((name, chunk))
 
     slow = asyncio.create_task(reader("short", 2))
@@ -153,7 +153,7 @@ async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:
     stuck = asyncio.Event()
 
     async def stops() -> None:
-        with pace.reader():
+        with shared_pass.join():
             await stuck.wait()
 
     waiting = asyncio.create_task(stops())
