@@ -66,7 +66,7 @@ class PromptCounts:
         return round(self._ratio * count) - server_count
 
     async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
-        """Return the ratio of the server's count of the middle of a text to the tokenizer's; 0 if the count is not usable."""
+        """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
         counts = []
         for share, max_chars in _SAMPLES:
             length = min(max_chars, int(share * len(text)))
