@@ -45,7 +45,7 @@ class _Logprobs(msgspec.Struct, gc=False):
         return self.token_logprobs
 
 
-class _Numbers(msgspec.Struct, gc=False):
+class _TokenNumbers(msgspec.Struct, gc=False):
     """The numbers of a completion. The prompt's ids are in the choice (/completions) or next to the choices."""
 
     logprobs: _Logprobs | None = None
@@ -105,10 +105,10 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
     notes = make_finish_notes(reason, word, text)
-    numbers = _Numbers()
+    numbers = _TokenNumbers()
     try:
-        values = {name: choice.get(name) or reply.get(name) for name in _Numbers.__struct_fields__}
-        numbers = msgspec.convert(values, _Numbers)
+        values = {name: choice.get(name) or reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        numbers = msgspec.convert(values, _TokenNumbers)
     except msgspec.ValidationError:
         notes = (*notes, _DAMAGED) if sampling.logprobs else notes
     answering, request_id = reply.get("model"), reply.get("id")
