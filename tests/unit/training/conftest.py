@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from memagent_graph import RunLog
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
 if TYPE_CHECKING:
     from memagent_training.data.rollouts import RolloutGroup
@@ -89,6 +91,14 @@ def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[.
         return kind(str(model), chosen, small_settings(output, preset, **changes))
 
     return make
+
+
+@pytest.fixture
+def plain_model(tmp_path: Path) -> Path:
+    """A model without a profile or words of its own, as from the hub."""
+    folder = tmp_path / "plain"
+    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
+    return folder
 
 
 @pytest.fixture
