@@ -20,7 +20,7 @@ from memagent_graph import Document, MemAgentError
 from memagent_graph.budget import Budget
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profile
-from memagent_graph.prompts import load_prompts
+from memagent_graph.prompts import AnswerFormat, load_prompts
 from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.job.base_model import BaseModel, find_base_model
@@ -101,13 +101,18 @@ def test_what_cannot_be_is_refused_at_once(changes: dict[str, object], message: 
 
 
 def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_model: Path) -> None:
-    base = prepared_base(tmp_path, WordingSettings(profile="embedded", chunk_tokens=200), plain_model)
+    reading = WordingSettings(
+        layout="section_first", answer_format="plain", empty_memory="new", boundary="sentence",
+        chunk_tokens=200, memory_tokens=64, question_tokens=64, answer_tokens=64,
+    )  # fmt: skip
+    base = prepared_base(tmp_path, reading, plain_model)
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)
     saved, chosen = load_profile(out), base.profile
     assert saved is not None and chosen is not None
-    assert saved.budget == chosen.budget
+    assert saved.values == chosen.values
+    assert (saved.prompts.answer_format, saved.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
     assert saved.prompts.fingerprint == chosen.prompts.fingerprint
     assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
 
