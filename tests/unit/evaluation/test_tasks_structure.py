@@ -92,7 +92,7 @@ def test_word_keys_are_an_adjective_and_a_noun(name):
 def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
     hidden = re.compile(r"One of the special magic [^\n]*?\.(?=\s|$)|VAR [A-Z]+ = [^\n]*")
     seen = set()
-    for index in range(4):
+    for index in range(6):
         sample, text = made(name, index=index, haystack=book)
         for needle in sample.needles:
             assert needle.gold in needle.text
