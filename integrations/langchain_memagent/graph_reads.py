@@ -21,7 +21,7 @@ from langgraph.config import get_stream_writer
 
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
 from memagent_graph.reading.inputs import store_document
@@ -92,9 +92,9 @@ class GraphReads:
             The result or the error of each question, in order. All reads run to their end.
         """
 
-        async def read(question: str, run_id: str | None, pace: Reach) -> ReadResult:
+        async def read(question: str, run_id: str | None, barrier: Barrier) -> ReadResult:
             name = run_id or new_run_id()
-            options: Any = {"response_format": self._format, "limits": limits, "pace": pace}
+            options: Any = {"response_format": self._format, "limits": limits, "barrier": barrier}
             on_update = partial(report, name, question)
             if run_id is not None:
                 try:

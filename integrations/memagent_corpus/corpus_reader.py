@@ -24,7 +24,7 @@ from memagent_corpus.corpus_rows import CorpusRow, get_digest, make_corpus_row, 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import (
     CheckpointError,
@@ -209,7 +209,7 @@ class CorpusReader:
             raise DocumentError(message, hint="It may be damaged: save it again, or as text.") from error
 
     async def _read(
-        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
+        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, barrier: Barrier
     ) -> ReadResult:
         """Read for one question. If another process is reading the same run, wait until it stops."""
         began = time.monotonic()
@@ -218,9 +218,11 @@ class CorpusReader:
                 if may_resume and self.agent.keeps_checkpoints:
                     # Without a checkpoint that can be continued, the read begins again.
                     with suppress(RunNotFoundError, RunMismatchError, CheckpointError):
-                        stream = self.agent.astream_resume(run_id, response_format=self.response_format, pace=pace)
+                        stream = self.agent.astream_resume(
+                            run_id, response_format=self.response_format, barrier=barrier
+                        )
                         return await await_result(stream, self.on_update)
-                options: Any = {"response_format": self.response_format, "run_id": run_id, "pace": pace}
+                options: Any = {"response_format": self.response_format, "run_id": run_id, "barrier": barrier}
                 return await await_result(self.agent.astream(reference, question, **options), self.on_update)
             except RunHeldError:
                 if time.monotonic() - began >= _LOCK_WAIT_SECONDS:

@@ -142,7 +142,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             {
                 "parts": timeline.split_by_support(index),
                 "at": timeline.step_index_by_update[line.update],
-                "reworded": [timeline.step_index_by_update[update] for update in line.reworded_updates],
+                "reworded": [timeline.step_index_by_update[update] for update in line.reworded],
                 "edited": line.edited,
                 "coverage": round(line.coverage, 3),
                 "quotes": [_quote(timeline, quote) for quote in timeline.quotes(index)],
@@ -156,7 +156,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             {
                 "text": line.line,
                 "at": timeline.step_index_by_update[line.update],
-                "gone": timeline.step_index_by_update[line.gone_update],
+                "gone": timeline.step_index_by_update[line.gone],
             }
             for line in timeline.longest_lost_lines(_MAX_LOST_LINES)
         ],
