@@ -159,6 +159,17 @@ def text_of(result: types.CallToolResult) -> str:
     return content.text
 
 
+def answers_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+    assert not result.isError, text_of(result)
+    assert result.structuredContent
+    answers: list[dict[str, Any]] = result.structuredContent["answers"]
+    return answers
+
+
+def answer_of(result: types.CallToolResult) -> dict[str, Any]:
+    return answers_of(result)[0]
+
+
 def refusal(result: types.CallToolResult) -> str:
     assert result.isError
     assert "Traceback" not in text_of(result)
@@ -171,9 +182,8 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     reports = Reports()
     arguments = {"path": str(path), "questions": [QUESTION, "What is the key of castle?"]}
     read = await session.call_tool("read_document", arguments, progress_callback=reports)
-    assert not read.isError, text_of(read)
-    assert [answer["answer"] for answer in read.structuredContent["answers"]] == ["4711", "1234"]
-    first = read.structuredContent["answers"][0]
+    assert [answer["answer"] for answer in answers_of(read)] == ["4711", "1234"]
+    first = answer_of(read)
     assert TEXT[first["evidence"][0]["start_char"] : first["evidence"][0]["end_char"]] == first["evidence"][0]["quote"]
     assert '- "harbor is 4711" in "' in text_of(read)
     assert "The key of harbor is 4711. word" in first["evidence"][0]["context"]
@@ -189,7 +199,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     reports = Reports()
     follow_up = {"run_id": first["run_id"], "questions": "And the key of castle?"}
     again = await session.call_tool("ask_again", follow_up, progress_callback=reports)
-    assert again.structuredContent["answers"][0]["answer"] == "1234"
+    assert answer_of(again)["answer"] == "1234"
     assert len(reports) > 2
 
     listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
@@ -236,7 +246,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
         read = await session.call_tool("read_document", arguments, progress_callback=reports)
-    first, second, third = read.structuredContent["answers"]
+    first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
@@ -275,7 +285,7 @@ async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_pa
         text = TEXT * 5
         read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
     assert "only the passages that a search finds for each question" in tools["read_document"]
-    [answer] = read.structuredContent["answers"]
+    [answer] = answers_of(read)
     assert re.fullmatch(
         r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\.", answer["extent"]
     )
@@ -300,7 +310,7 @@ async def test_without_a_log_there_is_only_reading() -> None:
     async with in_process(reader={"run_log": False}) as session:
         assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document", "wait", "cancel_read"]
         read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
-        assert read.structuredContent["answers"][0]["answer"] == "4711"
+        assert answer_of(read)["answer"] == "4711"
 
 
 async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
@@ -309,10 +319,10 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
     with FakeServer() as server:
         async with over_stdio(*bounds, "--base-url", server.base_url, *SMALL) as session:
             read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert read.structuredContent["answers"][0]["stop_reason"] == "max_chunks"
-            run = read.structuredContent["answers"][0]["run_id"]
+            assert answer_of(read)["stop_reason"] == "max_chunks"
+            run = answer_of(read)["run_id"]
             again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
-            assert again.structuredContent["answers"][0]["chunks_read"] == 2
+            assert answer_of(again)["chunks_read"] == 2
             (folder / "book.txt").write_text(TEXT + ".")
             longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
             assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
@@ -346,7 +356,7 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
     async with in_process(folder) as session:
         for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
             read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
-            answer = read.structuredContent["answers"][0]["answer"]
+            answer = answer_of(read)["answer"]
             assert (answer == "4711") == ("4711" in text)
             assert read.structuredContent["document_bytes"] == len(text)
 
@@ -375,7 +385,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
 
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
-        good, bad = (await session.call_tool("read_document", arguments)).structuredContent["answers"]
+        good, bad = answers_of(await session.call_tool("read_document", arguments))
     assert good["answer"] == "4711"
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
@@ -398,7 +408,7 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
                 reports = Reports()
                 again = {"run_id": "kept", "questions": QUESTION}
                 kept = await session.call_tool("ask_again", again, progress_callback=reports)
-                assert kept.structuredContent["answers"][0]["answer"] == "4711"
+                assert answer_of(kept)["answer"] == "4711"
                 assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 
@@ -407,7 +417,7 @@ async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
         read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
         for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
             answer = refusal(await session.call_tool(tool, {"run_id": "nope", **more}))
-            assert read.structuredContent["answers"][0]["run_id"] in answer
+            assert answer_of(read)["run_id"] in answer
 
 
 async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
@@ -416,7 +426,7 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
             read = await session.call_tool(
                 "read_document", {"path": "book.txt", "questions": QUESTION, "max_chunks": wish}
             )
-            (answer,) = read.structuredContent["answers"]
+            (answer,) = answers_of(read)
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
             assert "stopped at its limit (max_chunks) after" in text_of(read)
 
@@ -702,13 +712,13 @@ class TestStructuredAnswersAndPages:
         async with in_process(folder, script=self.script) as session:
             arguments = {"path": "book.txt", "questions": QUESTION, "response_format": self.SCHEMA}
             read = await session.call_tool("read_document", arguments)
-            [answer] = read.structuredContent["answers"]
+            [answer] = answers_of(read)
             assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
             assert 'Answer: {"key": 4711}' in text_of(read)
             other = {**self.SCHEMA, "required": ["castle"]}
             follow_up = {"run_id": answer["run_id"], "questions": QUESTION, "response_format": other}
             again = await session.call_tool("ask_again", follow_up)
-            [answer] = again.structuredContent["answers"]
+            [answer] = answers_of(again)
             assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
             assert [event["kind"] for event in answer["events"]].count("invalid_answer") == 3
             assert "The answer does not match response_format" in text_of(again)
@@ -718,7 +728,7 @@ class TestStructuredAnswersAndPages:
         async with in_process(folder) as session:
             arguments = {"path": "a.pdf", "questions": QUESTION, "pages": "2-3"}
             read = await session.call_tool("read_document", arguments)
-            [quote] = read.structuredContent["answers"][0]["evidence"]
+            [quote] = answer_of(read)["evidence"]
             assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
             assert "page 3, 4.2 Keys" in text_of(read)
             assert str(folder) not in json.dumps(read.structuredContent)

@@ -66,6 +66,10 @@ class World:
         text = f"The key of harbor is {harbor}. " + " ".join(f"{name}{n}" for n in range(words))
         (self.folder / name).write_text(f"{text} The key of castle is {harbor + 1}.")
 
+    def write_many(self, documents: int, *, step: int = 1) -> None:
+        for number in range(documents):
+            self.write(f"d{number}.txt", step * number)
+
     def _reply(self, prompt: str) -> str:
         self.calls += 1
         self.prompts[prompt] += 1
@@ -121,8 +125,7 @@ def world(tmp_path: Path, make_reader: Any) -> World:
 
 
 def test_every_document_has_a_row_for_every_question_and_is_not_read_again(world: World) -> None:
-    for number in range(5):
-        world.write(f"d{number}.txt", 100 * number)
+    world.write_many(5, step=100)
     summary = world.run(HARBOR, CASTLE)
     assert (summary.read, summary.rows, summary.failed, summary.ended) == (5, 10, 0, StopCause.DONE)
     assert world.answers == {
@@ -155,8 +158,7 @@ class Windows:
 
 
 def test_another_engine_reads_the_same_rows_and_is_told_when_it_is_enough(world: World) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", 100 * number)
+    world.write_many(6, step=100)
     engine = Windows(world)
     stopped = world.run(engine=engine, limits=CorpusLimits(max_tokens_total=1))
     assert (stopped.read, stopped.ended, len(engine.names)) == (1, StopCause.MAX_TOKENS, 6)
@@ -238,8 +240,7 @@ def test_two_runs_on_one_output_are_refused(world: World) -> None:
 
 
 def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothing(world: World) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
+    world.write_many(6)
     settings = asyncio.run(CorpusReader(world.agent(), (HARBOR,), SourceAccess()).settings())
     elsewhere: list[str] = []
 
@@ -257,8 +258,7 @@ def test_a_run_whose_table_another_machine_has_taken_over_stops_and_loses_nothin
 
 
 def test_a_policy_that_fails_for_a_while_leaves_no_row_with_an_error(world: World) -> None:
-    for number in range(4):
-        world.write(f"d{number}.txt", number)
+    world.write_many(4)
     failing = Counter[str]()
 
     def fail_once(prompt: str) -> None:
@@ -290,8 +290,7 @@ def test_a_policy_that_fails_for_one_document_alone_is_a_row_with_an_error(world
 
 
 def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_it(world: World) -> None:
-    for number in range(20):
-        world.write(f"d{number}.txt", number)
+    world.write_many(20)
 
     def gone(prompt: str) -> None:
         if world.calls > 10:
@@ -306,8 +305,7 @@ def test_a_policy_that_is_gone_stops_the_run_and_no_document_gets_an_error_for_i
 
 
 def test_a_refused_key_stops_the_run_at_once(world: World) -> None:
-    for number in range(40):
-        world.write(f"d{number}.txt", number)
+    world.write_many(40)
 
     def refuse(prompt: str) -> None:
         raise PolicyAuthenticationError("refused the key")
@@ -356,8 +354,7 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
             unkilled(*arguments)
         raise KilledError
 
-    for number in range(5):
-        world.write(f"d{number}.txt", number)
+    world.write_many(5)
     world.run(rows_per_part=3)
     world.write("d0.txt", 70)
     world.write("d5.txt", 5)
@@ -386,8 +383,7 @@ def test_a_kill_at_any_step_of_writing_a_part_changes_no_row(
 def test_a_damaged_part_is_an_error_of_the_same_command_with_its_remedy(
     world: World, damage: str, keeps_ledger: bool
 ) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
+    world.write_many(6)
     world.run(rows_per_part=2)
     before = world.answers
     first, second = sorted(world.out.glob("*.parquet"))[:2]
@@ -418,8 +414,7 @@ def test_a_manifest_that_names_another_file_is_refused(world: World) -> None:
 
 def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: World, monkeypatch: Any) -> None:
     """It had chosen rows for a part, and another machine has read these documents and taken that number since."""
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
+    world.write_many(6)
     write_part = TableFolder.write_part
 
     def killed_before(self: TableFolder, number: int, rows: Any) -> None:
@@ -442,8 +437,7 @@ def test_a_machine_that_was_overtaken_adds_only_what_the_table_lacks(world: Worl
 
 
 def test_a_full_disk_stops_the_run_with_a_remedy_and_nothing_is_lost(world: World, monkeypatch: Any) -> None:
-    for number in range(6):
-        world.write(f"d{number}.txt", number)
+    world.write_many(6)
 
     def full(path: Path) -> Any:
         if path.suffix == ".parquet":
@@ -512,8 +506,7 @@ def test_a_damaged_ledger_is_an_error_with_its_remedy(world: World) -> None:
 def test_a_clock_that_jumps_changes_nothing(world: World, monkeypatch: Any) -> None:
     times = iter(range(10**9, 0, -(10**7)))
     monkeypatch.setattr("time.time", lambda: float(next(times)))
-    for number in range(3):
-        world.write(f"d{number}.txt", number)
+    world.write_many(3)
     world.run()
     assert world.run().skipped == 3
     assert all(0 <= row["usage"]["seconds"] < 100 for row in rows_in(world.out))
