@@ -69,6 +69,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
+@pytest.fixture
+def policy() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
 class Reports(list[tuple[float, float | None, str | None]]):
     """A progress callback that keeps what it is told."""
 
@@ -221,17 +227,13 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
         assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
 
 
-async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder) -> None:
-    with FakeServer() as server:
-        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
-            await use_every_tool(session, folder / "book.txt")
+async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    async with over_stdio("--root", folder, "--base-url", policy.base_url, *SMALL) as session:
+        await use_every_tool(session, folder / "book.txt")
 
 
-async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> None:
-    with (
-        FakeServer() as server,
-        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
-    ):
+async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with over_http(url) as session:
             await use_every_tool(session, folder / "book.txt")
 
@@ -313,21 +315,20 @@ async def test_without_a_log_there_is_only_reading() -> None:
         assert answer_of(read)["answer"] == "4711"
 
 
-async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
+async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> None:
     bounds = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
     (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
-    with FakeServer() as server:
-        async with over_stdio(*bounds, "--base-url", server.base_url, *SMALL) as session:
-            read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert answer_of(read)["stop_reason"] == "max_chunks"
-            run = answer_of(read)["run_id"]
-            again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
-            assert answer_of(again)["chunks_read"] == 2
-            (folder / "book.txt").write_text(TEXT + ".")
-            longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
-            stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
-            assert not stray.isError
+    async with over_stdio(*bounds, "--base-url", policy.base_url, *SMALL) as session:
+        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert answer_of(read)["stop_reason"] == "max_chunks"
+        run = answer_of(read)["run_id"]
+        again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
+        assert answer_of(again)["chunks_read"] == 2
+        (folder / "book.txt").write_text(TEXT + ".")
+        longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
+        stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
+        assert not stray.isError
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
+async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
@@ -398,18 +399,17 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
     log.begin("kept", QUESTION, {**stored, "name": name}, {})
     log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
     log.close()
-    with FakeServer() as server:
-        async with over_stdio("--base-url", server.base_url, *SMALL) as session:
-            with anyio.fail_after(60):  # a server that has ended never answers
-                listed = await session.call_tool("list_runs", {})
-                assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
-                lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
-                assert "caf\ufffd.txt" in refusal(lost)
-                reports = Reports()
-                again = {"run_id": "kept", "questions": QUESTION}
-                kept = await session.call_tool("ask_again", again, progress_callback=reports)
-                assert answer_of(kept)["answer"] == "4711"
-                assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
+    async with over_stdio("--base-url", policy.base_url, *SMALL) as session:
+        with anyio.fail_after(60):  # a server that has ended never answers
+            listed = await session.call_tool("list_runs", {})
+            assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+            lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
+            assert "caf\ufffd.txt" in refusal(lost)
+            reports = Reports()
+            again = {"run_id": "kept", "questions": QUESTION}
+            kept = await session.call_tool("ask_again", again, progress_callback=reports)
+            assert answer_of(kept)["answer"] == "4711"
+            assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
@@ -476,26 +476,25 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
         assert "did not list them" in answer
 
 
-async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:
+async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder, policy) -> None:
     everything = roots("file:///")
-    with FakeServer() as server:
-        policy = ["--base-url", server.base_url, *SMALL]
-        arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
-        with http_server(*policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
-        with http_server("--root", folder, *policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert not (await session.call_tool("read_document", arguments)).isError
-            async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
-                refusal(await session.call_tool("read_document", arguments))
+    options = ["--base-url", policy.base_url, *SMALL]
+    arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
+    with http_server(*options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
+    with http_server("--root", folder, *options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert not (await session.call_tool("read_document", arguments)).isError
+        async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
+            refusal(await session.call_tool("read_document", arguments))
 
 
-async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder) -> None:
+async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
     hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"roots": {}}}}
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
         "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
-    with FakeServer() as server, http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _):
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with httpx.AsyncClient(timeout=30) as client:
             session = {
                 **ACCEPT,
@@ -690,12 +689,11 @@ def test_names_of_the_command_line_are_answered_besides_this_machines_own() -> N
 # The example
 
 
-def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
+def test_the_example_shows_progress_answer_and_evidence(tmp_path, policy) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "mcp_client.py"
     (tmp_path / "note.txt").write_text(TEXT)
-    with FakeServer() as server:
-        command = [sys.executable, example, "note.txt", QUESTION, "--base-url", server.base_url, *SMALL]
-        done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
+    command = [sys.executable, example, "note.txt", QUESTION, "--base-url", policy.base_url, *SMALL]
+    done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
     assert "answer: 4711" in done.stdout
     assert "harbor is 4711" in done.stdout
     assert len(re.findall(r"^ *\d+%  note\.txt: chunk \d+", done.stdout, re.M)) > 2

@@ -1,28 +1,22 @@
-"""What reading on a cluster consists of, without one: Ray is not installed here."""
+"""What reading on a cluster consists of, without one; tests/on_ray has the rest."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import pickle
 from pathlib import Path
 
 import pytest
-from support.command_line import memagent
 from support.corpus_world import CountingServer, text_of
-from unit.corpus.test_corpus_command import folder_of, options_of
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray import ActorPlan, DocumentActor, import_ray, require_reachable
+from memagent_corpus.on_ray import ActorPlan, DocumentActor, require_reachable
 from memagent_corpus.source_access import SourceAccess
-from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import CorpusError, MissingExtraError, RunHeldError, install_command
+from memagent_graph.errors import CorpusError, RunHeldError
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.file_locks import lease
-
-without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
@@ -107,29 +101,6 @@ def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None
 def test_ray_client_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(CorpusError, match=r"Ray Client, which is not supported.*ray job submit"):
         require_reachable("ray://host:10001")
-
-
-@without_ray
-def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
-        import_ray()
-    source = folder_of(tmp_path / "in", 1)
-    with CountingServer() as server:
-        for code, words, *options in (
-            (ExitCode.SETTINGS, install_command("ray"), "--ray", "auto"),
-            (ExitCode.USAGE, "--ray-actors", "--ray", "auto", "--ray-actors", "0"),
-            (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
-        ):
-            assert words in memagent(*options_of(source, tmp_path / "out", server, *options), code=code).stderr
-        assert not server.read
-
-
-def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "states" / "c.sqlite"
-    with CountingServer() as server:
-        options = options_of(folder_of(tmp_path / "in", 1), tmp_path / "out", server, "--checkpoints", str(elsewhere))
-        memagent(*options)
-    assert elsewhere.is_file() and not list(tmp_path.glob("out/_work/checkpoints*"))
 
 
 async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
