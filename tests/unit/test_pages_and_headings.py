@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from support.document_files import docx, pdf
+from support.document_files import convert_in_this_process, docx, pdf
 from support.scripts import perfect_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
+from memagent_graph.documents import loaders
 from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.sources import SourceMark, normalise_pages
@@ -63,6 +64,11 @@ def report(folder: Path, *pages: str) -> Path:
     path = folder / "the report.pdf"
     path.write_bytes(pdf(*(pages or PAGES)))
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_process_converts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "convert_parts", convert_in_this_process)
 
 
 class TestPagesThatAreChosen:
