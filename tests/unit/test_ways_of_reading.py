@@ -40,9 +40,9 @@ def kinds(result) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gated:stop=maybe", "gated takes yes or no for stop"),
+        ("gated:stop=maybe", "stop=maybe is not valid for gated. Input should be a valid boolean"),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
-        ("parallel:passes=two", "parallel takes a whole number for passes"),
+        ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
