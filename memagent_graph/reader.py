@@ -519,7 +519,7 @@ class MemAgent:
     async def _close_graphs(self, graphs: list[ReaderGraph]) -> None:
         for graph in graphs:
             if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
-                await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
+                await graph.checkpointer.aclose()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> MemAgent:
         return self

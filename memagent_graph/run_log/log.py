@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ from memagent_graph.run_log.records import (
     describe_edit,
 )
 from memagent_graph.run_log.rows import connect
-from memagent_graph.run_log.writer import Writer
 from memagent_graph.storage.database import OtherTablesError
+from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
@@ -55,7 +56,7 @@ class RunLog:
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
         self.path = Path(path)
         self._redact = redact
-        self._writer = Writer(self.path)
+        self._writer = DatabaseWriter(self.path, partial(connect, self.path))
         with self._connection():
             pass
 
@@ -451,7 +452,12 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
-    if isinstance(error, OtherTablesError):
+    if isinstance(error, MovedFileError):
+        hint = (
+            "Put it back before its runs continue; what was written before is in the old file. Do not move a log while "
+            "programs use it: copy it with `memagent export`."
+        )
+    elif isinstance(error, OtherTablesError):
         hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
         hint = "Close the program that uses it, choose another file with --log, or read with --no-log."

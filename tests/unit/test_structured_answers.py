@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -245,12 +247,12 @@ class TestResuming:
             await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         saver = await reader.acheckpointer()
         kept = [checkpoint async for checkpoint in saver.alist({"configurable": {"thread_id": "r"}})]
-        for item in kept[:-2]:  # as if it had been killed before its first step
-            await saver.conn.execute(
-                "DELETE FROM checkpoints WHERE checkpoint_id = ?", (item.config["configurable"]["checkpoint_id"],)
-            )
-        await saver.conn.execute("DELETE FROM writes")
-        await saver.conn.commit()
+        with closing(sqlite3.connect(saver.path)) as file, file:  # as if it had been killed before its first step
+            for item in kept[:-2]:
+                file.execute(
+                    "DELETE FROM checkpoints WHERE checkpoint_id = ?", (item.config["configurable"]["checkpoint_id"],)
+                )
+            file.execute("DELETE FROM writes")
         with pytest.raises(RunMismatchError, match="Pass the same response_format again"):
             await reader.aresume("r")
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)

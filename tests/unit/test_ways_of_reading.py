@@ -40,7 +40,10 @@ def kinds(result) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gated:stop=maybe", "stop=maybe is not valid for gated. Input should be a valid boolean"),
+        (
+            "gated:stop=maybe",
+            "stop=maybe is not valid for gated. Input should be a valid boolean",
+        ),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
         ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
