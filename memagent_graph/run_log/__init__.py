@@ -15,6 +15,7 @@ from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
+    LoggedRun,
     Outcome,
     Reward,
     RunFilter,
@@ -27,6 +28,7 @@ from memagent_graph.run_log.records import (
 __all__ = [
     "Conversation",
     "LoggedEvent",
+    "LoggedRun",
     "Outcome",
     "Reward",
     "RunFilter",

@@ -15,7 +15,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.run_log import RunFilter, RunLog
+from memagent_graph.run_log import LoggedRun, RunFilter, RunLog
 from memagent_graph.storage.paths import default_run_log
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=600)
@@ -59,7 +59,7 @@ def change_log(statement: str, *values: Any) -> None:
 def import_run(run_id: str, **changes: Any) -> None:
     """Add a run to the log as an import does."""
     with closing(RunLog(default_run_log())) as log:
-        log.add(replace(log.get("r"), run_id=run_id, **changes))
+        log.add(LoggedRun(replace(log.get("r"), run_id=run_id, **changes)))
 
 
 def test_a_server_that_only_the_log_names_gets_no_key(book, stranger, monkeypatch) -> None:
