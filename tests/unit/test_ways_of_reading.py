@@ -61,7 +61,7 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
     reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)
     assert reader.graph().reader_context.budget.chunk_tokens <= Budget().chunk_tokens
     chosen = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy="recall", budget=Budget(), run_log=False)
-    with pytest.raises(BudgetError, match=r"recall_update.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"recall_update.*Use chunk_tokens 3934"):
         chosen.graph()
 
 
