@@ -83,7 +83,7 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
     async def aclose(self) -> None:
         """Close the file. The saver can be used again."""
-        await asyncio.to_thread(self._writer.close)
+        self._writer.close()  # not in a thread, which cannot be started at the end of the process
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
