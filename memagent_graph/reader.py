@@ -16,7 +16,7 @@ from langgraph.errors import EmptyInputError
 from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, synchronous, synchronous_stream
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import (
     CheckpointError,
@@ -236,14 +236,14 @@ class MemAgent:
     read = synchronous(aread)
 
     def astream(
-        self, document: DocumentSource, question: str, *, pace: Reach | None = None, **options: Unpack[ReadOptions]
+        self, document: DocumentSource, question: str, *, barrier: Barrier | None = None, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Read, and yield memory updates as they happen and the result at the end.
 
-        Arguments as for `aread`. `pace` (`concurrency.pace`) keeps the read at the same chunk as other reads of the
-        document.
+        Arguments as for `aread`. `barrier` (`concurrency.shared_pass`) keeps the read at the same chunk as other reads
+        of the document.
         """
-        return self._start(document, question, options, pace=pace)
+        return self._start(document, question, options, barrier=barrier)
 
     stream = synchronous_stream(astream)
 
@@ -346,11 +346,11 @@ class MemAgent:
         response_format: ResponseFormatSource | None = None,
         limits: Limits | None = None,
         past_limit: bool = True,
-        pace: Reach | None = None,
+        barrier: Barrier | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Resume a run, and yield memory updates as they happen and the result at the end.
 
-        `pace` as for `astream`. Without `past_limit`, a run that stopped at a limit is not continued, but yields its
+        `barrier` as for `astream`. Without `past_limit`, a run that stopped at a limit is not continued, but yields its
         result.
         """
         with hold_run((await self._graph()).checkpointer, run_id):
@@ -363,7 +363,7 @@ class MemAgent:
             if reason:
                 node = graph.strategy.continues_after
                 await graph.aupdate_state(make_thread_config(run_id), {"stop_reason": None}, as_node=node)
-            async with aclosing(self._run(graph, None, state, done, {"limits": limits}, pace=pace)) as parts:
+            async with aclosing(self._run(graph, None, state, done, {"limits": limits}, barrier=barrier)) as parts:
                 async for part in parts:
                     yield part
 
@@ -621,12 +621,12 @@ class MemAgent:
         several = check_questions(questions, context)
         reference = await self._reference(document, options)
 
-        async def one(number: int, question: str, pace: Reach) -> ReadResult:
+        async def one(number: int, question: str, barrier: Barrier) -> ReadResult:
             single: ReadOptions = {**options, "response_format": form, "pages": None}
             single["run_id"] = None if run_id is None else f"{run_id}-{number}"
             report = partial(on_update, question) if on_update else None
             return await await_result(
-                self._start(reference, question, single, is_shown=report is not None, pace=pace), report
+                self._start(reference, question, single, is_shown=report is not None, barrier=barrier), report
             )
 
         reads = {question: partial(one, several.index(question), question) for question in dict.fromkeys(several)}
@@ -640,7 +640,7 @@ class MemAgent:
         options: ReadOptions,
         *,
         is_shown: bool = True,
-        pace: Reach | None = None,
+        barrier: Barrier | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._graph()).with_response_format(options.get("response_format"))
@@ -653,7 +653,7 @@ class MemAgent:
         done = Trace((), reference["size"])
         with hold_run(graph.checkpointer, run_id):
             async with aclosing(
-                self._run(graph, initial, initial, done, options, is_shown=is_shown, pace=pace)
+                self._run(graph, initial, initial, done, options, is_shown=is_shown, barrier=barrier)
             ) as parts:
                 async for part in parts:
                     yield part
@@ -667,7 +667,7 @@ class MemAgent:
         options: ReadOptions,
         *,
         is_shown: bool = True,
-        pace: Reach | None = None,
+        barrier: Barrier | None = None,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield updates if someone wants them, then the result."""
         run_id = state["run_id"]
@@ -677,7 +677,7 @@ class MemAgent:
             limits=options.get("limits") or graph.reader_context.limits,
             on_hidden_update=None if is_shown else progress.add,
             previous_steps=done,
-            pace=pace,
+            barrier=barrier,
         )
         values: dict[str, Any] = dict(state)
         traced: Any = {name: value for name, value in (options.get("config") or {}).items() if name in _SHOWN_IN_TRACES}

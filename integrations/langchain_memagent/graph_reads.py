@@ -21,7 +21,7 @@ from langgraph.config import get_stream_writer
 
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import store_document
@@ -91,11 +91,11 @@ class GraphReads:
             The result or the error of each question, in order. All reads run to their end.
         """
 
-        async def read(question: str, run_id: str | None, pace: Reach) -> ReadResult:
+        async def read(question: str, run_id: str | None, barrier: Barrier) -> ReadResult:
             name = run_id or new_run_id()
             return await self.reader.aresume_or_read(
                 name, document, question, may_resume=run_id is not None, past_limit=question in past_limit,
-                on_update=partial(report, name, question), response_format=self._format, limits=limits, pace=pace,
+                on_update=partial(report, name, question), response_format=self._format, limits=limits, barrier=barrier,
             )  # fmt: skip
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]

@@ -23,7 +23,7 @@ from memagent_corpus.corpus_rows import CorpusRow, get_digest, make_corpus_row, 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess
 from memagent_corpus.typed_columns import make_typed_columns
 from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import (
     CheckpointError,
@@ -205,7 +205,7 @@ class CorpusReader:
             raise DocumentError(message, hint="It may be damaged: save it again, or as text.") from error
 
     async def _read(
-        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, pace: Reach
+        self, reference: DocumentRef, question: str, run_id: str, may_resume: bool, barrier: Barrier
     ) -> ReadResult:
         """Read for one question. If another process is reading the same run, wait until it stops."""
         began = time.monotonic()
@@ -213,7 +213,7 @@ class CorpusReader:
             try:
                 return await self.agent.aresume_or_read(
                     run_id, reference, question, may_resume=may_resume, on_update=self.on_update,
-                    response_format=self.response_format, pace=pace,
+                    response_format=self.response_format, barrier=barrier,
                 )  # fmt: skip
             except CheckpointError:
                 if not may_resume:

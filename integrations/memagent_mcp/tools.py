@@ -13,7 +13,7 @@ import anyio
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
-from memagent_graph.concurrency.pace import Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import plain
@@ -242,9 +242,9 @@ class Tools:
         reads = {text: ActiveRead(new_run_id(), text, reference["name"]) for text in texts}
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
-        async def read_one(number: int, read: ActiveRead, pace: Reach) -> ReadResult:
+        async def read_one(number: int, read: ActiveRead, barrier: Barrier) -> ReadResult:
             parts = self.reader.astream(
-                reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, pace=pace
+                reference, read.question, response_format=form, run_id=read.run_id, limits=bounds, barrier=barrier
             )
             return await self.active.run(read, parts, partial(progress.advance, number) if progress else None)
 

@@ -24,7 +24,7 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.concurrency.pace import MAX_SHARED_READS, Reach, read_in_passes
+from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import DocumentError
 from memagent_graph.events import EventKind
@@ -196,11 +196,11 @@ class ReportWork:
         names = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
         return f"{self.runs}-{sha256(names).hexdigest()[:20]}"
 
-    async def _read_one(self, document: ReportDocument, question: str, run_id: str, pace: Reach) -> ReadResult:
+    async def _read_one(self, document: ReportDocument, question: str, run_id: str, barrier: Barrier) -> ReadResult:
         on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
         assert document.reference is not None  # noqa: S101  `_read_document` has checked it
         return await self.agent.aresume_or_read(
-            run_id, document.reference, question, on_update=on_update, limits=self.limits, pace=pace
+            run_id, document.reference, question, on_update=on_update, limits=self.limits, barrier=barrier
         )
 
     async def _write(self, state: ReportState) -> ReportState:

@@ -18,7 +18,7 @@ from memagent_graph.plain_text import quantity
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
-    from memagent_graph.concurrency.pace import Reach
+    from memagent_graph.concurrency.shared_pass import Barrier
     from memagent_graph.results import ReadResult
 
 
@@ -55,7 +55,7 @@ class Resume(RunOptions):
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
-            from memagent_graph.concurrency.pace import MAX_SHARED_READS, read_in_passes
+            from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
             from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.outcome import await_result, raise_first
@@ -98,9 +98,9 @@ class Resume(RunOptions):
                 form = None if self.schema is None else ResponseFormat.load(self.schema)
                 options: Any = {"document": source, "response_format": form, "limits": self.limits}
 
-                async def resumed(run_id: str, show: Callable[..., None], pace: Reach) -> ReadResult:
+                async def resumed(run_id: str, show: Callable[..., None], barrier: Barrier) -> ReadResult:
                     return await await_result(
-                        reader.astream_resume(run_id, pace=pace, **options), partial(show, run_id)
+                        reader.astream_resume(run_id, barrier=barrier, **options), partial(show, run_id)
                     )
 
                 try:

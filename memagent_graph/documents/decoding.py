@@ -138,27 +138,38 @@ def decode_pieces(
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
         UnsupportedDocumentError: the source is not text.
     """
-    charset = encoding if encoding is not None else _charset_of(name, reopen, errors)
-    decoder = StreamDecoder(name, encoding=charset, errors=errors)
-    for piece in itertools.chain(reopen(), [b""]):
-        if text := decoder.decode(piece, final=not piece):
+    mark = find_byte_order_mark(next(reopen(), b""))
+    label = encoding or ("utf-8" if mark is not None else _charset_of(name, reopen, errors))
+    charset, offset = mark or (find_charset(label), 0)
+    if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
+        raise EncodingError(
+            f"{name} has no byte order mark, which {kind} needs", hint=f"Pass --encoding {kind}-le or {kind}-be."
+        )
+    reads_c1 = errors == "strict" and charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
+    decoder = codecs.getincrementaldecoder(charset)(AS_C1 if reads_c1 else errors)
+    data = reopen()
+    for piece in itertools.chain([next(data, b"")[offset:]], data, [b""]):
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(piece, not piece)
+        except UnicodeDecodeError as error:
+            raise undecodable(name, charset, offset - pending + error.start) from None
+        offset += len(piece)
+        if text:
             yield text
 
 
-def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str | None:
-    """Read a source once and return its charset: None for UTF-8, or if it has a byte order mark."""
+def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors) -> str:
+    """Read a source without a byte order mark once, and return its charset."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    head = before = b""
+    before = b""
     seven_bit: str | None = None
     for piece in itertools.chain(reopen(), [b""]):
         if offset == 0:
-            head = piece[:SAMPLE_BYTES]
-            if find_byte_order_mark(head) is not None:
-                return None
-            seven_bit = detect_seven_bit_codec(head)
+            seven_bit = detect_seven_bit_codec(piece[:SAMPLE_BYTES])
             if seven_bit is None:
-                refuse_binary(name, head)
+                _refuse_binary(name, piece[:SAMPLE_BYTES])
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, not piece)
@@ -170,7 +181,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
                 log.warning("%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, at, charset)
                 return charset
             if errors == "replace":
-                return None
+                return "utf-8"
             raise undecodable(name, "utf-8", at) from None
         if seven_bit is None and (b"\x1b$" in piece or b"~{" in piece or b"\x1b(" in piece):
             seven_bit = detect_seven_bit_codec(piece)
@@ -178,10 +189,10 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
         before = piece[-SAMPLE_BYTES:]
     if seven_bit is not None:
         log.warning("%s has the marks of %s; reading it as that", name, seven_bit)
-    return seven_bit
+    return seven_bit or "utf-8"
 
 
-def refuse_binary(name: str, sample: bytes) -> None:
+def _refuse_binary(name: str, sample: bytes) -> None:
     """Raise UnsupportedDocumentError if a sample is not text, EncodingError if it is UTF-16 without a mark."""
     kind = detect_binary_kind(sample)
     if kind is not None and (charset := _utf16_without_mark(sample)) is not None:
@@ -196,56 +207,3 @@ def refuse_binary(name: str, sample: bytes) -> None:
             else "Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
             "Office files, e-mail and others).",
         )
-
-
-class StreamDecoder:
-    """Decodes a stream of bytes as they arrive.
-
-    Args:
-        name: the document's name, for messages.
-        encoding: the declared charset. The default is the charset of the byte order mark, or UTF-8.
-        errors: `replace` puts U+FFFD where bytes cannot be decoded.
-    """
-
-    def __init__(self, name: str, *, encoding: str | None = None, errors: Errors = "strict") -> None:
-        self._name = name
-        self._declared = find_charset(encoding) if encoding is not None else None
-        self._reads_c1 = encoding is not None and encoding.lower() not in {"cp1252", "windows-1252"}
-        self._errors = errors
-        self._held = b""
-        self._decoder: codecs.IncrementalDecoder | None = None
-        self._charset = ""
-        self._offset = 0
-
-    def decode(self, piece: bytes, *, final: bool = False) -> str:
-        """Return the text of the next bytes, without an incomplete character at the end. Raises EncodingError."""
-        decoder = self._decoder
-        if decoder is None:
-            self._held += piece
-            if len(self._held) < 4 and not final:
-                return ""
-            decoder, piece = self._begin()
-        pending = len(decoder.getstate()[0])
-        try:
-            text = decoder.decode(piece, final)
-        except UnicodeDecodeError as error:
-            offset = self._offset - pending + error.start
-            raise undecodable(self._name, self._charset, offset) from None
-        self._offset += len(piece)
-        return text
-
-    def _begin(self) -> tuple[codecs.IncrementalDecoder, bytes]:
-        mark = find_byte_order_mark(self._held)
-        charset, length = mark if mark is not None else (self._declared or "utf-8", 0)
-        if mark is None and self._declared is None:
-            refuse_binary(self._name, self._held[:SAMPLE_BYTES])
-        if mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
-            raise EncodingError(
-                f"{self._name} has no byte order mark, which {kind} needs",
-                hint=f"Pass --encoding {kind}-le or {kind}-be.",
-            )
-        self._charset, self._offset = charset, length
-        errors = AS_C1 if charset == "cp1252" and self._reads_c1 and self._errors == "strict" else self._errors
-        self._decoder = codecs.getincrementaldecoder(charset)(errors)
-        rest, self._held = self._held[length:], b""
-        return self._decoder, rest

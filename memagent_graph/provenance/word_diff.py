@@ -5,8 +5,6 @@ Words are compared only where lines differ, so two memories of a thousand words 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -17,11 +15,11 @@ import regex
 from memagent_graph.words import WORD, find_words
 
 _TOKEN = regex.compile(rf"(?:{WORD.pattern}|\S)[^\S\n]*|\s")
-_MAX_COMPARISONS = 4_000
-_MAX_DEPTH = 20
+_MAX_COMPARISONS = 9_000_000
+"""Above it, frequent pieces are no beginning of an equal part. The time would grow with the square of the length."""
 _MAX_ISLAND_WORDS = 2
-_MAX_CHARACTERS = 1 << 21
-"""Maximum characters of both texts. The comparison takes a hundred bytes per word."""
+_MAX_CHARACTERS = 1 << 17
+"""Longer texts are not compared."""
 
 
 class DiffOp(StrEnum):
@@ -68,61 +66,11 @@ def count_words(text: str) -> int:
     return len(find_words(text))
 
 
-def _match(old: Sequence[str], new: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Yield alternating parts: `equal` or `replace`, the old text, the new text.
-
-    Long parts are divided at pieces that occur once in both texts (patience diff). Otherwise texts with little in
-    common would need time proportional to the square of their length.
-    """
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    if start:
-        yield "equal", "".join(old[:start]), "".join(new[:start])
-    left, right = old[start : len(old) - end], new[start : len(new) - end]
-    if len(left) * len(right) <= _MAX_COMPARISONS:
-        for tag, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-            yield ("equal" if tag == "equal" else "replace"), "".join(left[i:j]), "".join(right[k:m])
-    elif depth == _MAX_DEPTH or not (anchors := _common_once(left, right)):
-        yield "replace", "".join(left), "".join(right)
-    else:
-        i = k = 0
-        for j, m in (*anchors, (len(left), len(right))):
-            yield from _match(left[i:j], right[k:m], depth + 1)
-            if j < len(left):
-                yield "equal", left[j], right[m]
-            i, k = j + 1, m + 1
-    if end:
-        yield "equal", "".join(old[len(old) - end :]), "".join(new[len(new) - end :])
-
-
-def _common_once(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the longest series of pieces that occur once in both texts, in the same order, as positions."""
-    counts, others = Counter(left), Counter(right)
-    positions = {piece: index for index, piece in enumerate(right)}
-    pairs = [
-        (index, positions[piece])
-        for index, piece in enumerate(left)
-        if counts[piece] == 1 and others[piece] == 1 and not piece.isspace()
-    ]
-    # The longest increasing subsequence of positions on the right, by patience sorting.
-    ends: list[int] = []
-    best: list[int] = []
-    before: list[int] = []
-    for number, (_, position) in enumerate(pairs):
-        length = bisect_left(ends, position)
-        before.append(best[length - 1] if length else -1)
-        ends[length : length + 1] = [position]
-        best[length : length + 1] = [number]
-    series: list[tuple[int, int]] = []
-    number = best[-1] if best else -1
-    while number >= 0:
-        series.append(pairs[number])
-        number = before[number]
-    return series[::-1]
+def _match(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield alternating parts: `equal` or another tag, the old text, the new text."""
+    matcher = SequenceMatcher(None, old, new, autojunk=len(old) * len(new) > _MAX_COMPARISONS)
+    for tag, i, j, k, m in matcher.get_opcodes():
+        yield tag, "".join(old[i:j]), "".join(new[k:m])
 
 
 def _tidy(pieces: Sequence[tuple[DiffOp, str]]) -> list[Change]:

@@ -18,7 +18,7 @@ from langgraph.channels import Topic
 from typing_extensions import TypedDict
 
 from memagent_graph.budget import Budget
-from memagent_graph.concurrency.pace import Reach
+from memagent_graph.concurrency.shared_pass import Barrier
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.chunking import Boundary, Cursor
 from memagent_graph.events import EventKind, UpdateRule
@@ -227,7 +227,7 @@ class ReaderContext:
     """Whether the strategy's steps use `StepContext.past`."""
     previous_steps: Trace | None = field(default=None, repr=False)
     """The run's steps before this call; None if they are only in its log."""
-    pace: Reach | None = field(default=None, repr=False)
+    barrier: Barrier | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
     structure: Structure | None = None
     """The structure of the answer, if it has one."""

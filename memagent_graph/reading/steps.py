@@ -83,9 +83,9 @@ class StepContext:
             return None
         fitting = self._fitting(chunk, cursor)
         span = Span.of(fitting, shortened=fitting is not chunk)
-        if to_read and self.context.pace is not None:
+        if to_read and self.context.barrier is not None:
             self.accounts.turn.end()
-            await self.context.pace(self.state.get("chunks_read") or 0)
+            await self.context.barrier(self.state.get("chunks_read") or 0)
             await self.accounts.turn.begin()
         if to_read:
             self.execution.cache.texts[span.index] = span, fitting.text

@@ -10,8 +10,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedRandom
 from pathlib import Path
-from typing import IO
 
 
 def create_private_folder(folder: Path) -> None:
@@ -42,7 +42,7 @@ _MAX_PREFIX = 40
 
 
 @contextmanager
-def open_atomically(path: Path) -> Iterator[IO[bytes]]:
+def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     """Open a new file that replaces `path` at the end of the block, on disk and readable by its owner only.
 
     If the block raises, `path` stays as it is. A symbolic link at `path` is replaced, not followed.

@@ -143,12 +143,12 @@ class Timeline:
     def longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the lost lines that were in memory for the largest number of steps, in the order of their loss."""
         lost = self.provenance.lost
-        held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone_update)
+        held = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone)
         return [lost[index] for index in sorted(held[:count])]
 
     def lost_range(self, lost: LostLine) -> str:
         """Return the first and last step at which a lost line was in memory, in words."""
-        first, gone = self.step(lost.update).name, self.step(lost.gone_update).name
+        first, gone = self.step(lost.update).name, self.step(lost.gone).name
         if all(name.removeprefix("chunk ").isdecimal() for name in (first, gone)):
             return f"chunks {first.removeprefix('chunk ')} to {gone.removeprefix('chunk ')}"
         return f"{first} to {gone}"
@@ -179,8 +179,8 @@ def label_unchanged(steps: Sequence[Step]) -> str:
 def build_timeline(view: RunView) -> Timeline:
     """Return the timeline of a run, the input of renderers.
 
-    For 700 chunks and memories of 1000 tokens, it takes about half a second, and a few seconds if every chunk
-    rewrites the whole memory.
+    For 700 chunks and memories of 1000 tokens, it takes about half a second, and about ten seconds if every
+    chunk rewrites the whole memory.
     """
     trace = view.trace
     order = _order(trace)

@@ -197,7 +197,7 @@ def _memory_lines(timeline: Timeline) -> list[RenderableType]:
         first = timeline.step(line.update).name
         origin = f"edited by a person at {first}" if line.edited else first
         if line.reworded:
-            later = [timeline.step(update).short_name for update in line.reworded_updates]
+            later = [timeline.step(update).short_name for update in line.reworded]
             origin += f", reworded at {list_names(later, MAX_NAMES)}"
         quotes = timeline.quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"

@@ -132,17 +132,17 @@ def test_a_line_keeps_the_chunk_that_first_wrote_it_through_rewordings() -> None
         "Ilse Thornbury built the lighthouse at Verity in 1743",
     ]
     (line,) = traced(memories).lines
-    assert (line.first_chunk, line.reworded) == (0, (2,))
+    assert (line.update, line.reworded) == (0, (2,))
 
 
 def test_other_punctuation_is_no_rewording() -> None:
     (line,) = traced(["Ilse built the lighthouse", "- Ilse built the lighthouse."]).lines
-    assert (line.line, line.first_chunk, line.reworded) == ("- Ilse built the lighthouse.", 0, ())
+    assert (line.line, line.update, line.reworded) == ("- Ilse built the lighthouse.", 0, ())
 
 
 def test_a_like_fact_beside_one_that_stays_is_a_new_line() -> None:
     result = traced(["The code of Anna is 17", "The code of Anna is 17\nThe code of Anna is 18"])
-    assert [line.first_chunk for line in result.lines] == [0, 1]
+    assert [line.update for line in result.lines] == [0, 1]
 
 
 def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
@@ -170,15 +170,13 @@ def test_a_quote_names_the_page_it_begins_in() -> None:
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
     result = find_provenance(made_of(["Ilse built it"], ["gone"]), lambda _: None)
-    assert [line.first_chunk for line in result.lines] == [0]
+    assert [line.update for line in result.lines] == [0]
     assert result.evidence == ()
 
 
 def test_a_line_that_nobody_carries_on_is_lost_at_the_chunk_that_dropped_it() -> None:
     result = traced(["Marta sold the granary", "Marta sold the granary", "Jonas keeps the ferry"])
-    assert [(lost.line, lost.first_chunk, lost.gone_chunk) for lost in result.lost] == [
-        ("Marta sold the granary", 0, 2)
-    ]
+    assert [(lost.line, lost.update, lost.gone) for lost in result.lost] == [("Marta sold the granary", 0, 2)]
 
 
 def test_a_line_merged_into_another_or_written_again_is_not_lost() -> None:
@@ -248,15 +246,11 @@ def test_a_merges_lines_come_from_the_branches_that_read_them() -> None:
         chunks,
     )
     result = find_provenance(trace, lambda update: chunks[update.chunk_index])
-    assert [(line.branch, line.first_chunk, line.reworded) for line in result.lines] == [
-        ("0", 0, ()),
-        ("1", 1, (None,)),
-        ("", None, ()),
-    ]
+    assert [(line.update, line.reworded) for line in result.lines] == [(0, ()), (1, (3,)), (3, ())]
     assert [(quote.branch, quote.chunk_index, quote.update) for quote in result.evidence] == [("0", 0, 0), ("1", 1, 1)]
     for quote in result.evidence:
         assert quote.quote == "".join(chunks)[quote.start_char : quote.end_char]
-    assert [(lost.line, lost.first_chunk, lost.gone_chunk) for lost in result.lost] == [("Per ran the ferry", 2, None)]
+    assert [(lost.line, lost.update, lost.gone) for lost in result.lost] == [("Per ran the ferry", 2, 3)]
 
 
 def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
@@ -267,7 +261,7 @@ def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
     merged = step("m", "Marta sold the granary in 1716; Jonas keeps bees", "l", "r", role="merge")
     result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
-    assert [line.first_chunk for line in result.lines] == [0]
+    assert [line.update for line in result.lines] == [0]
 
 
 def test_a_branch_that_the_answer_does_not_come_from_has_no_part_in_the_final_memory() -> None:

@@ -52,9 +52,9 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Call an agent, asynchronously unless a test says otherwise."""
     way = getattr(request, "param", "ainvoke")
 
-    async def call(agent: Any, given: Any, thread: str = "one") -> list[AnyMessage]:
+    async def call(agent: Any, turn: Any, thread: str = "one") -> list[AnyMessage]:
         config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
-        state = agent.invoke(given, config) if way == "invoke" else await agent.ainvoke(given, config)
+        state = agent.invoke(turn, config) if way == "invoke" else await agent.ainvoke(turn, config)
         return list(state["messages"])
 
     return call
@@ -64,10 +64,10 @@ def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
     return [message for message in messages if isinstance(message, ToolMessage)][index]
 
 
-def found_in(message: ToolMessage) -> dict[str, Any]:
+def reading_of(message: ToolMessage) -> dict[str, Any]:
     """What an application gets of a reading."""
-    found: dict[str, Any] = message.response_metadata["memagent"]
-    return found
+    reading: dict[str, Any] = message.response_metadata["memagent"]
+    return reading
 
 
 class Recorder(BaseTracer):
@@ -107,33 +107,26 @@ class TestToolResults:
         assert "Answer: 4711" in shown.content
         assert "harbor 4711" in shown.content
         assert "2222" not in shown.content, "castle was not asked for"
-        assert found_in(shown)["run_id"] in shown.content
-        assert found_in(shown)["usage"]["prompt_tokens"] > 3000
-        assert reader.store.read_bytes(found_in(shown)["document"], 0, 10**6).decode() == LONG
+        assert reading_of(shown)["run_id"] in shown.content
+        assert reading_of(shown)["usage"]["prompt_tokens"] > 3000
+        assert reader.store.read_bytes(reading_of(shown)["document"], 0, 10**6).decode() == LONG
 
     async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
-        policy = ScriptedPolicy(perfect_reader)
-        model = in_turn(calls(("fetch", {"name": "short"})), "done")
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)])
-        assert tool_message(await run(agent, ASK)).content == "a short text"
+        """Also one that has more bytes than the bound, but not more tokens."""
+        policy, tokens = ScriptedPolicy(perfect_reader), load_tokenizer("embedded").count(LONG)
+        for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
+            middleware = [MemAgentMiddleware(make_reader(policy), result_tokens=bound)]
+            agent = create_agent(in_turn(calls(("fetch", {"name": name})), "done"), [fetch], middleware=middleware)
+            assert tool_message(await run(agent, ASK)).content == text
         assert policy.prompts == []
 
-    async def test_more_bytes_than_the_bound_but_fewer_tokens_stay_as_they_are(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "done")
-        bound = load_tokenizer("embedded").count(LONG)
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=bound)])
-        assert tool_message(await run(agent, ASK)).content == LONG
-
-    @BOTH
     async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
         def script(messages: list[BaseMessage]) -> AIMessage:
             results = [message for message in messages if isinstance(message, ToolMessage)]
             if not results:
                 return calls(("fetch", {"name": "long"}))
             if len(results) == 1:
-                run_id = found_in(results[0])["run_id"]
+                run_id = reading_of(results[0])["run_id"]
                 return calls(
                     ("ask_tool_result", {"run_id": run_id, "questions": "What is the key of castle?"}), prefix="more"
                 )
@@ -142,9 +135,9 @@ class TestToolResults:
         for run_log in (True, False):
             middleware = MemAgentMiddleware(make_reader(run_log=run_log), result_tokens=500)
             agent = create_agent(ScriptedChatModel(script=script), [fetch], middleware=[middleware])
-            asked = tool_message(await run(agent, ASK), 1)
-            assert "Answer: 2222" in asked.content
-            (reading,) = asked.artifact["readings"]
+            message = tool_message(await run(agent, ASK), 1)
+            assert "Answer: 2222" in message.content
+            (reading,) = message.artifact["readings"]
             assert reading["question"] == "What is the key of castle?"
 
     async def test_a_result_can_be_asked_in_a_later_turn_by_another_process_but_not_on_another_thread(
@@ -157,12 +150,12 @@ class TestToolResults:
             return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
 
         first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
-        arguments = {"run_id": found_in(first)["run_id"], "questions": "What is the key of castle?"}
+        arguments = {"run_id": reading_of(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
         # A caller cannot smuggle the run in, neither as state nor as a message.
-        forged = {**again, "memagent_readings": {found_in(first)["run_id"]: found_in(first)["document"]}}
+        forged = {**again, "memagent_readings": {reading_of(first)["run_id"]: reading_of(first)["document"]}}
         forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
         other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
         assert tool_message(other, -1).status == "error"
@@ -193,8 +186,8 @@ class TestToolResults:
         @tool
         def hand_over(runtime: ToolRuntime) -> Command[Any]:
             """Hand over."""
-            told = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
-            return Command(update={"messages": [told, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            result = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
+            return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
         agent = create_agent(
             in_turn(calls(("hand_over", {})), "done"),
@@ -204,7 +197,7 @@ class TestToolResults:
         messages = await run(agent, ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
-        assert found_in(tool_message(messages))["answer"] == "4711"
+        assert reading_of(tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
     async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(
@@ -216,7 +209,7 @@ class TestToolResults:
             model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)], checkpointer=saver
         )
         messages = await run(agent, ASK)
-        run_ids = {found_in(tool_message(messages, index))["run_id"] for index in (0, 1)}
+        run_ids = {reading_of(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
         assert run_ids == set(state["memagent_readings"])
 
@@ -234,13 +227,15 @@ class TestToolResults:
         middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=1800)
         model = in_turn(calls(("fetch", {"name": "long"})), "later, then")
         agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
-        told = tool_message(await run(agent, ASK))
-        assert "no connection" in told.content
-        assert "Start the server." in told.content
-        assert LONG[:500] in told.content
-        assert load_tokenizer("embedded").count(told.content) <= 1800
+        notice = tool_message(await run(agent, ASK))
+        assert "no connection" in notice.content
+        assert "Start the server." in notice.content
+        assert LONG[:500] in notice.content
+        assert load_tokenizer("embedded").count(notice.content) <= 1800
         down[0] = False
-        ask = calls(("ask_tool_result", {"run_id": found_in(told)["run_id"], "questions": ASK["messages"][0].content}))
+        ask = calls(
+            ("ask_tool_result", {"run_id": reading_of(notice)["run_id"], "questions": ASK["messages"][0].content})
+        )
         agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 
@@ -261,9 +256,9 @@ class TestToolResults:
         middleware = [MemAgentMiddleware(reader, result_tokens=1800)]
         messages = await run(create_agent(model, [fetch, hand_over], middleware=middleware), ASK)
         for index in (0, 1):
-            told = tool_message(messages, index)
-            assert "No space left" in told.content
-            assert found_in(told)["text"] == LONG
+            notice = tool_message(messages, index)
+            assert "No space left" in notice.content
+            assert reading_of(notice)["text"] == LONG
 
     async def test_a_limit_that_stops_the_reading_is_said(self, make_reader: MakeReader, run: Any) -> None:
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500, limits=Limits(max_chunks=3))
@@ -307,72 +302,75 @@ class TestToolResults:
             config: Any = {"configurable": {"thread_id": "one"}, "callbacks": [traced]}
             options: Any = {"stream_mode": ["custom", "messages"], "subgraphs": True}
             if way == "stream":
-                parts = [each[1:] for each in agent.stream(ASK, config, **options)]
+                parts = [part[1:] for part in agent.stream(ASK, config, **options)]
             else:
-                parts = [each[1:] async for each in agent.astream(ASK, config, **options)]
+                parts = [part[1:] async for part in agent.astream(ASK, config, **options)]
             assert traced.calls == 3, "the agent's model twice, and the read as one run"
             progress = [event["progress"] for mode, event in parts if mode == "custom"]
             assert progress == sorted(progress)
             assert progress[-1] == 1.0
-            said = {event[0].text for mode, event in parts if mode == "messages" and isinstance(event[0], AIMessage)}
-            assert said <= {"", "done"}
+            texts = {event[0].text for mode, event in parts if mode == "messages" and isinstance(event[0], AIMessage)}
+            assert texts <= {"", "done"}
         assert set(saver.storage) == {"one"}, "no step of the reader was saved in the agent's checkpointer"
         assert set(saver.storage["one"]) == {""}
 
     async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(
         self, make_reader: MakeReader, run: Any
     ) -> None:
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
         model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
-        used = found_in(first)["usage"]
-        for counter in (counted, around):
-            (usage,) = counter.usage_metadata.values()
-            assert (usage["input_tokens"], usage["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
+        usage = reading_of(first)["usage"]
+        for handler in (counter, around):
+            (total,) = handler.usage_metadata.values()
+            assert (total["input_tokens"], total["output_tokens"]) == (
+                usage["prompt_tokens"],
+                usage["completion_tokens"],
+            )
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
-        assert span.inputs["run_ids"] == [found_in(first)["run_id"]]
+        assert span.inputs["run_ids"] == [reading_of(first)["run_id"]]
         assert span.outputs == {"answers": ["4711"]}
         assert span.parent_run_id is not None
-        (asked,) = [run for run in recorder.runs if run.parent_run_id == span.id]
-        assert asked.name == "MemAgent policy"
+        (calls_of_policy,) = [run for run in recorder.runs if run.parent_run_id == span.id]
+        assert calls_of_policy.name == "MemAgent policy"
         assert not [run for run in recorder.runs if run.name in {"update_memory", "read_chunk"}]
-        assert "word7 and then" not in repr([(each.inputs, each.outputs) for each in (span, asked)])
+        assert "word7 and then" not in repr([(run.inputs, run.outputs) for run in (span, calls_of_policy)])
 
-    async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(
+    async def test_the_tokens_of_a_read_that_fails_are_counter_until_then(
         self, make_reader: MakeReader, run: Any
     ) -> None:
-        asked = [0]
+        def script(prompt: str) -> Any:
+            return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else perfect_reader(prompt)
 
-        def policy(prompt: str) -> Any:
-            asked[0] += 1
-            return PolicyUnreachableError("no connection") if asked[0] == 6 else perfect_reader(prompt)
-
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
-        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=500)
+        policy = ScriptedPolicy(script)
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        middleware = MemAgentMiddleware(make_reader(policy), result_tokens=500)
         model = in_turn(calls(("fetch", {"name": "long"})), "later")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
-        (usage,) = counted.usage_metadata.values()
+        (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 5 * 100
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
         assert "no connection" in (span.error or "")
 
-    async def test_further_questions_are_counted_too(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_further_questions_are_counter_too(self, make_reader: MakeReader, run: Any) -> None:
         saver, reader = InMemorySaver(), make_reader()
         middleware = MemAgentMiddleware(reader, result_tokens=500)
         agent = create_agent(
             in_turn(calls(("fetch", {"name": "long"})), "4711"), [fetch], middleware=[middleware], checkpointer=saver
         )
-        run_id = found_in(tool_message(await run(agent, ASK)))["run_id"]
+        run_id = reading_of(tool_message(await run(agent, ASK)))["run_id"]
         ask = calls(("ask_tool_result", {"run_id": run_id, "questions": ["What is the key of castle?", "And?"]}))
-        counted = UsageMetadataCallbackHandler()
+        counter = UsageMetadataCallbackHandler()
         again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
-        told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
-        (usage,) = counted.usage_metadata.values()
-        assert usage["total_tokens"] == sum(reading["usage"]["total_tokens"] for reading in told.artifact["readings"])
+        message = tool_message(await run(again.with_config(callbacks=[counter]), ASK), -1)
+        (usage,) = counter.usage_metadata.values()
+        assert usage["total_tokens"] == sum(
+            reading["usage"]["total_tokens"] for reading in message.artifact["readings"]
+        )
 
 
 class TestHistories:
@@ -384,10 +382,10 @@ class TestHistories:
     async def dialogue(self, agent: Any, run: Any, turns: int = 20) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
         for turn in range(turns):
-            said = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
+            text = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
             if turn == 1:
-                said = "The key of harbor is 4711. Remember it."
-            messages = await run(agent, {"messages": [HumanMessage(said)]})
+                text = "The key of harbor is 4711. Remember it."
+            messages = await run(agent, {"messages": [HumanMessage(text)]})
         return messages
 
     async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(
@@ -425,21 +423,21 @@ class TestHistories:
             with pytest.raises(BudgetError, match="history_tokens"):
                 await run(agent, {"messages": [HumanMessage("hello")]})
 
-    async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader: MakeReader) -> None:
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+    async def test_reading_a_history_shows_its_progress_and_is_counter(self, make_reader: MakeReader) -> None:
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for way in ("stream", "astream"):
             policy = ScriptedPolicy(lambda prompt: "the memory")
-            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counted, recorder])
+            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counter, recorder])
             if way == "stream":
                 events = list(agent.stream({"messages": messages}, stream_mode="custom"))
             else:
-                events = [each async for each in agent.astream({"messages": messages}, stream_mode="custom")]
+                events = [event async for event in agent.astream({"messages": messages}, stream_mode="custom")]
             assert {event["type"] for event in events} == {"memagent.history_update"}
             assert len(events) == len(policy.prompts) > 4
             progress = [event["progress"] for event in events]
             assert (progress, progress[-1]) == (sorted(progress), 1.0)
-        (usage,) = counted.usage_metadata.values()
+        (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 2000
         assert [run.name for run in recorder.runs].count("MemAgent") == 2
 
@@ -514,17 +512,22 @@ class TestHistories:
         policy = ScriptedPolicy(lambda prompt: "the memory")
         model = in_turn("fine")
         agent = self.agent(make_reader(policy), model, InMemorySaver())
-        said = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
+        messages = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
         for thread in ("one", "two"):
             before = len(policy.prompts)
-            await run(agent, {"messages": [*said, HumanMessage("And now?")]}, thread)
+            await run(agent, {"messages": [*messages, HumanMessage("And now?")]}, thread)
             assert len(policy.prompts) > before
 
     async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")
         agent = self.agent(make_reader(), model)
-        said = [HumanMessage("a"), AIMessage("b"), AIMessage("c"), HumanMessage("Begin. " + "word " * 500 + "The end.")]
-        await run(agent, {"messages": said})
+        messages = [
+            HumanMessage("a"),
+            AIMessage("b"),
+            AIMessage("c"),
+            HumanMessage("Begin. " + "word " * 500 + "The end."),
+        ]
+        await run(agent, {"messages": messages})
         shown = model.prompts[-1][-1].text
         assert shown.startswith("Begin.")
         assert shown.endswith("The end.")
@@ -532,11 +535,11 @@ class TestHistories:
 
     async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
         model = in_turn("fine")
-        said = [
+        messages = [
             HumanMessage("The key of harbor is 4711. \ud800"),
             *(AIMessage(f"word{turn} " * 90) for turn in range(4)),
         ]
-        await run(self.agent(make_reader(), model), {"messages": [*said, *ASK["messages"]]})
+        await run(self.agent(make_reader(), model), {"messages": [*messages, *ASK["messages"]]})
         assert "harbor 4711" in str(model.prompts[-1])
 
 
@@ -565,23 +568,15 @@ class TestTogetherWithOthers:
         from deepagents import create_deep_agent
 
         model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_deep_agent(
-            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=5000)]
-        )
-        messages = await run(agent, ASK)
+        middleware = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
+        agent = create_deep_agent(model, [fetch], middleware=[middleware])
+        history = [HumanMessage("The key of mill is 33."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
+        messages = await run(agent, {"messages": [*history, HumanMessage("What are the keys of harbor and mill?")]})
         assert "Answer: 4711" in tool_message(messages).content
         assert messages[-1].content == "4711"
-
-    async def test_a_deep_agents_history_is_read_too(self, make_reader: MakeReader, run: Any) -> None:
-        from deepagents import create_deep_agent
-
-        model = in_turn("fine")
-        agent = create_deep_agent(model, middleware=[MemAgentMiddleware(make_reader(), history_tokens=400)])
-        said = [HumanMessage("The key of harbor is 4711."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
-        messages = await run(agent, {"messages": [*said, *ASK["messages"]]})
-        assert [message.content for message in messages[:13]] == [message.content for message in said]
-        assert "harbor 4711" in str(model.prompts[-1])
-        assert "word3 " not in str(model.prompts[-1])
+        assert [message.content for message in messages[:13]] == [message.content for message in history]
+        assert "mill 33" in str(model.prompts[0])
+        assert "word3 " not in str(model.prompts[0])
 
 
 class TestQuestions:
@@ -597,7 +592,7 @@ class TestQuestions:
     def test_without_a_request_the_call_is_asked_about(self) -> None:
         assert "search" in make_result_question(None, "search", {}, 100, self.tokenizer)
 
-    @given(st.text(max_size=2000), st.dictionaries(st.text(max_size=9), st.text(max_size=900)), st.integers(20, 600))
+    @given(st.text(max_size=400), st.dictionaries(st.text(max_size=9), st.text(max_size=200)), st.integers(20, 300))
     def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
         question = make_result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
@@ -631,8 +626,8 @@ def histories(draw: st.DrawFn) -> list[BaseMessage]:
             ids = [f"id{calls_made + index}" for index in range(draw(st.integers(1, 3)))]
             calls_made += len(ids)
             messages.append(AIMessage("", tool_calls=[{"name": "t", "args": {}, "id": id_} for id_ in ids]))
-            answered = draw(st.lists(st.sampled_from(ids), unique=True))
-            messages.extend(ToolMessage("result", tool_call_id=each) for each in answered)
+            results = draw(st.lists(st.sampled_from(ids), unique=True))
+            messages.extend(ToolMessage("result", tool_call_id=id_) for id_ in results)
     return messages
 
 
@@ -641,9 +636,9 @@ class TestCuts:
     def test_no_cut_parts_a_call_from_a_result(self, messages: list[BaseMessage]) -> None:
         for cut in find_safe_cuts(messages):
             older, recent = messages[:cut], messages[cut:]
-            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
-            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
-            assert not made & given
+            calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            results = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            assert not calls & results
             if cut:
                 assert not (recent and isinstance(recent[0], ToolMessage))
 
@@ -652,13 +647,12 @@ class TestCuts:
         """All that is not offered begins with a result, parts a call from one, or parts one that is still awaited."""
         for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]
-            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
-            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
-            had = {message.tool_call_id for message in older if isinstance(message, ToolMessage)}
+            calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            results = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            unanswered = calls - {message.tool_call_id for message in older if isinstance(message, ToolMessage)}
             begins_with_result = bool(recent) and isinstance(recent[0], ToolMessage)
-            assert (
-                made & given or begins_with_result or (made - had and all(isinstance(m, ToolMessage) for m in recent))
-            )
+            awaits_more = unanswered and all(isinstance(message, ToolMessage) for message in recent)
+            assert calls & results or begins_with_result or awaits_more
 
     def test_a_call_that_waits_is_on_the_later_side(self) -> None:
         assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]

@@ -69,11 +69,13 @@ async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_sys
 async def test_a_run_logs_its_strategy_so_that_the_command_line_can_resume_it(make_reader, document, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     for name in ("refine", "full_context", "memagent"):
-        reader = make_reader(ScriptedPolicy(reads_perfectly), run_log=log)
-        await load_system(name, reader).attempt(document, QUESTION, answer_tokens=60, run_id=name)
-    logged = {name: log.get(name).settings.get("strategy") for name in ("refine", "full_context", "memagent")}
-    assert logged["refine"] == "refine" and logged["memagent"] is None
-    assert load_strategy(logged["full_context"]).name == "full_context"
+        system = load_system(name, make_reader(ScriptedPolicy(reads_perfectly), run_log=log))
+        await system.attempt(document, QUESTION, answer_tokens=60, min_answer_tokens=30, run_id=name)
+    refine, full_context, memagent = (
+        log.get(name).settings.get("strategy") for name in ("refine", "full_context", "memagent")
+    )
+    assert refine == "refine" and memagent is None
+    assert load_strategy(full_context) == FullContext(least_answer_tokens=30), "with the bound that it was asked with"
 
 
 async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader) -> None:
@@ -208,10 +210,3 @@ async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_i
     assert len(set(drawn)) == 3
     assert drawn[0] == 5
     assert [log.get(f"r{repeat}").settings.get("seed") for repeat in (1, 2)] == drawn[1:]
-
-
-async def test_a_full_context_run_is_resumed_with_the_bound_it_was_asked_with(make_reader, document, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    system = load_system("full_context", make_reader(DescribedPolicy(perfect_reader), run_log=log))
-    await system.attempt(document, QUESTION, answer_tokens=60, run_id="r", min_answer_tokens=30)
-    assert load_strategy(log.get("r").settings["strategy"]) == FullContext(least_answer_tokens=30)

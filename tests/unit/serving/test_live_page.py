@@ -18,10 +18,10 @@ import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
+from unit.serving.test_attacks import OF_JSON, endless_conversions, head, until
 
-from memagent_graph.documents import DocumentStore
 from memagent_graph.run_log.records import describe_edit
-from memagent_serve.ledger import Entry, Ledger, ReadState
+from memagent_serve.ledger import Entry
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
 LONG = document_with(FACTS, words=900)
@@ -32,9 +32,9 @@ OWN = {"X-Memagent-Page": "1"}
 class Browser:
     """What the page's script does, without a browser."""
 
-    def __init__(self, url: str, shown: str | None) -> None:
+    def __init__(self, url: str, token: str | None) -> None:
         self.client = httpx2.Client(base_url=url, headers=OWN, timeout=30)
-        assert self.client.post("/page/session", json={"token": shown}).status_code == 204
+        assert self.client.post("/page/session", json={"token": token}).status_code == 204
 
     @classmethod
     def of(cls, server: Served, key: str | None = None) -> Browser:
@@ -83,14 +83,6 @@ class Browser:
             yield wait_for
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    for _ in range(600):
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
-
-
 class Scripted:
     """A perfect reader that remembers what memory each section came with; a test may put another in its place."""
 
@@ -111,12 +103,21 @@ def policy() -> Scripted:
 
 
 @pytest.fixture
-def server(policy: Scripted, tmp_path: Path) -> Iterator[Served]:
-    with (
-        FakeServer(policy, delay=0.03, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True) as found,
-    ):
-        yield found
+def upstream(policy: Scripted) -> Iterator[FakeServer]:
+    with FakeServer(policy, window=1000) as server:
+        yield server
+
+
+@pytest.fixture
+def slow(upstream: FakeServer) -> None:
+    """Reads take so long that a person can do something in between."""
+    upstream.delay = 0.03
+
+
+@pytest.fixture
+def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Served]:
+    with served(upstream.base_url, tmp_path, page=True) as running:
+        yield running
 
 
 @pytest.fixture
@@ -131,10 +132,15 @@ def paused(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
         for _ in range(max(1, chunks - seen)):
             update = wait_for("update")
     assert browser.post(f"reads/{run_id}/pause").status_code == 204
+    newest = updates(browser, run_id)[-1]
+    assert newest["chunk"] >= update["chunk"] - 1  # the pause may fall before the newest is in the checkpoints
+    return newest
+
+
+def updates(browser: Browser, run_id: str) -> list[dict[str, Any]]:
+    """The updates that the page shows."""
     with browser.events(run_id) as wait_for:
-        newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
-        assert newest["chunk"] >= update["chunk"] - 1  # the pause may fall before the newest is in the checkpoints
-        return newest
+        return wait_for("snapshot")["updates"]
 
 
 def finished(browser: Browser, run_id: str) -> dict[str, Any]:
@@ -155,9 +161,8 @@ def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> No
     assert ["insert", "\nharbor 4711"] in [change for update in shown for change in update["diff"]]
     state = finished(browser, run_id)
     assert (state["answer"], state["stop_reason"], state["document"]) == ("4711", "answered", "annals.txt")
-    with browser.events(run_id) as wait_for:
-        updates = wait_for("snapshot")["updates"]
-    assert [update["chunk"] for update in updates] == list(range(len(updates)))
+    chunks = [update["chunk"] for update in updates(browser, run_id)]
+    assert chunks == list(range(len(chunks)))
 
 
 def test_several_questions_are_several_reads_and_several_documents_are_one(browser: Browser) -> None:
@@ -171,13 +176,7 @@ def test_several_questions_are_several_reads_and_several_documents_are_one(brows
     assert listed[reads[0]]["document"] == "2 texts: one.txt, two.html"
 
 
-def shown_last(browser: Browser, run_id: str) -> dict[str, Any]:
-    """The newest update that the page shows."""
-    with browser.events(run_id) as wait_for:
-        newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
-        return newest
-
-
+@pytest.mark.usefixtures("slow")
 def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
     (run_id,) = browser.begin()
     paused(browser, run_id)
@@ -190,16 +189,14 @@ def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, poli
     assert browser.read(run_id)["state"] == "cancelled"
     assert browser.post(f"reads/{run_id}/continue").status_code == 204
     assert finished(browser, run_id)["answer"] == "4711"
-    with browser.events(run_id) as wait_for:
-        chunks = len(wait_for("snapshot")["updates"])
-    assert len(policy.sections) <= chunks + 1  # but for the one that the pause interrupted, each was read once
+    assert (
+        len(policy.sections) <= len(updates(browser, run_id)) + 1
+    )  # but for the one that the pause interrupted, each was read once
 
 
-def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, delay=0.03, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, max_reads=1) as server,
-    ):
+@pytest.mark.usefixtures("slow")
+def test_a_read_that_waits_can_be_paused_and_continued(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
         browser = Browser.of(server)
         _, waiting = browser.begin(QUESTION, "What is the key of castle?")
         assert browser.post(f"reads/{waiting}/pause").status_code == 204
@@ -215,12 +212,13 @@ def test_reads_side_by_side_are_seen_on_one_stream(browser: Browser) -> None:
     ended: set[str] = set()
     with browser.events(reads[0]) as wait_for:
         while ended != set(reads):
-            ended |= {each["id"] for each in wait_for("reads") if each["state"] == "finished"}
+            ended |= {read["id"] for read in wait_for("reads") if read["state"] == "finished"}
 
 
 # A person's hand
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Served, browser: Browser) -> None:
     (run_id,) = browser.begin()
     newest = paused(browser, run_id, 8)
@@ -235,13 +233,14 @@ def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Se
     assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot_be_edited(
     browser: Browser, tmp_path: Path
 ) -> None:
     (run_id,) = browser.begin()
     ahead = paused(browser, run_id, 5)
     with closing(sqlite3.connect(tmp_path / "checkpoints.sqlite", timeout=30, isolation_level=None)) as checkpoints:
-        while shown_last(browser, run_id) == ahead:  # as if the pause had come just before the newest was written
+        while updates(browser, run_id)[-1] == ahead:  # as if the pause had come just before the newest was written
             for table in ("writes", "checkpoints"):
                 checkpoints.execute(
                     f"DELETE FROM {table} WHERE thread_id = ?1 AND checkpoint_id = "
@@ -260,6 +259,7 @@ def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot
     assert finished(browser, run_id)["answer"] == "99"
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edited_read_answers_no_request_of_the_api(server: Served, browser: Browser) -> None:
     (run_id,) = browser.begin()
     newest = paused(browser, run_id)
@@ -274,14 +274,14 @@ def test_an_edited_read_answers_no_request_of_the_api(server: Served, browser: B
 def test_an_answered_read_is_corrected_and_answers_again(browser: Browser) -> None:
     (run_id,) = browser.begin()
     finished(browser, run_id)
-    with browser.events(run_id) as wait_for:
-        newest = wait_for("snapshot")["updates"][-1]
+    newest = updates(browser, run_id)[-1]
     browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 5")
     assert browser.read(run_id)["state"] == "paused"
     browser.post(f"reads/{run_id}/continue")
     assert finished(browser, run_id)["answer"] == "5"
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edit_is_refused_while_it_reads_of_another_memory_and_beyond_the_budget(browser: Browser) -> None:
     (run_id,) = browser.begin()
     edit = {"chunk": 0, "before": "", "text": "x"}
@@ -294,13 +294,14 @@ def test_an_edit_is_refused_while_it_reads_of_another_memory_and_beyond_the_budg
     assert not browser.read(run_id)["edited"], "so the same request still gets this read"
 
 
+@pytest.mark.usefixtures("slow")
 def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> None:
     (run_id,) = browser.begin()
     with browser.events(run_id) as wait_for:
         while "4711" not in wait_for("update")["memory"]:
             pass
-        said = browser.post(f"reads/{run_id}/answer").json()
-    assert (said["answer"], said["memory"]) == ("4711", "nothing yet\nharbor 4711")
+        reply = browser.post(f"reads/{run_id}/answer").json()
+    assert (reply["answer"], reply["memory"]) == ("4711", "nothing yet\nharbor 4711")
     for question in ("", "word " * 100):
         assert browser.post(f"reads/{run_id}/answer", question=question).status_code == 400
     assert finished(browser, run_id)["answer"] == "4711"
@@ -342,23 +343,9 @@ def test_many_reads_are_listed_and_searched_by_pages(server: Served, browser: Br
     first = browser.get("reads", newest=50)
     assert (first["total"], len(first["reads"]), first["reads"][0]["id"]) == (500, 50, "run-499")
     assert browser.get("reads", newest=50, skip=490)["reads"][-1]["id"] == "run-0"
-    found = browser.get("reads", q="frage 123: ärger")
-    assert [read["id"] for read in found["reads"]] == ["run-123"]
-    assert (found["reads"][0]["state"], found["reads"][0]["answer"]) == ("interrupted", None)
+    (read,) = browser.get("reads", q="frage 123: ärger")["reads"]
+    assert (read["id"], read["state"], read["answer"]) == ("run-123", "interrupted", None)
     assert len(browser.get("reads", newest=10**9)["reads"]) == 200
-
-
-def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "reads.sqlite")
-    ledger.begin(Entry("a", "alice", "r", "100% _?", "d", 1.0))
-    ledger.begin(Entry("b", "bob", "r", "100% _?", "d", 1.0))
-    assert [entry.run_id for entry in ledger.search("alice", "0% _", newest=9)[0]] == ["a"]
-    assert ledger.search("alice", "%x", newest=9) == ([], 0)
-    ledger.mark_edited("a")
-    ledger.mark("a", ReadState.PAUSED)
-    entry = ledger.get("alice", "a")
-    assert (entry.edited, entry.state.has_ended) == (True, True)
-    ledger.close()
 
 
 def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Scripted, tmp_path: Path) -> None:
@@ -377,10 +364,8 @@ def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Script
         assert after.read(run_id)["state"] == "interrupted"
         assert after.post(f"reads/{run_id}/continue").status_code == 204
         assert finished(after, run_id)["answer"] == "4711"
-        with after.events(run_id) as wait_for:
-            chunks = len(wait_for("snapshot")["updates"])
         assert done > 3
-        assert len(policy.sections) <= chunks + 1
+        assert len(policy.sections) <= len(updates(after, run_id)) + 1
 
 
 # Attacks
@@ -462,19 +447,13 @@ def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_dat
     assert "<script>alert" not in page
 
 
-def test_bodies_of_the_page_are_bounded_in_size_and_time(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server,
-    ):
+def test_bodies_of_the_page_are_bounded_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
         browser = Browser.of(server)
         assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
-        head = (
-            "POST /page/session HTTP/1.1\r\nHost: localhost\r\nX-Memagent-Page: 1\r\n"
-            "Content-Type: application/json\r\nContent-Length: 10000\r\n\r\n{"
-        )
+        sign_in = head("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", OF_JSON, "Content-Length: 10000")
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(head.encode())
+            connection.sendall(sign_in + b"{")
             for _ in range(200):  # a client that is never idle
                 if select.select([connection], [], [], 0.05)[0]:
                     break
@@ -490,27 +469,18 @@ def test_no_static_name_leads_to_another_file(browser: Browser, name: str) -> No
     assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
 
 
-def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server,
-    ):
+def test_keys_see_their_own_reads_and_files_alone(upstream: FakeServer, tmp_path: Path) -> None:
+    """What every route gives, and changes, for another key is among the attacks on the API."""
+    with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
         (run_id,) = alice.begin()
         finished(alice, run_id)
         assert bob.get("reads")["total"] == 0
-        for path in ("page", "sources", "passage"):
-            assert bob.client.get(f"/page/reads/{run_id}/{path}").status_code == 404
-        for path, body in (
-            ("pause", {}), ("stop", {}), ("continue", {}), ("answer", {}), ("thumbs", {"up": True}),
-            ("memory", {"chunk": 0, "before": "", "text": ""}),
-        ):  # fmt: skip
-            assert bob.post(f"reads/{run_id}/{path}", **body).status_code == 404
+        assert bob.client.get(f"/page/reads/{run_id}/page").status_code == 404
+        assert bob.post(f"reads/{run_id}/stop").status_code == 404
         with bob.events(run_id) as wait_for:
             assert wait_for("gone") == "there is no such read"
-        file = alice.upload("a.txt", LONG).json()["id"]
-        assert bob.post("reads", files=[file], questions=["?"]).status_code == 404
         for _ in range(100):
             Browser.of(server, ALICE)
         assert bob.client.get("/page/reads").status_code == 200, "sign-ins of one key end no session of another"
@@ -539,33 +509,24 @@ def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -
 
 async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser: Browser) -> None:
     (run_id,) = browser.begin()
-    counted: list[int] = []
+    statuses: list[int] = []
     async with httpx2.AsyncClient(base_url=browser.client.base_url, cookies=browser.client.cookies) as client:
 
-        async def opened(everyone_came: asyncio.Barrier) -> None:
+        async def open_stream(everyone_came: asyncio.Barrier) -> None:
             async with client.stream("GET", "/page/events", params={"run": run_id}, timeout=30) as reply:
-                counted.append(reply.status_code)
+                statuses.append(reply.status_code)
                 await everyone_came.wait()
 
         everyone_came = asyncio.Barrier(60)
-        await asyncio.gather(*(opened(everyone_came) for _ in range(60)))
-    assert (counted.count(200), counted.count(429)) == (32, 28)
+        await asyncio.gather(*(open_stream(everyone_came) for _ in range(60)))
+    assert (statuses.count(200), statuses.count(429)) == (32, 28)
 
 
 @pytest.mark.parametrize("path", ["files", "reads"])
 def test_a_conversion_ends_with_its_client(
     server: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    states: list[str] = []
-
-    async def last(store: DocumentStore, document: Any) -> None:
-        states.append("begun")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            states.append("ended")
-
-    monkeypatch.setattr(DocumentStore, "add_async", last)
+    states = endless_conversions(monkeypatch)
     content = {"file": ("a.txt", b"A text.")}
     file = httpx2.post(f"{server.api}/files", files=content, data={"purpose": "user_data"}).json()["id"]
     body: dict[str, Any] = {"files": content}
