@@ -17,7 +17,7 @@ from promises.comparison import differences, normalised
 from promises.scenarios import exact, log_lines, outcome
 from support.fake_server import FakeServer
 
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, load_prompts
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_prompts
 
 RECORDED = Path(__file__).parents[1] / "promises" / "recorded" / "served" / "vllm.json"
 TEXT = "The lighthouse keeper of Norwick is called Ada Brandt. " + "The wind turned and the boats came home. " * 80
@@ -37,7 +37,7 @@ def read(address: str, folder: Path) -> Any:
     with FakeServer(forward, model="memagent-embedded", vllm=True, window=1024) as front:
         policy = OpenAICompatiblePolicy(base_url=front.base_url, policy_version="first")
         with MemAgent(
-            policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(),
+            policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), sampling=SamplingParams(),
             store=folder / "documents", run_log=folder / "runs.sqlite",
         ) as reader:  # fmt: skip
             result = reader.read(TEXT, QUESTION, run_id="served")

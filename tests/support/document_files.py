@@ -5,13 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import IO, Any
-
-from memagent_graph.converters import ConversionError, SourceFile
-from memagent_graph.documents.conversion import converter_kinds
-from memagent_graph.documents.conversion_program import convert_file
-from memagent_graph.errors import DocumentError
+from collections.abc import Sequence
 
 _IMAGE = zlib.compress(b"\x80" * 64)
 
@@ -78,15 +72,3 @@ def docx(*paragraphs: str) -> bytes:
         for name, text in parts.items():
             archive.writestr(name, text)
     return file.getvalue()
-
-
-def convert_in_this_process(
-    name: str, kind: str, file: IO[bytes], cancellation: Any, *, pages: str = "", converter: Any = None
-) -> Iterator[Any]:
-    """What `conversion.convert_parts` does, without its process, which takes longer to start than to convert."""
-    file.seek(0)
-    places = {kind: place for kind, (place, _) in converter_kinds().items()}
-    try:
-        yield from convert_file(SourceFile(name, kind, io.BytesIO(file.read()), pages, places), None)
-    except ConversionError as error:
-        raise DocumentError(error.values["message"], hint=error.values["hint"]) from error

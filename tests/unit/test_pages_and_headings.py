@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from support.document_files import convert_in_this_process, docx, pdf
+from support.document_files import docx, pdf
 from support.scripts import perfect_reader
 
 from memagent_graph import Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_tokenizer
-from memagent_graph.documents import loaders
 from memagent_graph.documents.chunking import Boundary, Chunker
 from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.sources import SourceMark, normalise_pages
@@ -21,6 +20,7 @@ from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 
+pytestmark = pytest.mark.usefixtures("converts_here")
 QUESTION = "What is the key of harbor?"
 PAGES = (
     "1. Definitions",
@@ -64,11 +64,6 @@ def report(folder: Path, *pages: str) -> Path:
     path = folder / "the report.pdf"
     path.write_bytes(pdf(*(pages or PAGES)))
     return path
-
-
-@pytest.fixture(autouse=True)
-def no_process_converts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "convert_parts", convert_in_this_process)
 
 
 class TestPagesThatAreChosen:

@@ -77,15 +77,15 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("variable", "text", "words"),
         [
-            ("MEMAGENT_CHUNK_TOKENS", "many", "a whole number, got 'many'"),
-            ("MEMAGENT_TEMPERATURE", "warm", "a number, got 'warm'"),
-            ("MEMAGENT_LOGPROBS", "perhaps", "true or 1 or false or 0, got 'perhaps'"),
-            ("MEMAGENT_BOUNDARY", "line", "token or sentence or paragraph or heading, got 'line'"),
-            ("MEMAGENT_CHUNK_TOKEN", "5", "not a setting.*MEMAGENT_CHUNK_TOKENS"),
+            ("MEMAGENT_CHUNK_TOKENS", "many", "='many': Input should be a valid integer"),
+            ("MEMAGENT_TEMPERATURE", "warm", "='warm': Input should be a valid number"),
+            ("MEMAGENT_LOGPROBS", "perhaps", "='perhaps': Input should be a valid boolean"),
+            ("MEMAGENT_BOUNDARY", "line", "='line': Input should be 'token', 'sentence', 'paragraph' or 'heading'"),
+            ("MEMAGENT_CHUNK_TOKEN", "5", " is not a setting.*MEMAGENT_CHUNK_TOKENS"),
         ],
     )
     def test_that_cannot_be_understood_are_refused_by_name(self, variable, text, words) -> None:
-        with pytest.raises(MemAgentError, match=f"{variable} (must be|is) .*{words}"):
+        with pytest.raises(MemAgentError, match=f"{variable}{words}"):
             ReadSettings.from_environment({variable: text})
 
 

@@ -129,7 +129,7 @@ def test_a_template_that_lacks_a_field_of_its_role_is_refused(make_reader) -> No
 def test_a_role_that_does_not_fit_the_window_is_refused(make_reader) -> None:
     fields = "<a>{chunk}</a><b>{memory}</b><c>{prompt}</c>"
     gate = Role("gate", Writes.DECISION, template=fields + " very many words" * 300)
-    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower question_tokens"):
         make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
 
 

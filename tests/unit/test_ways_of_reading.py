@@ -47,9 +47,12 @@ def log(tmp_path):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gated:stop=maybe", "gated takes yes or no for stop"),
+        (
+            "gated:stop=maybe",
+            "stop=maybe is not valid for gated. Input should be a valid boolean",
+        ),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
-        ("parallel:passes=two", "parallel takes a whole number for passes"),
+        ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
@@ -65,7 +68,7 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
     reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)
     assert reader.graph().reader_context.budget.chunk_tokens <= Budget().chunk_tokens
     chosen = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy="recall", budget=Budget(), run_log=False)
-    with pytest.raises(BudgetError, match=r"recall_update.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"recall_update.*Use chunk_tokens 3934"):
         chosen.graph()
 
 
