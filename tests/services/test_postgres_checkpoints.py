@@ -85,7 +85,7 @@ async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer
 async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServer) -> None:
     savers = await asyncio.gather(*(open_saver(postgres.url) for _ in range(6)))
     for saver in savers:
-        await saver.conn.close()
+        await saver.aclose()
     assert postgres.execute("SELECT count(*) FROM checkpoints") == [(0,)]
 
 

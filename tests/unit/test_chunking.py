@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -38,11 +37,6 @@ MIXED = st.lists(
     min_size=1,
     max_size=60,
 ).map("".join)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> DocumentStore:
-    return DocumentStore(tmp_path)
 
 
 def chunker(store, text, chunk_tokens, boundary="token", tokenizer=TOKENIZER):
@@ -259,7 +253,7 @@ def test_text_without_any_token_is_still_read(store):
     check_spans(text, chunks)
 
 
-def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store: DocumentStore) -> None:
+def test_sentences_are_whole_in_short_chunks_with_a_long_tail(store):
     sentences = [f"{'The grey heron waits ' * (1 + number % 4)}by pond number {number}." for number in range(60)]
     reference = store.add(Document.from_text(" ".join(sentences)))
     chunks = [chunk.text for chunk in Chunker(store, reference, TOKENIZER, 80, "sentence", tail_percent=50).chunks()]

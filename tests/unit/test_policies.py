@@ -25,10 +25,8 @@ from memagent_graph.errors import (
     PolicyError,
     PolicyOverloadedError,
     PolicyRequestError,
-    PolicyResponseError,
     PolicyUnreachableError,
 )
-from memagent_graph.events import EventKind
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -68,27 +66,6 @@ async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_i
         assert ("return_token_ids" in server.requests[0]) is vllm
 
 
-async def test_the_only_served_model_need_not_be_named() -> None:
-    with FakeServer(says("x"), model="the-one") as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        assert (await ask(policy)).model == "the-one"
-        assert policy.name == "the-one"
-        assert (await policy.describe()).context_window == 8192
-        await policy.aclose()
-
-
-async def test_failures_that_repeating_can_help_are_repeated_and_counted() -> None:
-    def respond(body, number):
-        return web.json_response({"error": "busy"}, status=503) if number < 2 else "at last"
-
-    with FakeServer(respond) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        completion = await ask(policy)
-        await policy.aclose()
-    assert completion.text == "at last"
-    assert completion.retries == 2
-
-
 @pytest.fixture
 def pauses(monkeypatch) -> list[float]:
     """How long is slept for, in seconds; nobody sleeps."""
@@ -100,44 +77,6 @@ def pauses(monkeypatch) -> list[float]:
 
     monkeypatch.setattr("memagent_graph.policies.sending.asyncio.sleep", at_once)
     return slept
-
-
-@pytest.mark.parametrize(
-    ("respond", "error", "words", "requests"),
-    [
-        (
-            lambda b, n: web.json_response({"error": {"message": "too busy"}}, status=429),
-            PolicyOverloadedError,
-            "too busy",
-            2,
-        ),
-        (
-            lambda b, n: web.json_response({"error": {"message": "oh no"}}, status=500),
-            PolicyOverloadedError,
-            "oh no",
-            2,
-        ),
-        (
-            lambda b, n: web.json_response({"error": {"message": "8300 > 8192"}}, status=400),
-            PolicyRequestError,
-            "8300",
-            1,
-        ),
-        (lambda b, n: web.Response(text="<html>not here</html>"), PolicyResponseError, "not here", 2),
-        (lambda b, n: web.json_response({"choices": []}), PolicyResponseError, "choices", 2),
-        (lambda b, n: web.json_response([1, 2]), PolicyResponseError, "not a completion", 2),
-        (lambda b, n: {"choices": [{"message": {"content": 5}}]}, PolicyResponseError, "int", 2),
-    ],
-)
-async def test_each_failure_of_a_server_is_told_apart_and_only_some_are_repeated(
-    respond, error, words, requests
-) -> None:
-    with FakeServer(respond) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, max_retries=1)
-        with pytest.raises(error, match=words):
-            await ask(policy)
-        await policy.aclose()
-    assert len(server.requests) == requests
 
 
 async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
@@ -155,20 +94,14 @@ async def test_a_wrong_key_and_a_wrong_model_are_named() -> None:
         await right.aclose()
 
 
-async def test_beside_its_adapters_a_server_has_one_model() -> None:
-    with FakeServer(says("x")) as server:
+async def test_the_only_served_model_need_not_be_named_and_has_its_window_as_its_adapters_have() -> None:
+    with FakeServer(says("x"), model="the-one", window=4096) as server:
         server.adapters = ["version-1", "version-2"]
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        assert (await ask(policy)).model == "fake"
-        await policy.aclose()
-
-
-async def test_an_adapter_has_the_window_of_its_base() -> None:
-    with FakeServer(says("x"), window=4096) as server:
-        server.adapters = ["version-1"]
-        policy = OpenAICompatiblePolicy("version-1", base_url=server.base_url)
-        assert (await policy.describe()).context_window == 4096
-        await policy.aclose()
+        for name, model in ((None, "the-one"), ("version-1", "version-1")):
+            policy = OpenAICompatiblePolicy(name, base_url=server.base_url)
+            assert (await ask(policy)).model == policy.name == model
+            assert (await policy.describe()).context_window == 4096
+            await policy.aclose()
 
 
 async def test_weights_change_from_one_request_to_the_next_and_name_and_version_go_together() -> None:
@@ -220,18 +153,6 @@ async def test_requests_in_flight_are_bounded() -> None:
         await asyncio.gather(*(ask(policy) for _ in range(12)))
         await policy.aclose()
     assert server.most_at_once == 3
-
-
-def test_one_policy_serves_several_event_loops() -> None:
-    with FakeServer(says("x")) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-
-        async def once() -> str:
-            text = (await ask(policy)).text
-            await policy.aclose()
-            return text
-
-        assert [asyncio.run(once()) for _ in range(3)] == ["x", "x", "x"]
 
 
 async def test_any_langchain_chat_model_is_a_policy() -> None:
@@ -324,16 +245,6 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
     assert seen[0].startswith("POST http://far.example/v1/chat/completions ")
     assert "Authorization: Bearer a-key" in seen[0]
     assert "an-organisation" in seen[0]
-
-
-async def test_a_token_id_that_is_none_leaves_no_ids_and_says_so() -> None:
-    reply = {"choices": [{"message": {"content": "x"}, "token_ids": [-1]}]}
-    with FakeServer(lambda body, number: reply) as server:
-        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-        completion = await ask(policy, logprobs=True)
-        await policy.aclose()
-    assert (completion.text, completion.token_ids) == ("x", None)
-    assert [kind for kind, _ in completion.notes] == [EventKind.LOGPROBS_DROPPED]
 
 
 def test_a_script_that_closes_nothing_ends_in_silence() -> None:

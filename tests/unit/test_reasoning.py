@@ -45,6 +45,8 @@ REASONING = [
     "</think>\n\n",
 ]
 """What stands before a reply, each in the way of a model family or of a server in front of it."""
+ECHOES = ["<|begin_of_text|><|begin_of_text|>", "<s> ", "assistant\n\n"]
+"""What is left of the chat template before a reply."""
 TURN_ENDS = [
     "",
     "<|im_end|>",
@@ -54,6 +56,9 @@ TURN_ENDS = [
     "<end_of_turn>",
     "<｜end▁of▁sentence｜>",
     "<|im_end|></s>",
+    "<pad><pad>",
+    "\0\0",
+    "<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?",
 ]
 
 PROSE = [
@@ -129,19 +134,15 @@ PROSE = [
 ]
 
 
-@pytest.mark.parametrize("end", TURN_ENDS)
-@pytest.mark.parametrize("reasoning", REASONING)
-def test_reasoning_before_a_reply_and_a_turn_s_end_after_it_are_taken_out(reasoning: str, end: str) -> None:
-    assert extract_reply(reasoning + REPLY + end).strip() == REPLY
+@pytest.mark.parametrize("reasoning", REASONING + ECHOES)
+def test_reasoning_before_a_reply_and_a_turn_s_end_after_it_are_taken_out(reasoning: str) -> None:
+    for end in TURN_ENDS:
+        assert extract_reply(reasoning + REPLY + end).strip() == REPLY, end
 
 
 @pytest.mark.parametrize("text", PROSE)
 def test_a_text_that_mentions_a_marker_stays_whole(text: str) -> None:
     assert extract_reply(text) == text
-
-
-def test_enough_kinds_of_prose_are_tried() -> None:
-    assert len(set(PROSE)) >= 60
 
 
 @pytest.mark.parametrize(
