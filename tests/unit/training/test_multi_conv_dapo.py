@@ -28,7 +28,7 @@ from support.conversations import conversation as logged  # noqa: E402
 
 from memagent_graph import RunLog  # noqa: E402
 from memagent_graph.documents import DocumentRef  # noqa: E402
-from memagent_graph.run_log import Conversation, Reward, RunRecord  # noqa: E402
+from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunRecord  # noqa: E402
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,
     Baseline,
@@ -454,7 +454,7 @@ def workplace(tmp_path: Path) -> Path:
             said(run_id, 1, token_ids=[7 + index, 6]),
             said(run_id, 2, text=text, token_ids=[index, 9]),
         ]
-        runs.add(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)])
+        runs.add(LoggedRun(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)]))
     runs.close()
     llama(dtype=torch.float32).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
