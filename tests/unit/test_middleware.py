@@ -16,13 +16,13 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler, get_usage_metadata_callback
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, calls, in_turn
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
+from unit.test_tracing import Recorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
@@ -73,21 +73,6 @@ def reading_of(message: ToolMessage) -> dict[str, Any]:
     """What an application gets of a reading."""
     reading: dict[str, Any] = message.response_metadata["memagent"]
     return reading
-
-
-class Recorder(BaseTracer):
-    """Keeps every run that it is told of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runs: list[Run] = []
-
-    def _persist_run(self, run: Run) -> None:
-        pass
-
-    def _end_trace(self, run: Run) -> None:
-        self.runs.append(run)
-        super()._end_trace(run)
 
 
 class Traced(BaseCallbackHandler):
