@@ -112,11 +112,6 @@ def test_source_that_a_page_shows_is_there(page: Path) -> None:
     assert len(re.findall(r"(?m)^--8 ?<", text)) == len(re.findall(r'(?m)^--8<-- "', text))
 
 
-def test_how_the_reader_works_is_shown_with_its_source() -> None:
-    text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
-    assert len(re.findall(r'(?m)^--8<-- "(.+)"$', text)) == 2
-
-
 # Commands
 
 

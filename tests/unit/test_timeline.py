@@ -120,11 +120,7 @@ def test_steps_say_what_changed_and_totals_add_up() -> None:
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.prompt_tokens + totals.completion_tokens, totals.seconds, totals.events) == (
-        655,
-        3.5,
-        {EventKind.TRUNCATED: 1},
-    )
+    assert (totals.seconds, totals.events) == (3.5, {EventKind.TRUNCATED: 1})
     assert timeline.memory == LIGHTHOUSE
 
 
@@ -295,12 +291,6 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
     assert data["lost"] == [{"text": "Nor the year.", "at": 2, "gone": 6}]
 
 
-def test_a_line_of_chunks_says_nothing_of_branches_in_the_page() -> None:
-    data = page_data(render_page(build_timeline(run())))
-    assert data["branches"] == [""]
-    assert not {"from", "name", "anchor", "branch", "kept"} & {key for step in data["steps"] for key in step}
-
-
 def gated() -> Trace:
     """At each chunk a gate decides; at chunk 2 to keep the memory. Then chunk 1 is read again."""
     first, second, third = spans(["a", "b", "c"])
@@ -341,8 +331,6 @@ def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
     assert text.count("Memory before") == 2
     assert text.count("its text") == 1
     assert "Ilse built it in 1743" in text
-    with pytest.raises(ValueError, match="it has read chunks 1 to 3"):
-        render_timeline(build_timeline(run(trace=gated())), chunk=7)
 
 
 def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from() -> None:

@@ -22,8 +22,6 @@ from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
     PolicyError,
-    RetrievalError,
-    RunMismatchError,
 )
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
@@ -265,9 +263,6 @@ async def test_attempts_are_logged_with_the_places_of_what_was_shown(make_reader
     shown = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
     assert FACT in shown
     assert all(shown in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
-    with pytest.raises(RunMismatchError, match="another strategy"):
-        other = "refine" if name != "refine" else "map_reduce"
-        await load_system(other, reader).attempt(document, QUESTION, answer_tokens=60, run_id="one")
     await reader.aclose()
     log.close()
 
@@ -349,25 +344,16 @@ async def test_without_bm25s_the_error_names_the_extra(make_reader, monkeypatch)
 class RareLetters:
     """A user's own retriever."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
     async def rank(self, texts, query: str) -> list[int]:
-        if self.error:
-            raise self.error
         shares = [sum(text.lower().count(letter) for letter in query) for text in texts]
         return sorted(range(len(shares)), key=lambda number: -shares[number])
 
 
 async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
-    policy = Reader()
-    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
+    policy, settings = Reader(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
-    with pytest.raises(RetrievalError, match="RareLetters failed: ConnectionError: no route"):
-        failing = RareLetters(ConnectionError("no route"))
-        await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
 
 
 # Refine

@@ -203,11 +203,6 @@ def test_questions_of_ones_own_are_rows_of_question_context_and_answers(tmp_path
     assert short.gold == ("1911",)
     assert task.own_lengths[1] == SETTINGS.tokenizer.count("It was in 1911.") + SETTINGS.tokenizer.count("When?")
     assert score(long, "R. B.", "\\boxed{R. B.}").strict == 1.0
-    damaged = write_lines(
-        tmp_path / "damaged.jsonl", [*rows, {"question": "Why?", "context": "Because.", "answers": []}]
-    )
-    with pytest.raises(EvaluationError, match=r'line 3.*"answers" has no text.*question, its document and its answers'):
-        load_data_task("qa_files", damaged, SETTINGS)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "parquet", "dataset"])
@@ -400,15 +395,12 @@ def test_data_such_as_longbenchs_is_found_in_the_data_folder_and_in_a_tasks_own(
         ("hotpotqa", hotpot_row, {"supporting_facts": []}, '"supporting_facts" is empty'),
         ("hotpotqa", hotpot_row, {"supporting_facts": [["Port Alder"]]}, "not a list of pairs"),
         ("hotpotqa", hotpot_row, {"context": [["Port Alder", "text"], ["Ada Born", []]]}, "no list of sentences"),
-        ("hotpotqa", hotpot_row, {"answer": None}, '"answer" is nothing, not text'),
         ("qa_files", longbench_row, {"answers": []}, '"answers" has no text'),
         ("qa_files", longbench_row, {"answers": [1]}, '"answers" is a list with int, not a list of texts'),
         ("qa_files", longbench_row, {"context": " "}, '"context" has no text'),
-        ("qa_files", longbench_row, {"input": ""}, '"input" is empty'),
         ("qa_files", longbench_row, {"answers": "['a', 'b']"}, 'a list as Python writes it: write ["one", "another"]'),
         ("ruler_hqa_files", hqa_row, {"num_docs": 0}, '"num_docs" is 0, not a positive whole number'),
         ("ruler_hqa_files", hqa_row, {"context": "no passages"}, 'no line that begins with "Document 1:"'),
-        ("ruler_hqa_files", hqa_row, {"answers": None}, '"answers" is nothing'),
     ],
 )
 def test_a_damaged_row_is_named_by_file_and_line(tmp_path, name, row, damage, message) -> None:
@@ -460,7 +452,6 @@ def test_one_data_set_is_not_taken_for_the_other(tmp_path) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"\n \n", "is empty"),
         ('{"question": "é"}'.encode("latin-1"), "the file must be UTF-8"),
         ('{"question": "Who?"}'.encode("utf-16"), "in UTF-8"),
         (b"\x1f\x8b\x08zipped", "neither JSON lines nor a JSON list"),

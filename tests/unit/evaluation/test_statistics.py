@@ -88,18 +88,17 @@ def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_docum
     assert found.p_value == 1
 
 
-@pytest.mark.parametrize(("documents", "at_least"), [(12, 0.88)])
-def test_intervals_of_questions_that_share_documents_keep_their_confidence(documents: int, at_least: float) -> None:
+def test_intervals_of_questions_that_share_documents_keep_their_confidence() -> None:
     """Where the questions of a document rise and fall together; counted as if they did not, 70 to 80 % are right."""
     source = numpy.random.default_rng(3)
-    truth, covered, times, each = 0.7, 0, 200, 6
-    clusters = [str(number // each) for number in range(documents * each)]
+    truth, hits, times, documents, share = 0.7, 0, 120, 12, 6
+    clusters = [str(number // share) for number in range(documents * share)]
     for _ in range(times):
-        shares = numpy.repeat(source.beta(2 * truth, 2 * (1 - truth), size=documents), each)
-        values = (source.random(documents * each) < shares).astype(float).tolist()
-        found = estimate(values, clusters=clusters)
-        covered += found.low <= truth <= found.high
-    assert at_least <= covered / times <= 0.99
+        chances = numpy.repeat(source.beta(2 * truth, 2 * (1 - truth), size=documents), share)
+        values = (source.random(documents * share) < chances).astype(float).tolist()
+        interval = estimate(values, clusters=clusters)
+        hits += interval.low <= truth <= interval.high
+    assert 0.88 <= hits / times <= 0.99
 
 
 def test_questions_of_a_document_are_swapped_together() -> None:
@@ -165,12 +164,6 @@ def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
     assert compare(by_id(a), by_id(b)).p_value == pytest.approx(theirs.pvalue)
 
 
-def test_differences_of_one_size_are_tested_exactly() -> None:
-    a, b = [1.0] * 25 + [0.0] * 12 + [1.0] * 40, [0.0] * 25 + [1.0] * 12 + [1.0] * 40
-    half = compare(by_id([score / 2 for score in a]), by_id([score / 2 for score in b]))
-    assert half.p_value == compare(by_id(a), by_id(b)).p_value == pytest.approx(stats.binomtest(25, 37).pvalue)
-
-
 def test_random_patterns_of_signs_are_seeded_and_near_the_normal_distribution() -> None:
     differences = [0.5 + number / 1e4 for number in range(25)] + [-0.5 - number / 1e4 for number in range(12)]
     assert sign_flip_p_value(differences) == sign_flip_p_value(differences)
@@ -222,14 +215,6 @@ def test_systems_that_had_different_questions_are_not_compared() -> None:
 def test_holms_correction_has_known_values() -> None:
     assert correct_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
     assert correct_by_holm([]) == ()
-
-
-@given(st.lists(st.floats(0, 1), max_size=12))
-def test_holms_correction_keeps_the_order_and_never_helps(p_values) -> None:
-    found = correct_by_holm(p_values)
-    assert all(p <= q <= 1 for p, q in zip(p_values, found, strict=True))
-    pairs = sorted(zip(p_values, found, strict=True))
-    assert [q for _, q in pairs] == sorted(q for _, q in pairs)
 
 
 def test_a_corrected_comparison_says_for_how_many() -> None:

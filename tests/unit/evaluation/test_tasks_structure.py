@@ -11,7 +11,7 @@ from memagent_evaluation.samples import LengthUnit, Metric
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import DEPTHS
 from memagent_evaluation.tasks.haystacks import NOISE
-from memagent_evaluation.tasks.needles import list_all_words, words
+from memagent_evaluation.tasks.needles import list_all_words
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -76,16 +76,6 @@ def test_needle_tasks_have_the_published_counts_and_kinds(name, index):
         lines = [line for line in text.split("\n") if "magic" not in line]
         assert set(lines) == set(NOISE)
         assert len(lines) > 200
-
-
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[4] == WORD_KEY])
-def test_word_keys_are_an_adjective_and_a_noun(name):
-    _, text = made(name)
-    pairs = [key.split("-") for key, _ in needles_in(text, *TABLE[name][4:])]
-    assert pairs
-    for adjective, noun in pairs:
-        assert adjective in words("adjective")
-        assert noun in words("noun")
 
 
 @pytest.mark.parametrize("name", [*TABLE, "vt"])
