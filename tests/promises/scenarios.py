@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -523,17 +524,9 @@ def command_line(place: Place) -> Any:
         kept("stopped at tokens", *read, "--quiet", "--max-tokens-total", 150, "--run-id", "d")
         kept("wrong usage", "read", book)
         kept("wrong value", *read, "--max-chunks", 0)
-        kept(
-            "missing document",
-            "read",
-            place.folder / "missing.txt",
-            "-q",
-            QUESTION,
-            "--base-url",
-            fake.base_url,
-            "--json",
-        )
-        kept("empty document", "read", empty, "-q", QUESTION, "--base-url", fake.base_url, "--json")
+        plain = ("-q", QUESTION, "--base-url", fake.base_url, "--json")
+        kept("missing document", "read", place.folder / "missing.txt", *plain)
+        kept("empty document", "read", empty, *plain)
         kept("no such run", "resume", "nobody", "--json")
         kept("bad budget", *read, "--chunk-tokens", 5000, "--json")
         kept("bad tokenizer", *read, "--tokenizer", "cl10k_base", "--json")
@@ -581,18 +574,15 @@ def _files(place: Place) -> Any:
 
 def a_process(place: Place) -> Any:
     """The command as a process of its own."""
-    import subprocess
-
     (place.folder / "book.txt").write_text(TEXT)
     with home(place.folder), FakeServer(vllm=True, count=words) as fake:
-        command = ["read", "-", "-q", QUESTION, "--base-url", fake.base_url, *map(str, SMALL_OPTIONS), "--logprobs"]
+        command = [sys.executable, "-m", "memagent_graph", "read", "-", "-q", QUESTION, "--base-url", fake.base_url]
+        sampling = ["--logprobs", "--run-id", "p", "--seed", 5, "--temperature", 0.5]
+        options = map(str, (*SMALL_OPTIONS, *sampling))
         done = subprocess.run(
-            [sys.executable, "-m", "memagent_graph", *command, "--run-id", "p", "--seed", "5", "--temperature", "0.5"],
-            input=TEXT.encode(), capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
-    return {
-        "code": done.returncode, "out": done.stdout.decode(), "requests": exact(fake.requests), "log": place.logged()
-    }  # fmt: skip
+            [*command, *options], input=TEXT, text=True, capture_output=True, timeout=120, check=False
+        )
+    return {"code": done.returncode, "out": done.stdout, "requests": exact(fake.requests), "log": place.logged()}
 
 
 # Training on logged runs
