@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from support.evaluation import failed, results, row
+from support.evaluation import failed, row
 
 from memagent_evaluation.report import render_report, summarize
 from memagent_evaluation.request import grade, judge_rows
@@ -97,9 +95,3 @@ async def test_a_reply_without_a_grade_is_reported_when_all_others_are_graded(jo
         await judge_rows(journal, policy, concurrency=16)
     assert graded(journal)[1] is None
     assert [value for value in graded(journal).values() if value == 1.0] == [1.0] * 4
-
-
-def test_the_judge_of_a_row_is_in_the_journal(journal) -> None:
-    assert results(row(judged=0.5, judge="m")).rows[0].judge == "m"
-    line = journal.path.read_text().splitlines()[-1]
-    assert json.loads(line)["judge"] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple, dataclass
 
 import pytest
@@ -193,16 +194,9 @@ def test_no_answer_at_all_is_wrong() -> None:
 
 
 def test_outcomes_follow_from_why_a_read_stopped() -> None:
-    found = {reason: QuestionOutcome.of(reason) for reason in StopReason}
-    assert found == {
-        StopReason.ANSWERED: QuestionOutcome.ANSWERED,
-        StopReason.ENOUGH: QuestionOutcome.ANSWERED,
-        StopReason.NO_ANSWER: QuestionOutcome.NO_ANSWER,
-        StopReason.INVALID_ANSWER: QuestionOutcome.ANSWERED,  # its text can be scored
-        StopReason.MAX_CHUNKS: QuestionOutcome.UNFINISHED,
-        StopReason.MAX_TOKENS: QuestionOutcome.UNFINISHED,
-        StopReason.MAX_SECONDS: QuestionOutcome.UNFINISHED,
-    }
+    outcomes = Counter(QuestionOutcome.of(reason) for reason in StopReason)
+    assert outcomes == {QuestionOutcome.ANSWERED: 3, QuestionOutcome.NO_ANSWER: 1, QuestionOutcome.UNFINISHED: 3}
+    assert QuestionOutcome.of(StopReason.INVALID_ANSWER) is QuestionOutcome.ANSWERED, "its text can be scored"
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from(Metric))

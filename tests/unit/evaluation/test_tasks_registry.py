@@ -145,13 +145,6 @@ def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_a
     assert load_task(f"{path}:instance", SETTINGS).depth == 5
 
 
-def test_a_module_that_can_be_imported_is_named_without_a_path(tmp_path, monkeypatch):
-    write(tmp_path, OWN, "tasks_of_mine.py")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_task("tasks_of_mine:Plain", SETTINGS).sample(5, 0).gold == ("!",)
-    sys.modules.pop("tasks_of_mine")
-
-
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
