@@ -75,8 +75,8 @@ def policies(kind: str) -> Any:
 KINDS = ["server", "chat model", "script without usage"]
 
 
-def total(counted: Any) -> tuple[int, int]:
-    [usage] = counted.usage_metadata.values()
+def total(counter: Any) -> tuple[int, int]:
+    [usage] = counter.usage_metadata.values()
     return usage["input_tokens"], usage["output_tokens"]
 
 
@@ -85,9 +85,9 @@ def total(counted: Any) -> tuple[int, int]:
 async def test_usage_in_langchains_counter_is_that_of_the_result(make_reader, kind, sync) -> None:
     with policies(kind) as policy:
         agent = make_reader(policy)
-        with get_usage_metadata_callback() as counted:
+        with get_usage_metadata_callback() as counter:
             result = agent.read(TEXT, QUESTION) if sync else await agent.aread(TEXT, QUESTION)
-        assert total(counted) == (result.usage.prompt_tokens, result.usage.completion_tokens)
+        assert total(counter) == (result.usage.prompt_tokens, result.usage.completion_tokens)
         assert result.answer == "4711"
         await agent.aclose()
 
@@ -97,10 +97,10 @@ async def test_discarded_completions_and_cached_tokens_are_counted(make_reader) 
         text = "" if "<section>" not in prompt else perfect_reader(prompt)
         return Completion(text, FinishReason.STOP, "s", TokenUsage(10, 1, 4))
 
-    with get_usage_metadata_callback() as counted:
+    with get_usage_metadata_callback() as counter:
         result = await make_reader(ScriptedPolicy(script)).aread(TEXT, QUESTION)
     assert result.usage.turns == result.chunks_read + 3
-    usage = counted.usage_metadata["s"]
+    usage = counter.usage_metadata["s"]
     assert usage["input_tokens"] == 10 * result.usage.turns
     assert usage["input_token_details"]["cache_read"] == result.usage.cached_tokens == 4 * result.usage.turns
 
@@ -145,10 +145,10 @@ async def test_langsmith_gets_no_text_of_the_document_either(make_reader, monkey
     with tracing_v2_enabled(client=client):
         assert (await make_reader().aread(TEXT, QUESTION)).answer == "4711"
     wait_for_all_tracers()
-    sent = repr(session.request.call_args_list)
-    assert "characters, kept out of traces" in sent
-    assert "update_memory" in sent
-    assert FILLER not in sent
+    requests = repr(session.request.call_args_list)
+    assert "characters, kept out of traces" in requests
+    assert "update_memory" in requests
+    assert FILLER not in requests
 
 
 async def test_a_run_stands_below_its_node_and_names_its_model(make_reader) -> None:
@@ -184,20 +184,20 @@ async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) 
 
 async def test_the_messages_of_a_conversation_are_not_mixed_with_memories(make_reader) -> None:
     graph = await make_reader(ChatModelPolicy(ScriptedChatModel(script=perfect_message))).agraph()
-    assert [each async for each in graph.astream(INPUT, stream_mode="messages")] == []
+    assert [part_of_stream async for part_of_stream in graph.astream(INPUT, stream_mode="messages")] == []
 
 
 async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) -> None:
-    seen: list[Any] = []
+    configs: list[Any] = []
 
     def script(prompt: str) -> str:
         config: Any = var_child_runnable_config.get()
-        seen.append((config["configurable"].get("model"), config["callbacks"]))
+        configs.append((config["configurable"].get("model"), config["callbacks"]))
         return perfect_reader(prompt)
 
     config: Any = {"callbacks": [Recorder()], "configurable": {"model": "large"}}
     await (await make_reader(ScriptedPolicy(script)).agraph()).ainvoke(INPUT, config)
-    assert set(seen) == {("large", None)}
+    assert set(configs) == {("large", None)}
 
 
 def test_without_handlers_nothing_changes(make_reader) -> None:

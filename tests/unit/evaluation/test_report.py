@@ -21,8 +21,8 @@ from memagent_graph.results import Prices
 
 def line(report: str, *cells: str) -> str:
     """The one row of a table that begins with these cells."""
-    (found,) = [line for line in report.splitlines() if line.startswith(f"| {' | '.join(cells)} |")]
-    return found
+    (row_text,) = [line for line in report.splitlines() if line.startswith(f"| {' | '.join(cells)} |")]
+    return row_text
 
 
 def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
@@ -157,10 +157,10 @@ def test_evaluations_that_asked_something_else_are_not_compared() -> None:
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent) -> None:
-    found = find_percentile(values, percent)
+    percentile = find_percentile(values, percent)
     enough = math.ceil(percent / 100 * len(values))
-    assert sum(value <= found for value in values) >= enough
-    assert sum(value < found for value in values) < enough
+    assert sum(value <= percentile for value in values) >= enough
+    assert sum(value < percentile for value in values) < enough
 
 
 def test_the_report_has_slow_questions_and_the_price() -> None:

@@ -43,28 +43,28 @@ paired = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_wilsons_interval_equals_scipys_and_holds_the_share(n, share) -> None:
     right = round(share * n)
-    found = compute_wilson_interval(right, n)
+    result = compute_wilson_interval(right, n)
     theirs = stats.binomtest(right, n).proportion_ci(method="wilson")
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
-    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert (result.low, result.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert 0 <= result.low <= result.mean <= result.high <= 1
     mirrored = compute_wilson_interval(n - right, n)
-    assert mirrored.low == pytest.approx(1 - found.high, abs=1e-12)
+    assert mirrored.low == pytest.approx(1 - result.high, abs=1e-12)
 
 
 def test_128_questions_leave_seven_points_on_each_side() -> None:
-    found = estimate([1.0] * 102 + [0.0] * 26)
-    assert found.high - found.low == pytest.approx(0.138, abs=0.002)
-    assert str(found) == "79.7 % [71.9, 85.7]"
+    result = estimate([1.0] * 102 + [0.0] * 26)
+    assert result.high - result.low == pytest.approx(0.138, abs=0.002)
+    assert str(result) == "79.7 % [71.9, 85.7]"
 
 
 @settings(max_examples=20)
 @example([6.66e-09])
 @given(scores)
 def test_a_bootstrap_interval_holds_the_mean_and_lies_between_0_and_1(values) -> None:
-    found = estimate(values)
-    assert 0 <= found.low <= found.mean <= found.high <= 1
-    assert found.mean == pytest.approx(sum(values) / len(values))
-    assert found == estimate(values)
+    result = estimate(values)
+    assert 0 <= result.low <= result.mean <= result.high <= 1
+    assert result.mean == pytest.approx(sum(values) / len(values))
+    assert result == estimate(values)
 
 
 def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> None:
@@ -80,12 +80,12 @@ def test_values_that_are_few_or_all_alike_get_a_wide_interval_and_not_none() -> 
 def test_systems_alike_at_every_question_are_as_near_each_other_as_so_many_documents_show() -> None:
     scores = {f"{number}": float(number % 3 > 0) for number in range(300)}
     documents = {question: str(int(question) // 2) for question in scores}
-    found = compare(scores, scores, clusters=documents)
-    assert found.documents == 150
-    assert found.high == pytest.approx(compute_wilson_interval(0, 150).high)
-    assert found.low == pytest.approx(-found.high)
-    assert found.is_not_worse
-    assert found.p_value == 1
+    result = compare(scores, scores, clusters=documents)
+    assert result.documents == 150
+    assert result.high == pytest.approx(compute_wilson_interval(0, 150).high)
+    assert result.low == pytest.approx(-result.high)
+    assert result.is_not_worse
+    assert result.p_value == 1
 
 
 def test_intervals_of_questions_that_share_documents_keep_their_confidence() -> None:
@@ -104,8 +104,10 @@ def test_intervals_of_questions_that_share_documents_keep_their_confidence() -> 
 def test_questions_of_a_document_are_swapped_together() -> None:
     first = {f"{number}": 1.0 for number in range(40)}
     second = {f"{number}": 0.0 for number in range(40)}
-    found = compare(first, second, clusters={each: str(int(each) // 10) for each in first})
-    assert found.p_value == pytest.approx(2 / 2**4), "four documents have 16 ways of swapping, and two are as far apart"
+    result = compare(first, second, clusters={question: str(int(question) // 10) for question in first})
+    assert result.p_value == pytest.approx(2 / 2**4), (
+        "four documents have 16 ways of swapping, and two are as far apart"
+    )
 
 
 def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> None:
@@ -115,7 +117,9 @@ def test_where_bca_is_not_defined_percentiles_take_its_place(monkeypatch) -> Non
 
     bootstrap = stats.bootstrap
     monkeypatch.setattr(
-        stats, "bootstrap", lambda *args, **named: Undefined if named["method"] == "BCa" else bootstrap(*args, **named)
+        stats,
+        "bootstrap",
+        lambda *args, **options: Undefined if options["method"] == "BCa" else bootstrap(*args, **options),
     )
     interval = estimate([0.1, 0.9] * 10)
     assert 0.2 < interval.low < 0.5 < interval.high < 0.8
@@ -173,11 +177,11 @@ def test_random_patterns_of_signs_are_seeded_and_near_the_normal_distribution() 
 
 def test_the_interval_of_uncorrelated_pairs_squares_and_adds_wilsons() -> None:
     # Correlation is 0 where both * neither equals the product of the others.
-    found = compute_newcombe_interval(12, 28, 18, 42)
+    result = compute_newcombe_interval(12, 28, 18, 42)
     a, b = compute_wilson_interval(40, 100), compute_wilson_interval(30, 100)
     below = math.hypot(a.mean - a.low, b.high - b.mean)
     above = math.hypot(a.high - a.mean, b.mean - b.low)
-    assert found == pytest.approx((0.1 - below, 0.1 + above))
+    assert result == pytest.approx((0.1 - below, 0.1 + above))
 
 
 def test_the_interval_of_a_paired_difference_covers_the_truth() -> None:

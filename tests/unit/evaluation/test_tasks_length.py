@@ -89,8 +89,8 @@ def test_any_length_is_kept_or_refused_with_one_that_is_possible(name, length, i
             break
         except EvaluationError as error:
             assert f"a length of {length:,} tokens is too small for {name}" in error.message
-            asked, length = length, int(error.hint.split("at least ")[1].split(", ")[0].replace(",", ""))
-            assert length > asked
+            before, length = length, int(error.hint.split("at least ")[1].split(", ")[0].replace(",", ""))
+            assert length > before
     assert sample is not None
     assert 0 <= length - tokens_of(sample, tokenizer) < LONGEST_UNIT
     assert abs(sample.reached - tokens_of(sample, tokenizer)) <= 2

@@ -48,13 +48,13 @@ def test_a_task_describes_itself(name):
 
 
 def test_an_unknown_name_says_which_are_near_or_which_there_are():
-    with pytest.raises(EvaluationError) as caught:
+    with pytest.raises(EvaluationError) as failure:
         load_task("naih_single_2", SETTINGS)
-    assert "'naih_single_2'" in caught.value.message
-    assert caught.value.hint.startswith("Did you mean niah_single_2")
-    with pytest.raises(EvaluationError) as caught:
+    assert "'naih_single_2'" in failure.value.message
+    assert failure.value.hint.startswith("Did you mean niah_single_2")
+    with pytest.raises(EvaluationError) as failure:
         load_task("xyz", SETTINGS)
-    assert caught.value.hint.startswith("Tasks are:") and all(name in caught.value.hint for name in list_tasks())
+    assert failure.value.hint.startswith("Tasks are:") and all(name in failure.value.hint for name in list_tasks())
 
 
 @pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])

@@ -92,20 +92,20 @@ def test_memory_does_not_grow_with_length(name):
 
 def test_a_text_is_tokenised_about_once(monkeypatch):
     """The tokenizer takes most of the time that a document takes to make."""
-    counted = []
+    sizes = []
 
     class Counting:
         def __getattr__(self, name):
             return getattr(TOKENIZER, name)
 
         def count(self, text):
-            counted.append(len(text))
+            sizes.append(len(text))
             return TOKENIZER.count(text)
 
     sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(30_000, 0)
     characters = sum(map(len, sample.text()))
     assert characters > 60_000
-    assert 0 < sum(counted) < 4 * characters
+    assert 0 < sum(sizes) < 4 * characters
 
 
 @given(size=st.integers(1, 700), seed=st.integers())
