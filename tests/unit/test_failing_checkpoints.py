@@ -14,7 +14,6 @@ from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.policies.scripted import ScriptedPolicy
-from memagent_graph.reading.state import Limits
 from memagent_graph.storage import checkpoints
 
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 400
@@ -39,22 +38,6 @@ def reading(tmp_path, happen, at: int = 3) -> MemAgent:
         checkpoints=tmp_path / "checkpoints.sqlite",
         chunk_tokens=200,
     )
-
-
-def test_a_damaged_file_is_an_error_with_its_run_and_a_remedy(tmp_path) -> None:
-    path = tmp_path / "checkpoints.sqlite"
-    with reading(tmp_path, lambda path: None) as reader:
-        reader.read(TEXT, "When?", run_id="r", limits=Limits(max_chunks=5))
-    with path.open("r+b") as file:  # all but the header, so that it still opens
-        file.seek(4096)
-        file.write(b"\x13" * (path.stat().st_size - 4096))
-    with (
-        reading(tmp_path, lambda path: None) as reader,
-        pytest.raises(CheckpointError, match="cannot be used") as caught,
-    ):
-        reader.resume("r")
-    assert caught.value.run_id == "r"
-    assert "remove it" in str(caught.value.hint)
 
 
 def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:

@@ -417,12 +417,6 @@ def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Pat
     assert caught.value.hint
 
 
-def part_elsewhere(folder: Path) -> str:
-    manifest = table_of_others(folder) / "_manifest.json"
-    manifest.write_text(manifest.read_text().replace("part-000000.parquet", "../../private.txt"))
-    return str(list(TableFolder(str(manifest.parent)).rows()))
-
-
 def work_elsewhere(place: str) -> Callable[[Path], str]:
     """A table is written in whose work folder this is a link."""
 
@@ -583,7 +577,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(work_elsewhere(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
             for place in ("", "/checkpoints.sqlite", "/documents/texts")
         ),
-        pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
