@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -385,55 +386,43 @@ def test_an_export_whose_texts_are_too_large_is_refused(tmp_path, log, other, mo
         import_runs(other, tmp_path / "runs.parquet")
 
 
+def with_column(name: str, value: Any, type_: pa.DataType | None = None) -> Callable[[pa.Table], pa.Table]:
+    """All rows have this value."""
+
+    def alter(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(name)
+        return table.set_column(at, name, pa.array([value] * len(table), type_ or table.schema.field(at).type))
+
+    return alter
+
+
 @pytest.mark.parametrize(
-    ("column", "value", "words"),
+    ("alter", "words"),
     [
-        ("writes", "riddle", "writes"),
-        ("outcome", "lost", "outcome"),
-        ("slot", 0, "contradicts itself"),
-        ("events", "{", "cannot be imported"),
-        ("events", '[{"time": "x"}]', "cannot be imported"),
-        ("sampling", "[]", "cannot be imported"),
-        ("document", '{"key": 1}', "cannot be imported"),
+        (with_column("writes", "riddle"), "writes"),
+        (with_column("outcome", "lost"), "outcome"),
+        (with_column("slot", 0), "contradicts itself"),
+        (with_column("events", "{"), "cannot be imported"),
+        (with_column("events", '[{"time": "x"}]'), "cannot be imported"),
+        (with_column("sampling", "[]"), "cannot be imported"),
+        (with_column("document", '{"key": 1}'), "cannot be imported"),
+        (with_column("position", "x", pa.string()), "cannot be imported"),
+        (lambda table: table.drop_columns(["text"]), "lacks the columns text"),
+        (lambda table: table.take([0, 2, 1, 3]), r"run 'a' in .* are not together"),
     ],
 )
-def test_a_value_that_was_edited_badly_is_refused_and_no_run_is_half_there(
-    tmp_path, log, other, column, value, words
+def test_an_export_that_was_edited_badly_is_refused_and_no_run_is_half_there(
+    tmp_path, log, other, alter, words
 ) -> None:
-    write_run(log, count=2)
-    export_runs(log, tmp_path / "runs.parquet")
-    table, metadata = pq.read_table(tmp_path / "runs.parquet"), pq.read_metadata(tmp_path / "runs.parquet").metadata
-    at = table.schema.get_field_index(column)
-    edited = table.set_column(at, table.schema.field(at), pa.array([value] * 2, table.schema.field(at).type))
-    pq.write_table(edited.replace_schema_metadata(metadata), tmp_path / "edited.parquet")
-    with pytest.raises(RunLogError, match=words):
-        import_runs(other, tmp_path / "edited.parquet")
-    assert not list(other.runs())
-
-
-def test_a_parquet_file_with_other_columns_is_refused_by_their_names(tmp_path, log, other) -> None:
-    write_run(log)
-    export_runs(log, tmp_path / "runs.parquet")
-    table = pq.read_table(tmp_path / "runs.parquet")
-    kept = table.schema.metadata or pq.read_metadata(tmp_path / "runs.parquet").metadata
-    pq.write_table(table.drop_columns(["text"]).replace_schema_metadata(kept), tmp_path / "less.parquet")
-    with pytest.raises(RunLogError, match="lacks the columns text"):
-        import_runs(other, tmp_path / "less.parquet")
-    wrong = table.set_column(table.schema.get_field_index("position"), "position", pa.array(["x"] * 3))
-    pq.write_table(wrong.replace_schema_metadata(kept), tmp_path / "wrong.parquet")
-    with pytest.raises(RunLogError, match="cannot be imported"):
-        import_runs(other, tmp_path / "wrong.parquet")
-
-
-def test_a_shuffled_file_is_refused(tmp_path, log, other) -> None:
+    path = tmp_path / "runs.parquet"
     write_run(log, "a", 2)
     write_run(log, "b", 2)
-    export_runs(log, tmp_path / "runs.parquet")
-    table = pq.read_table(tmp_path / "runs.parquet")
-    kept = pq.read_metadata(tmp_path / "runs.parquet").metadata
-    pq.write_table(table.take([0, 2, 1, 3]).replace_schema_metadata(kept), tmp_path / "shuffled.parquet")
-    with pytest.raises(RunLogError, match=r"run 'a' in .* are not together"):
-        import_runs(other, tmp_path / "shuffled.parquet", replace=True)
+    export_runs(log, path)
+    table, metadata = pq.read_table(path), pq.read_metadata(path).metadata
+    pq.write_table(alter(table).replace_schema_metadata(metadata), path)
+    with pytest.raises(RunLogError, match=words):
+        import_runs(other, path, replace=True)
+    assert "a" not in content(other)
 
 
 # The log's own part
