@@ -43,12 +43,12 @@ def strategy(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, strategy: str | None) -> Iterator[FakeServer]:
     """The policy of every door, by the environment, with the budgets and prompts of the embedded one."""
-    with FakeServer(window=2048) as served:
-        monkeypatch.setenv("OPENAI_BASE_URL", served.base_url)
+    with FakeServer(window=2048) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("MEMAGENT_PROFILE", "embedded")
         monkeypatch.setenv("MEMAGENT_LAYOUT", "paper")
         monkeypatch.setenv("MEMAGENT_STRATEGY", strategy or "")
-        yield served
+        yield server
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def by_mcp(book: Path, strategy: str | None) -> None:
         async with command.make_reader() as reader:
             server = command.make_server(reader)
             async with create_connected_server_and_client_session(server) as client:
-                done = await client.call_tool("read_document", {"path": book.name, "questions": QUESTION})
+                result = await client.call_tool("read_document", {"path": book.name, "questions": QUESTION})
             await server.aclose()
-            assert not done.isError, done.content
+            assert not result.isError, result.content
 
     asyncio.run(call())
 
@@ -141,9 +141,9 @@ def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
     expected = requests[by_command_line.__name__]
     assert len(expected) > 4, "the document has several chunks, and every door reads all of them"
     tokenizer = load_tokenizer("embedded")
-    for door, sent in requests.items():
-        assert sent == expected, door
-        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in sent]
+    for door, bodies in requests.items():
+        assert bodies == expected, door
+        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in bodies]
         assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], door
 
 

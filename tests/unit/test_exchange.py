@@ -96,50 +96,50 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
     assert (report.runs, report.conversations, report.rewards, report.events) == (1, 7, 4, 4)
     assert report.bytes == (tmp_path / "runs.parquet").stat().st_size
     write_run(other, "unrelated", 9)
-    imported = import_runs(other, tmp_path / "runs.parquet")
+    result = import_runs(other, tmp_path / "runs.parquet")
 
-    assert (imported.runs, imported.conversations, imported.rewards, imported.skipped) == (1, 7, 4, 0)
+    assert (result.runs, result.conversations, result.rewards, result.skipped) == (1, 7, 4, 0)
     assert content(other)["r"] == content(log)["r"]
     assert any(conversation.superseded for conversation in other.conversations("r", superseded=True))
     assert other.templates("r")[load_prompts().fingerprint] == load_prompts().wording
-    (judged,) = [reward for reward in other.rewards("r") if reward.note]
+    (reward,) = [reward for reward in other.rewards("r") if reward.note]
     (answer,) = [conversation for conversation in other.conversations("r") if conversation.writes is Writes.ANSWER]
-    assert judged.conversation == answer.id != last
+    assert reward.conversation == answer.id != last
 
 
 anything = st.text(st.characters(exclude_categories=()), max_size=12)
 hostile = anything | st.sampled_from(
     ["\0", "a\0b", "\u202eevil", "👩\u200d👩\u200d👧", "\ud800", 'half \udfff "and" \\ quotes', "[bold]", "\x1b[31m"]
 )
-stored = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
+text = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
 times = st.floats(0, 253_402_000_000)
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
-small_json = st.dictionaries(stored, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
+small_json = st.dictionaries(text, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
 logged_events = st.builds(
-    LoggedEvent, times, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
+    LoggedEvent, times, text, text, st.none() | st.integers(0, 99), st.none() | text, st.none() | hostile
 )
 spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
     Conversation,
-    run_id=st.just("r"), position=st.integers(0, 3), node=stored, branch=stored, role=stored,
-    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored,
-    parents=st.lists(stored, max_size=2).map(tuple),
+    run_id=st.just("r"), position=st.integers(0, 3), node=text, branch=text, role=text,
+    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=text,
+    parents=st.lists(text, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
-    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=stored,
-    policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
-    completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
+    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=text,
+    policy_version=text, tokenizer=text, template=text, sampling=small_json, prompt_tokens=st.integers(0, 9),
+    completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=text,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
     logprobs=st.none() | st.lists(st.floats(width=32), max_size=6),
     events=st.lists(logged_events, max_size=2).map(tuple),
-    superseded=st.just(True), trace=st.dictionaries(stored, stored, max_size=2),
+    superseded=st.just(True), trace=st.dictionaries(text, text, max_size=2),
 )  # fmt: skip
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[LoggedEvent], list[Reward]]]:
     runs = []
-    for run_id in draw(st.lists(stored, unique=True, max_size=3)):
+    for run_id in draw(st.lists(text, unique=True, max_size=3)):
         conversations: list[Conversation] = []
         for row, said in enumerate(draw(st.lists(drawn_conversation, max_size=4))):
             # One that counts at a place at most: all others there were superseded.
@@ -152,12 +152,12 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
             conversations.append(replace(said, run_id=run_id, id=row, superseded=is_superseded))
         document = {**DOCUMENT, "name": draw(hostile), "size": draw(st.integers(0, 2**40))}
         record = RunRecord(
-            run_id, draw(times), draw(st.none() | times), draw(stored), document, draw(small_json),
-            draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),
+            run_id, draw(times), draw(st.none() | times), draw(text), document, draw(small_json),
+            draw(st.none() | text), draw(st.none() | text), draw(st.dictionaries(text, text, max_size=2)),
         )  # fmt: skip
         owners = st.sampled_from([None, *(conversation.id for conversation in conversations)])
         rewards = draw(st.lists(
-            st.builds(Reward, st.just(run_id), stored, finite, stored, times, owners, st.none() | stored), max_size=4
+            st.builds(Reward, st.just(run_id), text, finite, text, times, owners, st.none() | text), max_size=4
         ))  # fmt: skip
         runs.append((record, conversations, draw(st.lists(logged_events, max_size=2)), rewards))
     return runs

@@ -20,15 +20,15 @@ TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 400
 
 
 def reading(tmp_path, happen, at: int = 3) -> MemAgent:
-    """A reader to whose checkpoints something happens when the policy is asked for the `at`-th time."""
-    asked = 0
+    """A reader to whose checkpoints something happens when the policy is requests for the `at`-th time."""
+    requests = 0
 
     def reply(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        if asked == at:
+        nonlocal requests
+        requests += 1
+        if requests == at:
             happen(tmp_path / "checkpoints.sqlite")
-        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+        return f"memory {requests}" if "<section>" in prompt else r"\boxed{1904}"
 
     return MemAgent(
         ScriptedPolicy(reply),
@@ -80,12 +80,12 @@ def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_
 
 async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_harms_no_other(tmp_path) -> None:
     saver = await checkpoints.open_saver(tmp_path / "checkpoints.sqlite")
-    committed = 0
+    commits = 0
     commit = saver.conn.commit
 
     async def counted() -> None:
-        nonlocal committed
-        committed += 1
+        nonlocal commits
+        commits += 1
         await commit()
 
     saver.conn.commit = counted
@@ -98,11 +98,11 @@ async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_har
     outcomes = await asyncio.gather(*map(put, range(60)), return_exceptions=True)
     assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [7]
     assert isinstance(outcomes[7], UnicodeEncodeError)
-    assert committed < 63
+    assert commits < 63
     rows = await saver.conn.execute_fetchall("SELECT count(*) FROM writes")
     assert next(iter(rows))[0] == 59
     await asyncio.gather(*map(put, range(100, 200)))
-    assert committed < 70, "a hundred runs share a few transactions"
+    assert commits < 70, "a hundred runs share a few transactions"
     await saver.conn.close()
 
 
@@ -110,7 +110,7 @@ def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_rea
     for name in ("psycopg", "memagent_graph.storage.postgres_saver"):
         monkeypatch.setitem(sys.modules, name, None)
     reader = MemAgent(
-        ScriptedPolicy(lambda prompt: pytest.fail("nothing is asked")),
+        ScriptedPolicy(lambda prompt: pytest.fail("nothing is requests")),
         tokenizer="embedded",
         store=tmp_path / "store",
         run_log=False,

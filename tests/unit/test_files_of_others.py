@@ -255,13 +255,13 @@ def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
             rows = connection.execute("SELECT rowid, type, checkpoint FROM checkpoints").fetchall()
-            for row_id, kind, content in rows:
-                stored = CompressedSerializer().loads_typed((kind, content))
-                values = {**stored["channel_values"], **changes}
-                stored["channel_values"] = {name: value for name, value in values.items() if value is not None}
-                stored["updated_channels"] = updated
-                changed = (*CompressedSerializer().dumps_typed(stored), row_id)
-                connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", changed)
+            for row_id, kind, blob in rows:
+                content = CompressedSerializer().loads_typed((kind, blob))
+                values = {**content["channel_values"], **changes}
+                content["channel_values"] = {name: value for name, value in values.items() if value is not None}
+                content["updated_channels"] = updated
+                parameters = (*CompressedSerializer().dumps_typed(content), row_id)
+                connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", parameters)
         return resume_them(folder)
 
     return resume

@@ -154,16 +154,16 @@ def test_weights_of_another_model_are_an_error_and_no_report_on_the_terminal(tmp
 
 
 async def test_a_policy_that_was_closed_lets_its_weights_go_and_may_be_asked_again() -> None:
-    closed = LocalPolicy.embedded()
-    before = (await closed.complete(prompt(QUESTIONS[0]), GREEDY)).text
-    waiting = [asyncio.create_task(closed.complete(prompt(question), GREEDY)) for question in QUESTIONS]
+    local = LocalPolicy.embedded()
+    before = (await local.complete(prompt(QUESTIONS[0]), GREEDY)).text
+    tasks = [asyncio.create_task(local.complete(prompt(question), GREEDY)) for question in QUESTIONS]
     await asyncio.sleep(0)
-    await closed.aclose()
-    assert [task.done() or (await task).text != "" for task in waiting], "what was asked before is answered"
-    assert (await closed.complete(prompt(QUESTIONS[0]), GREEDY)).text == before
-    await closed.aclose()
-    weights = weakref.ref(closed._engine)
-    del closed, waiting
+    await local.aclose()
+    assert [task.done() or (await task).text != "" for task in tasks], "what was asked before is answered"
+    assert (await local.complete(prompt(QUESTIONS[0]), GREEDY)).text == before
+    await local.aclose()
+    weights = weakref.ref(local._engine)
+    del local, tasks
     gc.collect()
     assert weights() is None
 
