@@ -27,6 +27,7 @@ from memagent_graph.prompts import load_prompts
 from memagent_graph.run_log import (
     Conversation,
     LoggedEvent,
+    LoggedRun,
     Outcome,
     Reward,
     RunFilter,
@@ -49,7 +50,7 @@ def write_run(log: RunLog, run_id: str = "r", count: int = 3, **changes: Any) ->
     now, question = time.time(), f"What is in {run_id}?"
     record = RunRecord(run_id, now, now, question, DOCUMENT, {"model": "fake"}, "answered", "42", {"a": "b"})
     conversations = [conversation(at, run_id=run_id, **changes) for at in range(count)]
-    log.add(record, conversations, templates={load_prompts().fingerprint: load_prompts().wording})
+    log.add(LoggedRun(record, conversations, templates={load_prompts().fingerprint: load_prompts().wording}))
     return [conversation.id for conversation in log.conversations(run_id)]
 
 
@@ -170,7 +171,7 @@ def test_whatever_a_log_holds_survives_the_round_trip(runs) -> None:
         first, second = RunLog(Path(folder, "a.sqlite")), RunLog(Path(folder, "b.sqlite"))
         try:
             for record, conversations, events, rewards in runs:
-                first.add(record, conversations, events=events, rewards=rewards)
+                first.add(LoggedRun(record, conversations, events, rewards))
             report = export_runs(first, Path(folder, "runs.parquet"))
             assert import_runs(second, Path(folder, "runs.parquet")).runs == len(runs)
             assert content(second) == content(first)
@@ -361,7 +362,7 @@ def test_the_slightest_difference_is_other_content(tmp_path, log, other, change)
         "reward": replace(reward, value=2.0),
         "whose reward": replace(reward, conversation=second.id),
     }.get(change, reward)
-    other.add(other.get("r"), [first, second], events=events, rewards=[reward], replacing=True)
+    other.add(LoggedRun(other.get("r"), [first, second], events, [reward]), replacing=True)
     with pytest.raises(RunLogError, match="other content"):
         import_runs(other, path)
 

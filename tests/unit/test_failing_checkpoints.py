@@ -14,7 +14,7 @@ from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.policies.scripted import ScriptedPolicy
-from memagent_graph.storage import checkpoints
+from memagent_graph.storage import checkpoints, database, database_writer
 
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 400
 
@@ -41,7 +41,7 @@ def reading(tmp_path, happen, at: int = 3) -> MemAgent:
 
 
 def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoints, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.2)
     path = tmp_path / "checkpoints.sqlite"
     holders = []
 
@@ -78,17 +78,18 @@ def test_on_the_command_line_a_full_disk_is_one_json_object_and_an_exit_code_of_
     assert json.loads(done.stdout)["error"]["type"] == "CheckpointError"
 
 
-async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_harms_no_other(tmp_path) -> None:
+async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_harms_no_other(
+    tmp_path, monkeypatch
+) -> None:
     saver = await checkpoints.open_saver(tmp_path / "checkpoints.sqlite")
-    commits = 0
-    commit = saver.conn.commit
+    batches: list[int] = []
+    run = database_writer._run
 
-    async def counted() -> None:
-        nonlocal commits
-        commits += 1
-        await commit()
+    def count(connection, batch):
+        batches.append(len(batch))
+        return run(connection, batch)
 
-    saver.conn.commit = counted
+    monkeypatch.setattr(database_writer, "_run", count)
 
     async def put(number: int) -> None:
         config = {"configurable": {"thread_id": f"t{number}", "checkpoint_ns": "", "checkpoint_id": "0"}}
@@ -98,12 +99,13 @@ async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_har
     outcomes = await asyncio.gather(*map(put, range(60)), return_exceptions=True)
     assert [number for number, outcome in enumerate(outcomes) if outcome is not None] == [7]
     assert isinstance(outcomes[7], UnicodeEncodeError)
-    assert commits < 63
-    rows = await saver.conn.execute_fetchall("SELECT count(*) FROM writes")
-    assert next(iter(rows))[0] == 59
+    assert len(batches) < 70
+    with closing(sqlite3.connect(saver.path)) as file:
+        assert file.execute("SELECT count(*) FROM writes").fetchone()[0] == 59
+    batches.clear()
     await asyncio.gather(*map(put, range(100, 200)))
-    assert commits < 70, "a hundred runs share a few transactions"
-    await saver.conn.close()
+    assert len(batches) < 10, "a hundred runs share a few transactions"
+    await saver.aclose()
 
 
 def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:

@@ -44,7 +44,7 @@ from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.run_log import RunLog, columns
+from memagent_graph.run_log import LoggedRun, RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.packing import MAX_LIST, pack_text
 from memagent_graph.settings import ReadSettings
@@ -130,7 +130,7 @@ def hostile_log(folder: Path) -> Path:
     settings = {**run.settings, "strategy": "evil:Nice", "profile": "../evil.py:Nice"}
     hostile = replace(run, document={**run.document, **values}, settings=settings, strategy="evil:Nice")
     with closing(RunLog(folder / "theirs.sqlite")) as log:
-        log.add(hostile, [conversation(0)])
+        log.add(LoggedRun(hostile, [conversation(0)]))
         export_runs(log, folder / "runs.parquet")
     return folder
 

@@ -50,7 +50,7 @@ async def _steps_after_a_failure(path, state: type, config) -> list[list[int]]:
     fork = await compiled.aupdate_state(at_four, {"numbers": [40]})
     assert (await compiled.aget_state(fork)).values["numbers"] == [0, 1, 2, 3, 40]
     history = [entry.values["numbers"] async for entry in compiled.aget_state_history(config)]
-    await saver.conn.close()
+    await saver.aclose()
     return history
 
 
@@ -64,24 +64,20 @@ async def test_every_state_can_be_had_though_writes_of_plain_channels_are_delete
     assert count > 0 if state is _Delta else count == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*was deleted before being closed:ResourceWarning")
-def test_a_file_that_was_not_closed_ends_its_thread_without_a_traceback_though_the_loop_is_closed(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_file_that_was_not_closed_ends_its_thread_though_the_loop_is_closed(tmp_path, monkeypatch) -> None:
     failures: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
-    threads: list[threading.Thread] = []
+    others = set(threading.enumerate())
 
     async def leave_open() -> None:
         for number in range(20):
             saver = await open_saver(tmp_path / f"{number}.sqlite")
-            threads.append(saver.conn._thread)
-            await saver.conn.commit()  # its thread refers to the last call's frame, and so would keep the saver
+            await saver.adelete_thread("r")
             del saver
         gc.collect()
 
     asyncio.run(leave_open())
-    for thread in threads:
+    for thread in set(threading.enumerate()) - others:
         thread.join(5)
-    assert not any(thread.is_alive() for thread in threads)
+        assert not thread.is_alive()
     assert failures == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
+import sys
 import tracemalloc
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from memagent_evaluation.data_files.qa_records import Paragraph, read_records
 from memagent_evaluation.data_files.table_rows import JsonRows, open_rows
 from memagent_evaluation.samples import LengthUnit, Metric, Sample, TaskSettings
 from memagent_evaluation.scorers import score
+from memagent_evaluation.tasks import load_task
 from memagent_graph.errors import EvaluationError, MissingExtraError
 from memagent_graph.tokenizers import load_tokenizer
 
@@ -102,23 +103,20 @@ def test_hotpotqas_gold_paragraphs_are_those_of_the_supporting_facts(tmp_path) -
     assert len(record.distractors) == 8
 
 
-def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(tmp_path) -> None:
-    records = read_records([write_json(tmp_path / "s.json", squad_file())], "squad")
-    assert [record.id for record in records] == ["q1", "q2", "q4"]
-    first, second, third = records
-    assert first.answers == ("Oslo", "in Oslo")
-    assert first.gold == second.distractors == (Paragraph("Old towns", ("Oslo is in Norway. " * 9).strip()),)
-    assert third.distractors == ()
-
-
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("version_last", [False, True])
-def test_squad_is_found_however_its_file_is_written(tmp_path, indent, version_last) -> None:
+def test_squads_distractors_are_the_articles_other_paragraphs_and_impossible_questions_are_left_out(
+    tmp_path, indent, version_last
+) -> None:
     content = squad_file()
     if version_last:
         content["version"] = content.pop("version")
     records = read_records([write_json(tmp_path / "s.json", content, indent=indent)], "squad")
     assert [record.id for record in records] == ["q1", "q2", "q4"]
+    first, second, third = records
+    assert first.answers == ("Oslo", "in Oslo")
+    assert first.gold == second.distractors == (Paragraph("Old towns", ("Oslo is in Norway. " * 9).strip()),)
+    assert third.distractors == ()
 
 
 def hugging_face_row() -> dict[str, Any]:
@@ -150,12 +148,15 @@ def test_of_a_dataset_with_splits_one_must_be_named(tmp_path) -> None:
     assert len(read_records([tmp_path / "all" / "validation"], "hotpotqa")) == 1
 
 
-def test_a_folder_is_searched_for_the_published_names(tmp_path) -> None:
-    write_json(tmp_path / "hotpot_dev_distractor_v1.json", [hotpot_row()])
-    write_json(tmp_path / "dev-v2.0.json", squad_file())
+def test_questions_come_from_a_named_file_or_from_the_published_names_in_a_folder(tmp_path) -> None:
+    hotpotqa = write_json(tmp_path / "hotpot_dev_distractor_v1.json", [hotpot_row()])
+    squad = write_json(tmp_path / "dev-v2.0.json", squad_file())
     write_json(tmp_path / "dev-v1.1.json", {"data": []})
-    assert read_records(find_data_paths("hotpotqa", tmp_path), "hotpotqa")[0].id == "h0"
-    assert read_records(find_data_paths("squad", tmp_path), "squad")[0].id == "q1"
+    for name, path in (("hotpotqa", hotpotqa), ("squad", squad)):
+        assert read_records(find_data_paths(name, tmp_path), name) == read_records([path], name)
+    for name, path, length in (("qa_1", squad, 300), ("qa_2", hotpotqa, 400), ("ruler_hqa", hotpotqa, 9)):
+        tasks = [load_task(name, TaskSettings(SETTINGS.tokenizer, data=data)) for data in (path, tmp_path)]
+        assert len({text_of(task.sample(length, 0)) for task in tasks}) == 1
 
 
 # As tasks
@@ -262,13 +263,6 @@ def test_a_data_set_is_known_by_its_fields(tmp_path) -> None:
         detect_data_task(write_lines(tmp_path / "no.jsonl", [{"text": "t"}]))
     with pytest.raises(EvaluationError, match=r"no data file"):
         detect_data_task(tmp_path / "missing.jsonl")
-
-
-def test_longbenchs_questions_are_read_as_ones_own(tmp_path) -> None:
-    task = load_data_task("qa_files", write_lines(tmp_path / "l.jsonl", [longbench_row()]), SETTINGS)
-    sample = task.sample(task.lengths[0], 0)
-    assert (sample.question, sample.gold) == ("Who wrote it?", ("Ada", "Ada Lovelace"))
-    assert text_of(sample) == "Ada wrote it in 1843. " * 40
 
 
 def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
@@ -386,12 +380,16 @@ def test_missing_data_is_said_with_where_to_get_it_and_how_to_pass_it(tmp_path, 
             load_data_task(name, path, SETTINGS)
 
 
-def test_data_is_found_in_the_data_folder_and_in_a_tasks_own_subfolder(tmp_path, monkeypatch) -> None:
+def test_data_such_as_longbenchs_is_found_in_the_data_folder_and_in_a_tasks_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path))
     (tmp_path / "evaluation" / "qa_files").mkdir(parents=True)
     write_lines(tmp_path / "evaluation" / "other.jsonl", [{"not": "a question"}])
     write_lines(tmp_path / "evaluation" / "qa_files" / "mine.jsonl", [longbench_row()])
-    assert load_data_task("qa_files", None, SETTINGS).count(512) == 1
+    task = load_data_task("qa_files", None, SETTINGS)
+    assert task.count(512) == 1
+    sample = task.sample(512, 0)
+    assert (sample.question, sample.gold) == ("Who wrote it?", ("Ada", "Ada Lovelace"))
+    assert text_of(sample) == "Ada wrote it in 1843. " * 40
     assert [path.stem for path in find_data_paths("qa_files", tmp_path / "evaluation")] == ["mine"]
 
 
@@ -495,13 +493,6 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path) -> None:
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", [longbench_row()])
-    real = importlib.import_module
-
-    def without_pyarrow(name: str, *rest: str) -> object:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(importlib, "import_module", without_pyarrow)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match=r"reading a\.parquet needs the extra \"eval\""):
         load_data_task("qa_files", path, SETTINGS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.evaluation import Keys
 from support.scripts import part, perfect_reader
 from support.traces import answered, fan_out, line, spans, step
@@ -113,20 +111,6 @@ def test_every_needle_is_told_by_itself() -> None:
     told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
     assert [loss.loss for loss in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
     assert analyse(sample(), view("x")) == ()
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=12))
-def test_the_loss_follows_from_the_memories_that_held_the_fact(held) -> None:
-    (told,) = analyse(sample(NEEDLE), view(*("key 4711" if item else "nothing" for item in held)))
-    if not any(held):
-        assert told.loss is Loss.NEVER_WRITTEN
-    elif held[-1]:
-        assert told.loss is Loss.IN_MEMORY
-    else:
-        assert told.loss is Loss.OVERWRITTEN
-        assert told.chunk_index is not None
-        assert held[told.chunk_index - 1]
-        assert not any(held[told.chunk_index :])
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])

@@ -1,6 +1,5 @@
 """Questions whose gold paragraphs lie among others, by tokens (qa_1, qa_2) and by passages (ruler_hqa)."""
 
-import json
 import random
 import re
 
@@ -8,7 +7,7 @@ import pytest
 
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
 from memagent_evaluation.samples import LengthUnit, Metric
-from memagent_evaluation.tasks import TaskSettings, load_task
+from memagent_evaluation.tasks import TaskSettings
 from memagent_evaluation.tasks.passages import make_passage_task
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
@@ -76,20 +75,20 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
 
 
 def test_the_same_index_is_the_same_question_at_every_length_and_each_comes_once():
-    for name in ("qa_2", "ruler_hqa"):
-        task = make_passage_task(RECORDS, name, SETTINGS)
-        length, other = (2000, 3000) if name == "qa_2" else (10, 20)
-        questions = [task.sample(length, index).question for index in range(len(RECORDS))]
-        assert questions == [task.sample(other, index).question for index in range(len(RECORDS))]
-        assert set(questions) == {record.question for record in RECORDS}
-        assert questions != [record.question for record in RECORDS]
-        with pytest.raises(EvaluationError, match=r"no sample 60: the data file has 60 questions"):
-            task.sample(length, len(RECORDS))
+    records = RECORDS[:12]
+    for name, length, other in (("qa_2", 1000, 1500), ("ruler_hqa", 10, 20)):
+        task = make_passage_task(records, name, SETTINGS)
+        questions = [task.sample(length, index).question for index in range(12)]
+        assert questions == [task.sample(other, index).question for index in range(12)]
+        assert set(questions) == {record.question for record in records}
+        assert questions != [record.question for record in records]
+        with pytest.raises(EvaluationError, match=r"no sample 12: the data file has 12 questions"):
+            task.sample(length, 12)
 
 
 def test_gold_paragraphs_stand_anywhere():
     task = make_passage_task(RECORDS, "qa_2", SETTINGS)
-    depths = sorted(task.sample(6000, index).needles[0].depth for index in range(40))
+    depths = sorted(task.sample(2500, index).needles[0].depth for index in range(40))
     assert depths[0] < 0.15
     assert depths[-1] > 0.8
     assert sum(0.3 < depth < 0.7 for depth in depths) > 6
@@ -105,7 +104,7 @@ def test_long_documents_repeat_distractors_but_never_gold():
     assert all(found.count(written(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 
 
-@pytest.mark.parametrize("length", [2, 7, 10, 50, 300, 600])
+@pytest.mark.parametrize("length", [2, 7, 10, 300, 600])
 def test_ruler_hqa_has_so_many_different_passages(length):
     task = make_passage_task(RECORDS, "ruler_hqa", SETTINGS)
     assert (task.metric, task.unit) == (Metric.ANY, LengthUnit.PASSAGES)
@@ -157,53 +156,3 @@ def test_records_without_any_distractor_end_in_an_error_not_in_a_loop():
         make_passage_task(alone, "qa_1", SETTINGS).sample(1000, 0)
     sample = make_passage_task(alone, "ruler_hqa", SETTINGS).sample(1, 0)
     assert "".join(sample.text()) == "Document 1:\nA\nAda it was."
-
-
-# Data files
-
-
-def hotpotqa_file(folder):
-    rows = [
-        {
-            "_id": record.id,
-            "question": record.question,
-            "answer": record.answers[0],
-            "supporting_facts": [[paragraph.title, 0] for paragraph in record.gold],
-            "context": [[paragraph.title, [paragraph.text]] for paragraph in (*record.gold, *record.distractors)],
-        }
-        for record in RECORDS
-    ]
-    path = folder / "hotpot_dev_distractor_v1.json"
-    path.write_text(json.dumps(rows))
-    return path
-
-
-def squad_file(folder):
-    articles = [
-        {
-            "title": f"Article {record.id}",
-            "paragraphs": [
-                {
-                    "context": record.gold[1].text,
-                    "qas": [{"id": record.id, "question": record.question, "answers": [{"text": record.answers[0]}]}],
-                },
-                *({"context": distractor.text, "qas": []} for distractor in record.distractors),
-            ],
-        }
-        for record in RECORDS
-    ]
-    path = folder / "dev-v2.0.json"
-    path.write_text(json.dumps({"version": "v2.0", "data": articles}))
-    return path
-
-
-def test_questions_come_from_a_named_file_or_a_folder_of_files(tmp_path):
-    hotpotqa, squad = hotpotqa_file(tmp_path), squad_file(tmp_path)
-    for name, path in (("qa_1", squad), ("qa_2", hotpotqa), ("ruler_hqa", hotpotqa)):
-        length = 50 if name == "ruler_hqa" else 4000
-        texts = {
-            "".join(load_task(name, TaskSettings(TOKENIZER, data=data)).sample(length, 1).text())
-            for data in (path, tmp_path)
-        }
-        assert len(texts) == 1
-        assert len(passages(texts.pop())) >= 10

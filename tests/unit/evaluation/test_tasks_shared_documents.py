@@ -12,8 +12,8 @@ from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-OWN = ("english_hop_2_backward", "state_3")
-LENGTH = 5000
+OWN = ("english_fact", "english_hop_2_backward", "english_list", "state_3")
+LENGTH = 2500
 
 
 def text_of(sample):

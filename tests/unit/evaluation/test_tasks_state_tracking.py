@@ -21,23 +21,10 @@ from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
 BABI = {
-    *("mary", "john", "daniel", "sandra", "bathroom", "bedroom", "kitchen", "hallway", "garden", "office", "football"),
-    *(
-        "milk",
-        "apple",
-        "moved",
-        "went",
-        "journeyed",
-        "travelled",
-        "back",
-        "took",
-        "grabbed",
-        "got",
-        "picked",
-        "dropped",
-    ),
-    *("discarded", "left", "put", "down"),
-}
+    "mary", "john", "daniel", "sandra", "bathroom", "bedroom", "kitchen", "hallway", "garden", "office", "football",
+    "milk", "apple", "moved", "went", "journeyed", "travelled", "back", "took", "grabbed", "got", "picked", "dropped",
+    "discarded", "left", "put", "down",
+}  # fmt: skip
 
 
 def told(patterns, what):
@@ -93,7 +80,7 @@ def answer(text, question):
 def test_the_sentences_have_the_answer_and_so_has_the_evidence_by_itself(name, small):
     task = load_task(name, TaskSettings(TOKENIZER, small=small))
     numbers = set()
-    for index in range(20):
+    for index in range(8):
         sample = task.sample(1500, index)
         text = "".join(sample.text())
         (gold,) = sample.gold

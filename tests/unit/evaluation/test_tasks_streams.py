@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tracemalloc
 from collections import Counter
@@ -13,16 +11,14 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.programs import run_program
 
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import Permutation
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-NAMES = (
-    *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
-    "english_hop_2",
-)
+NAMES = ("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe", "english_hop_2")
 
 IN_A_PROCESS = """
 import hashlib, json, sys
@@ -43,11 +39,10 @@ def digest(sample):
 
 
 def test_samples_are_the_same_in_any_process():
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS, *NAMES],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "1"},
-    )  # fmt: skip
-    there = json.loads(done.stdout)
+    """Processes differ in the seed of hashes, from which the order of sets follows."""
+    there = json.loads(
+        run_program([sys.executable, "-c", IN_A_PROCESS, *NAMES], capture_output=True, check=True).stdout
+    )
     for name in NAMES:
         sample = load_task(name, TaskSettings(TOKENIZER, seed=7)).sample(1500, 3)
         depths = [needle.depth for needle in sample.needles]
@@ -92,9 +87,9 @@ def test_memory_does_not_grow_with_length(name):
             tracemalloc.stop()
 
     peak(5000)  # word lists and the like are loaded once
-    short, long = peak(8_000), peak(38_000)
-    # Thirty thousand tokens more are at least 75 KB of text.
-    assert long < short + 30_000
+    short, long = peak(6_000), peak(26_000)
+    # Twenty thousand tokens more are at least 50 KB of text.
+    assert long < short + 20_000
 
 
 def test_a_text_is_tokenised_about_once(monkeypatch):
@@ -109,9 +104,9 @@ def test_a_text_is_tokenised_about_once(monkeypatch):
             counted.append(len(text))
             return TOKENIZER.count(text)
 
-    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(100_000, 0)
+    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(30_000, 0)
     characters = sum(map(len, sample.text()))
-    assert characters > 200_000
+    assert characters > 60_000
     assert 0 < sum(counted) < 4 * characters
 
 

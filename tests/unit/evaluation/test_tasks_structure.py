@@ -52,7 +52,7 @@ def needles_in(text, key, value):
 
 
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(2))
 def test_needle_tasks_have_the_published_counts_and_kinds(name, index):
     hay, keys, values, queried, key, value = TABLE[name]
     sample, text = made(name, index=index)
@@ -99,6 +99,10 @@ def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
             assert needle.gold in sample.gold
             assert text.count(needle.text) == 1
             assert text.index(needle.text) == round(needle.depth * len(text))
+            if TABLE.get(name, ("",))[0] == "prose":
+                before, after = text.split(needle.text)
+                assert re.search(r"(^|\.\s+)$", before)
+                assert re.match(r"$| (Line|One of)|\n\nLine", after)
         assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
         if TABLE.get(name, ("",))[0] != "needles":
             text = text.rpartition("The text in question:\n")[2]  # behind the worked example
@@ -109,16 +113,6 @@ def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
             assert all(abs(DEPTHS[step] - start) < 0.02 for step, start in zip(steps, starts, strict=True))
             seen |= set(steps)
     assert len(seen) > 4 or TABLE.get(name, ("",))[0] == "needles"
-
-
-def test_needles_stand_between_sentences_of_prose(book):
-    for name in ("niah_single_2", "niah_multivalue", "niah_multiquery"):
-        for index in range(4):
-            sample, text = made(name, index=index, haystack=book)
-            for needle in sample.needles:
-                before, after = text.split(needle.text)
-                assert re.search(r"(^|\.\s+)$", before)
-                assert re.match(r"$| (Line|One of)|\n\nLine", after)
 
 
 CHAIN = re.compile(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", re.MULTILINE)
@@ -192,7 +186,7 @@ def test_coded_words_fall_with_the_square_of_their_rank(length):
 
 
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("name", [*TABLE, "vt", "cwe", "fwe"])
+@pytest.mark.parametrize("name", ["vt", "cwe", "fwe"])
 def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(name, small):
     sample = load_task(name, TaskSettings(TOKENIZER, small=small)).sample(2000, 1)
     text = "".join(sample.text())
@@ -211,6 +205,10 @@ def test_words_stand_in_no_order():
 
 # Small variants
 
+KNOWN_STATEMENT = re.compile(
+    r"One of the special magic numbers for [\w -]+ is: \d+\."
+    r"|(?:The|Note that the|Remember that the) [\w ]+ (?:of|for) [\w -]+ is \d+\."
+)
 KNOWN_QUESTION = r"What is the [a-z ]+ (?:of|for) [\w -]+?(?: mentioned in the provided text)?\?"
 
 
@@ -233,19 +231,7 @@ def test_small_needle_tasks_ask_what_the_embedded_policy_knows(name, index):
         assert is_held_out(gold)
         assert needle.gold == gold
         assert needle.text in text
-        assert re.search(rf"\b{gold}\.$", needle.text)
-
-
-def test_small_needles_are_sentences_of_the_embedded_policys_own_wordings():
-    for name in TABLE:
-        for index in range(4):
-            sample, _ = made(name, 700, index, small=True)
-            for needle in sample.needles:
-                assert re.fullmatch(
-                    r"One of the special magic numbers for [\w -]+ is: \d+\."
-                    r"|(?:The|Note that the|Remember that the) [\w ]+ (?:of|for) [\w -]+ is \d+\.",
-                    needle.text,
-                )
+        assert KNOWN_STATEMENT.fullmatch(needle.text)
 
 
 def test_small_variable_tracking_fits_the_embedded_policys_budgets():
