@@ -21,7 +21,7 @@ from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts, read_template
-from memagent_graph.reading.ask import Reply
+from memagent_graph.reading.policy_request import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, Step, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph

@@ -19,8 +19,8 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.ask import Ask, Reply
 from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.policy_request import PolicyRequest, Reply
 from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
@@ -216,9 +216,11 @@ class StepContext:
                 prompt = context.question_shown(prompt)
         accounts.chunk = call.reads[0].index if call.reads else None
         messages = context.prompts.messages(role.name, prompt, **fields)
-        ask = Ask(self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues)
-        reply = await ask.reply()
-        accounts.cost = add_cost(accounts.cost, ask.cost)
+        request = PolicyRequest(
+            self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues
+        )
+        reply = await request.reply()
+        accounts.cost = add_cost(accounts.cost, request.cost)
         accounts.calls.append(reply.call)
         if call.reads or role.writes is not Writes.DECISION:
             accounts.tips[self.branch] = call.id

@@ -1,7 +1,7 @@
 """Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the calls.
 
-Every call of the policy in a read goes through `Ask`, in every strategy. Only this module has sampling, the rules for
-bad replies (cut off, empty, refused), retries, counting and logging.
+Every call of the policy in a read goes through a `PolicyRequest`, in every strategy. Only this module has sampling, the
+rules for bad replies (cut off, empty, refused), retries, counting and logging.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reply:
         return self.call.id
 
 
-class Ask:
+class PolicyRequest:
     """One request to the policy, with all its attempts.
 
     Args:
