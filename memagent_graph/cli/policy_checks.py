@@ -124,7 +124,8 @@ async def _agreement(context: ReaderContext, completion: Completion) -> PolicyCh
     return PolicyCheck(
         "tokenizer",
         CheckStatus.NOTE,
-        f"{name} counts {own_tokens} tokens and the policy {server_tokens}: it can read, but chunks are longer or shorter than set",
+        f"{name} counts {own_tokens} tokens and the policy {server_tokens}: it can read, but chunks are longer or "
+        "shorter than set",
         "Pass the served model's own tokenizer with --tokenizer.",
     )
 
