@@ -61,8 +61,6 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         Raises:
             ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.structured`.
         """
-        if response_format is None:
-            return self
         other = copy(self)
         other.reader_context = with_response_format(self.reader_context, response_format)
         return other
@@ -79,7 +77,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         """Like LangGraph's method, with the differences in the class's docstring."""
         execution = self._execution(context, config)
         # If this stream or a parent graph's stream is closed early, pending calls are not waited for.
-        cancellation = execution.running.cancellation
+        cancellation = execution.cancellation
         for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
         unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
@@ -113,7 +111,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         else:
             value = await self._with_reference(input)
         execution = self._execution(context, config)
-        await execution.running.turn.begin()
+        await execution.turn.begin()
         try:
             unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
             durability = self._durability(config, durability)
@@ -122,7 +120,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
                 async for part in parts:
                     yield part
         finally:
-            execution.running.turn.end()
+            execution.turn.end()
 
     async def _with_reference(self, value: Any) -> Any:
         if not isinstance(value, dict):
