@@ -87,14 +87,6 @@ def test_a_model_gives_an_instance_and_the_answer_is_its_json(structured_reader)
     assert values["response_format"] == Key.model_json_schema()
 
 
-def test_without_it_nothing_is_different(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    result = make_reader(policy).read(TEXT, QUESTION)
-    assert (result.answer, result.value, result.response_format) == ("4711", None, None)
-    assert not {"value", "response_format"} & result.to_dict().keys()
-    assert not any("these fields" in prompt or "<schema>" in prompt for prompt in policy.prompts)
-
-
 def test_the_answer_sees_the_schema_and_memories_see_the_fields(structured_reader) -> None:
     reader = structured_reader(GOOD)
     reader.read(TEXT, QUESTION, response_format=Key)
