@@ -218,10 +218,7 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 
 @pytest.mark.parametrize("words", [3, 700])
 @pytest.mark.parametrize("count", [1, 3, 500])
-async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
-    reader, monkeypatch, words, count
-) -> None:
-    monkeypatch.setattr("memagent_graph.reading.branching._MAX_CURSORS", 5)
+async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
     step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())
