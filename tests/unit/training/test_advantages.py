@@ -1,9 +1,9 @@
 """Advantages: rollouts compared within their group, and loss weights that make exactly the chosen mean."""
 
 import math
-from array import array
 from dataclasses import replace
 
+import made_rollouts
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from memagent_training.algorithm.advantages import (
     prepare_batch,
 )
 from memagent_training.algorithm.credit import parse_terms
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 PAPER = AdvantageSettings()
@@ -30,19 +30,8 @@ DAPO = AdvantageSettings(
 ANSWER = ("answer", "", 0)
 
 
-def conversation(tokens=2, at=("update", "", 0), *, truncated=False, mask=None):
-    role, branch, slot = at
-    return TrainingConversation(
-        prompt_ids_P=array("I", [1, 2, 3]),
-        completion_ids_T=array("I", range(tokens)),
-        logprobs_T=array("f", [-1.0] * tokens),
-        role=role,
-        branch=branch,
-        slot=slot,
-        truncated=truncated,
-        policy_version="v1",
-        loss_mask_T=mask,
-    )
+def conversation(tokens=2, at=("update", "", 0), **more):
+    return made_rollouts.conversation([1, 2, 3], range(tokens), at, **more)
 
 
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
@@ -133,14 +122,14 @@ class TestStepRewards:
         one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
         other = dict(zip([places[1], places[0], *places[2:]], (0.8, 0.3, 0.3, 0.0, 0.1), strict=True))
         runs = {"a": one, "b": other, "c": {places[3]: 0.2}}
-        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
+        one_group = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
                        for name, of in runs.items()))  # fmt: skip
-        batch = prepare_batch([made], with_steps(1))
-        found = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
+        batch = prepare_batch([one_group], with_steps(1))
+        advantages = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
             mean = sum(there.values()) / len(there)
-            assert [found[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
+            assert [advantages[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
 
     def test_keep_a_group_whose_outcomes_are_equal(self):
         mixed = with_steps(0.5, drop_zero_variance=True)
@@ -194,7 +183,7 @@ class TestDroppedGroups:
     @pytest.mark.parametrize("baseline", Baseline)
     def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
         batch = prepare_batch([rewarded(1), group(name="none")], AdvantageSettings(baseline=baseline))
-        assert batch.rows == ()
+        assert batch.rows == prepare_batch([], DAPO).rows == ()
         assert list(batch.dropped.values()) == [DropReason.ALONE] * 2
 
     def test_with_everything_masked_are_counted(self):
@@ -203,9 +192,6 @@ class TestDroppedGroups:
         batch = prepare_batch([group(silent, cut)], AdvantageSettings(mask_truncated=True))
         assert batch.dropped == {"question": DropReason.NOTHING_LEARNED}
         assert batch.rows == ()
-
-    def test_of_no_groups_at_all_nothing_is_left_and_nothing_fails(self):
-        assert prepare_batch([], DAPO).rows == ()
 
 
 class TestLossWeights:
@@ -249,14 +235,12 @@ class TestLossWeights:
 class TestRefusals:
     @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
     def test_a_reward_that_is_no_number_names_its_run(self, reward):
-        with pytest.raises(TrainingError, match="run question-1") as caught:
-            prepare_batch([rewarded(1, reward)], PAPER)
-        assert caught.value.run_id == "question-1"
-
-    def test_a_step_reward_that_is_no_number_names_its_run(self):
-        steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (math.nan,)))
+        steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (reward,)))
         with pytest.raises(TrainingError, match="run b"):
             prepare_batch([steps], with_steps(0.5))
+        with pytest.raises(TrainingError, match="run question-1") as refusal:
+            prepare_batch([rewarded(1, reward)], PAPER)
+        assert refusal.value.run_id == "question-1"
 
     @pytest.mark.parametrize(
         "wrong",
@@ -344,8 +328,8 @@ def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
 def test_groups_stay_or_go_whole(groups, chosen):
     """A rival's bug: single rows dropped to make a mini-batch even."""
     batch = prepare_batch(groups, chosen)
-    kept = {(row.run_id, row.conversation_index) for row in batch.rows}
-    wanted = {
+    rows = {(row.run_id, row.conversation_index) for row in batch.rows}
+    expected = {
         (one.run_id, k)
         for group in groups
         if group.group_id not in batch.dropped
@@ -353,16 +337,15 @@ def test_groups_stay_or_go_whole(groups, chosen):
         for k, c in enumerate(one.conversations_K)
         if c.learned_tokens and not (chosen.mask_truncated and c.truncated)
     }
-    assert kept == wanted
+    assert rows == expected
 
 
 def test_conversations_and_rollouts_whose_lengths_differ_are_refused() -> None:
-    ids, logprobs = array("I", [1, 2]), array("f", [-0.5, -0.5])
-    conversation = TrainingConversation(ids, ids, logprobs, "answer", "", 0, truncated=False, policy_version="")
-    for change in ({"logprobs_T": logprobs[:1]}, {"loss_mask_T": (True,)}):
+    said = conversation(2)
+    for change in ({"logprobs_T": said.logprobs_T[:1]}, {"loss_mask_T": (True,)}):
         with pytest.raises(ValueError, match="each of the 2 completion tokens"):
-            replace(conversation, **change)
-    rollout = Rollout("r", (conversation,), 1.0)
+            replace(said, **change)
+    rollout = Rollout("r", (said,), 1.0)
     for change in ({"conversations_K": ()}, {"term_rewards": {"format": (1.0, 0.0)}}):
         with pytest.raises(ValueError, match="run r must have conversations"):
             replace(rollout, **change)

@@ -8,8 +8,7 @@ import json
 import math
 import re
 import sys
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from support.programs import run_program
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import made_rollouts  # noqa: E402
 import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -28,7 +28,7 @@ from support.conversations import conversation as logged  # noqa: E402
 
 from memagent_graph import RunLog  # noqa: E402
 from memagent_graph.documents import DocumentRef  # noqa: E402
-from memagent_graph.run_log import Conversation, Reward, RunRecord  # noqa: E402
+from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunRecord  # noqa: E402
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,
     Baseline,
@@ -43,14 +43,6 @@ from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConve
 
 EXAMPLE = Path(dapo.__file__)
 PLAIN = dapo.Settings()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Bigram(torch.nn.Module):  # type: ignore[name-defined, misc]
@@ -70,24 +62,8 @@ def bigram() -> Bigram:
     return Bigram([0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
 
 
-def conversation(
-    *completion: int,
-    prompt: Sequence[int] = (0,),
-    mask: Sequence[bool] | None = None,
-    truncated: bool = False,
-    logged: Sequence[float] | None = None,
-) -> TrainingConversation:
-    return TrainingConversation(
-        prompt_ids_P=array("I", prompt),
-        completion_ids_T=array("I", completion),
-        logprobs_T=array("f", [-1.0] * len(completion) if logged is None else logged),
-        role="update",
-        branch="",
-        slot=0,
-        truncated=truncated,
-        policy_version="v1",
-        loss_mask_T=mask,
-    )
+def conversation(*completion: int, prompt: Sequence[int] = (0,), **more: Any) -> TrainingConversation:
+    return made_rollouts.conversation(prompt, completion, **more)
 
 
 _names = itertools.count()
@@ -105,9 +81,9 @@ def run_ids(*groups: RolloutGroup) -> list[str]:
 
 def outcomes(group: RolloutGroup, chosen: Any) -> list[float]:
     """A of rollouts without step rewards: of all conversations of one the same."""
-    found = [set(A_K) for A_K in dapo.compute_advantages(group, chosen)]
-    assert all(len(item) == 1 for item in found)
-    return [A for item in found for A in item]
+    advantages = [set(A_K) for A_K in dapo.compute_advantages(group, chosen)]
+    assert all(len(A_K) == 1 for A_K in advantages)
+    return [A for A_K in advantages for A in A_K]
 
 
 def log(*probabilities: float) -> Any:
@@ -146,18 +122,6 @@ SHORT_AND_LONG = group((1.0, [conversation(1)]), (0.0, [conversation(1), convers
 """A half for one token, minus a half for one and two more."""
 
 
-def test_the_presets_are_the_two_recipes() -> None:
-    equal = group((1.0, [conversation(1)]), (1.0, [conversation(1)]))
-    assert dapo.is_trained_on(equal, dapo.MEMAGENT_PAPER)
-    assert not dapo.is_trained_on(equal, dapo.DAPO)
-    assert outcomes(SHORT_AND_LONG, dapo.MEMAGENT_PAPER) == [0.5, -0.5]
-    assert outcomes(SHORT_AND_LONG, dapo.DAPO) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
-    assert (dapo.DAPO.epsilon, dapo.DAPO.overlong) == (AdvantageSettings().epsilon, None)
-    clips = [(each.clip_low, each.clip_high, each.dual_clip, each.kl_coef) for each in (dapo.MEMAGENT_PAPER, dapo.DAPO)]
-    assert clips == [(0.2, 0.2, 3.0, 1e-3), (0.2, 0.28, None, 0.0)]
-    assert {(each.entropy_coef, each.loss_weights) for each in (dapo.MEMAGENT_PAPER, dapo.DAPO)} == {(0, "token_mean")}
-
-
 # What a token's loss is: by hand. The advantage is a half, the other rollout's ratio 1.
 
 
@@ -167,10 +131,10 @@ def one_token(sign: int, ratio: float, chosen: Any) -> tuple[float, float]:
     ids = run_ids(pair)
     old = {(ids[0], 0): log(0.25 / ratio), (ids[1], 0): log(0.3)}
     model = bigram()
-    found = dapo.compute_step_loss(model, [pair], chosen, old=old)
-    found.backward()
+    total = dapo.compute_step_loss(model, [pair], chosen, old=old)
+    total.backward()
     slope = float(model.table.grad[0, 1]) / (1 - 0.25)  # d log p / d logit = 1 - p
-    return float(found.detach()) * 2 - sign * 0.5, slope * 2
+    return float(total.detach()) * 2 - sign * 0.5, slope * 2
 
 
 @pytest.mark.parametrize(
@@ -192,7 +156,7 @@ def test_the_ratio_is_clipped_where_it_went_far_enough(sign: int, ratio: float, 
 
 
 def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
-    seldom, often = conversation(1, logged=[math.log(0.5)]), conversation(1, prompt=[2], logged=[math.log(0.01)])
+    seldom, often = conversation(1, logprobs=[math.log(0.5)]), conversation(1, prompt=[2], logprobs=[math.log(0.01)])
     pair = group((0.0, [seldom]), (1.0, [often]))
     ids = run_ids(pair)
     old = {(ids[0], 0): log(0.025), (ids[1], 0): log(0.3)}
@@ -203,7 +167,7 @@ def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
 
 @pytest.mark.parametrize(("cap", "weight"), [(None, 1.0), (1.0, 0.25 / 0.5), (0.1, 0.1)])
 def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float | None, weight: float) -> None:
-    pair = group((0.0, [conversation(1, logged=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
+    pair = group((0.0, [conversation(1, logprobs=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
     dapo.compute_step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
@@ -213,9 +177,9 @@ def test_kl_is_k3_against_the_reference_and_moves_the_policy_alone() -> None:
     reference = Bigram([0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
     equal = group((1.0, [conversation(1)]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
-    found = dapo.compute_step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
-    found.backward()
-    assert float(found.detach()) == pytest.approx(0.1 * (2 - math.log(2) - 1) / 2)
+    total = dapo.compute_step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
+    total.backward()
+    assert float(total.detach()) == pytest.approx(0.1 * (2 - math.log(2) - 1) / 2)
     assert float(model.table.grad[0, 1]) == pytest.approx(0.1 * (1 - 2) * (1 - 0.25) / 2)
     assert reference.table.grad is None
 
@@ -347,22 +311,11 @@ def test_advantages_and_weights_are_the_package_s(
 
 def llama(seed: int = 0, dtype: Any = torch.float64, **changes: Any) -> Any:
     """Tiny, with weights large enough that predictions differ."""
-    torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": 24, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": None,
+        "num_key_value_heads": 1, "initializer_range": 0.3,
     }  # fmt: skip
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | changes))).to(dtype)
-    if dtype == torch.float64:  # transformers' norms compute in single precision whatever the weights are
-        parts = [(model.model, "norm")]
-        parts += [
-            (layer, name) for layer in model.model.layers for name in ("input_layernorm", "post_attention_layernorm")
-        ]
-        for parent, name in parts:
-            norm = torch.nn.RMSNorm(16, eps=model.config.rms_norm_eps, dtype=dtype)
-            norm.weight = getattr(parent, name).weight
-            setattr(parent, name, norm)
-    return model
+    return made_rollouts.make_model(seed=seed, dtype=dtype, **sizes, **changes).eval()
 
 
 def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
@@ -372,7 +325,7 @@ def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
     def said(length: int, **changes: Any) -> TrainingConversation:
         prompt, completion = (torch.randint(0, 24, (n,), generator=made).tolist() for n in (5, length))
         logged = (-2 - torch.rand(length, generator=made)).tolist()
-        return conversation(*completion, prompt=prompt, logged=logged, **changes)
+        return conversation(*completion, prompt=prompt, logprobs=logged, **changes)
 
     groups = [
         group((1.0, [said(3), said(4, mask=[True, False, True, True])]), (0.0, [said(5)]), (0.25, [said(2)] * 3)),
@@ -382,8 +335,8 @@ def a_step() -> tuple[list[RolloutGroup], dict[tuple[str, int], Any]]:
     model = llama()
     old = {}
     for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        for k, each in enumerate(rollout.conversations_K):
-            logprobs_T = dapo.forward(model, each, 0.9)[0].detach()
+        for k, row in enumerate(rollout.conversations_K):
+            logprobs_T = dapo.forward(model, row, 0.9)[0].detach()
             old[rollout.run_id, k] = logprobs_T + 0.8 * torch.randn(len(logprobs_T), generator=made).double()
     return groups, old
 
@@ -412,8 +365,8 @@ def test_these_steps_clip_on_both_sides_and_twice() -> None:
     pairs = []
     for group in groups:
         for rollout, advantage in zip(group.rollouts_G, outcomes(group, PLAIN), strict=True):
-            for k, told in enumerate(rollout.conversations_K):
-                logprobs_T, _ = dapo.forward(model, told, 0.9)
+            for k, row in enumerate(rollout.conversations_K):
+                logprobs_T, _ = dapo.forward(model, row, 0.9)
                 pairs += [(advantage, float(ratio)) for ratio in (logprobs_T.detach() - old[rollout.run_id, k]).exp()]
     assert any(advantage > 0 and ratio > 1.28 for advantage, ratio in pairs)
     assert any(advantage < 0 and ratio < 0.8 for advantage, ratio in pairs)
@@ -444,64 +397,24 @@ def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
         assert float((parameter.grad * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_going_backward_from_one_conversation_at_a_time_changes_nothing(name: str) -> None:
-    groups, old = a_step()
-    at_once, one_by_one, reference = llama(), llama(), llama(seed=1)
-    whole = dapo.compute_step_loss(at_once, groups, VARIANTS[name], old=old, reference=reference)
-    whole.backward()
-    parts = dapo.compute_step_loss(one_by_one, groups, VARIANTS[name], old=old, reference=reference, backward=True)
-    assert not parts.requires_grad
-    assert float(parts) == pytest.approx(float(whole.detach()), rel=1e-12)
-    for left, right in zip(at_once.parameters(), one_by_one.parameters(), strict=True):
-        torch.testing.assert_close(left.grad, right.grad, rtol=1e-12, atol=1e-14)
-
-
 # Training
 
 
-def chances(model: Any, group: RolloutGroup) -> list[float]:
-    """The log-prob of each rollout's completions."""
-    with torch.no_grad():
-        return [
-            sum(float(dapo.forward(model, each, 1.0)[0].sum()) for each in rollout.conversations_K)
-            for rollout in group.rollouts_G
-        ]
-
-
 def printed(out: str) -> list[tuple[int, float, float]]:
-    found = re.findall(r"^step (\d+): reward (\S+), loss (\S+)$", out, re.MULTILINE)
-    return [(int(step), float(reward), float(value)) for step, reward, value in found]
+    lines = re.findall(r"^step (\d+): reward (\S+), loss (\S+)$", out, re.MULTILINE)
+    return [(int(step), float(reward), float(value)) for step, reward, value in lines]
 
 
-@pytest.mark.parametrize("preset", ["memagent-paper", "dapo"])
-def test_training_makes_what_earned_more_likelier(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = group((1.0, [conversation(1, 2), conversation(3)]), (0.0, [conversation(4, 5), conversation(6)]))
-    model = llama(dtype=torch.float32, attention_dropout=0.5).train()
-    good, bad = chances(model.eval(), pair)
-    model.train()
-    dapo.train(model, [pair], dapo.PRESETS[preset], steps=4, learning_rate=3e-3)
-    better, worse = chances(model, pair)
-    assert better > good
-    assert worse < bad
-    steps = printed(capsys.readouterr().out)
-    assert [step for step, _, _ in steps] == [1, 2, 3, 4]
-    assert steps[0][1] == 0.5
-    assert steps[0][2] == pytest.approx(0, abs=1e-6)  # no dropout: ratios are 1, and the advantages cancel out
-    assert steps[3][2] < -0.05
-
-
-def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of_the_start(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of_the_start(capsys) -> None:
+    """Without dropout, and going backward from one conversation at a time."""
     pair = group((40.0, [conversation(1, 2), conversation(3)]), (0.0, [conversation(4, 5), conversation(6)]))
     chosen = replace(dapo.MEMAGENT_PAPER, kl_coef=5.0)
-    trained, model, start = llama(), llama(), llama()
+    trained, model, start = llama(attention_dropout=0.5).train(), llama(), llama()
     dapo.train(trained, [pair], chosen, steps=4, learning_rate=1e-2)
     old = {
-        (rollout.run_id, k): dapo.forward(start, each, 1.0)[0].detach()
+        (rollout.run_id, k): dapo.forward(start, row, 1.0)[0].detach()
         for rollout in pair.rollouts_G
-        for k, each in enumerate(rollout.conversations_K)
+        for k, row in enumerate(rollout.conversations_K)
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
     losses = []
@@ -541,7 +454,7 @@ def workplace(tmp_path: Path) -> Path:
             said(run_id, 1, token_ids=[7 + index, 6]),
             said(run_id, 2, text=text, token_ids=[index, 9]),
         ]
-        runs.add(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)])
+        runs.add(LoggedRun(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)]))
     runs.close()
     llama(dtype=torch.float32).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")

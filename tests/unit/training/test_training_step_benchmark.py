@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import training_contenders, training_step
 from benchmarks.training_contenders import Contender, Lengths, PromptOrder, Setting, Step, compare, make_group
-from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
+from benchmarks.training_step import PADDED, PREFIX_TREE, main, write_section
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import lay_out_as_tree
 
@@ -27,9 +27,8 @@ def _tree(group: RolloutGroup) -> int:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[Contender, list[Step]]:
-    """All contenders' step, at a tiny size."""
-    others = [AT_ONCE if other.rows_at_once > 1 else other for other in OTHERS]
-    return compare((PADDED, PREFIX_TREE, *others), TINY)
+    """The steps of those that differ most, at a tiny size; they have the same loss, or `compare` refuses them."""
+    return compare((PADDED, PREFIX_TREE, AT_ONCE, replace(PREFIX_TREE, checkpointing=True)), TINY)
 
 
 def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None:
@@ -41,20 +40,12 @@ def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None
     assert _tree(first) < _tree(paper) / 2
 
 
-def test_all_contenders_have_the_same_loss_and_gradient_norm(measured: dict[Contender, list[Step]]) -> None:
-    for order in PromptOrder:
-        steps = [step for contender, (step,) in measured.items() if contender.order is order]
-        assert len(steps) >= 3
-        assert [step.loss for step in steps] == pytest.approx([steps[0].loss] * len(steps), rel=1e-3)
-        assert [step.gradient_norm for step in steps] == pytest.approx([steps[0].gradient_norm] * len(steps), rel=1e-3)
-        assert abs(steps[0].loss) > 1e-4, "a loss of nothing agrees with everything"
-
-
 def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, list[Step]]) -> None:
     forwarded = {contender: step.cost.forwarded_tokens for contender, (step,) in measured.items()}
     rows = TINY.rollouts * (TINY.conversations * (3 + 12 + 4) + (TINY.conversations - 1) * 4)
-    assert {forwarded[each] for each in measured if each.layout is None} == {rows}
+    assert forwarded[AT_ONCE] == rows
     assert forwarded[PADDED] >= rows
+    assert abs(measured[PADDED][0].loss) > 1e-4, "a loss of nothing agrees with everything"
     assert forwarded[PREFIX_TREE] < rows
     assert forwarded[replace(PREFIX_TREE, checkpointing=True)] == forwarded[PREFIX_TREE]
 
