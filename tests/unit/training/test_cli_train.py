@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from step_from_rows import take_step
 from support.programs import Program
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
@@ -27,6 +29,7 @@ from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
 from memagent_training.forward import recomputed
+from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"
@@ -154,6 +157,27 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
     assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
     refusal = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
     assert "Did you mean judging.py:by_place" in refusal
+
+
+PLAIN_STEP = {
+    "optim": "sgd", "learning_rate": "1.0", "weight_decay": "0.0", "max_grad_norm": "0.0", "max_steps": "1",
+    "groups_per_step": "3", "save_strategy": "no", "gradient_checkpointing": "false",
+}  # fmt: skip
+
+
+def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(arguments, world, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    memagent(arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
+    assert not (tmp_path / "out").exists()
+    memagent(arguments(**PLAIN_STEP))
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table.schema.names == [name for name, _, _ in COLUMNS]
+    model = AutoModelForCausalLM.from_pretrained(world.model).eval()
+    take_step(model, [row for row in table.to_pylist() if row["step"] == 0])
+    trained = load_file(tmp_path / "out" / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, trained[name], rtol=0, atol=1e-6), name
 
 
 # Refusals

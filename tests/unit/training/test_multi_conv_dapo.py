@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,11 +25,8 @@ import made_rollouts  # noqa: E402
 import multi_conv_dapo as dapo  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from support.conversations import conversation as logged  # noqa: E402
+from support.training_log import comparable, write_log  # noqa: E402
 
-from memagent_graph import RunLog  # noqa: E402
-from memagent_graph.documents import DocumentRef  # noqa: E402
-from memagent_graph.run_log import Conversation, Reward, RunRecord  # noqa: E402
 from memagent_training.algorithm.advantages import (  # noqa: E402
     AdvantageSettings,
     Baseline,
@@ -105,11 +103,6 @@ def test_log_probs_and_entropies_are_of_the_completion_s_tokens() -> None:
     assert len(entropies_T) == 3
 
 
-def test_temperature_divides_the_logits() -> None:
-    logprobs_T, _ = dapo.forward(bigram(), conversation(0), 0.5)
-    assert logprobs_T.exp().tolist() == pytest.approx([0.5**2 / (0.5**2 + 2 * 0.25**2)])
-
-
 def test_weights_of_half_precision_are_scored_in_single() -> None:
     logprobs_T, entropies_T = dapo.forward(bigram().bfloat16(), conversation(0), 1.0)
     assert (logprobs_T.dtype, entropies_T.dtype) == (torch.float32, torch.float32)
@@ -155,33 +148,12 @@ def test_the_ratio_is_clipped_where_it_went_far_enough(sign: int, ratio: float, 
     assert one_token(sign, ratio, chosen) == pytest.approx((expected, slope), abs=1e-9)
 
 
-def test_importance_weights_are_capped_and_come_after_the_dual_clip() -> None:
-    seldom, often = conversation(1, logprobs=[math.log(0.5)]), conversation(1, prompt=[2], logprobs=[math.log(0.01)])
-    pair = group((0.0, [seldom]), (1.0, [often]))
-    ids = run_ids(pair)
-    old = {(ids[0], 0): log(0.025), (ids[1], 0): log(0.3)}
-    chosen = dapo.Settings(dual_clip=3.0, importance_cap=2.0)
-    # Ratio 10, hence 3 * 0.5, weighed by 0.025 / 0.5; and ratio 1, weighed by min(0.3 / 0.01, 2).
-    assert loss([pair], chosen, old=old) == pytest.approx((1.5 * 0.05 - 0.5 * 2) / 2, rel=1e-6)
-
-
 @pytest.mark.parametrize(("cap", "weight"), [(None, 1.0), (1.0, 0.25 / 0.5), (0.1, 0.1)])
 def test_without_old_log_probs_they_are_the_model_s_and_move_nothing(cap: float | None, weight: float) -> None:
     pair = group((0.0, [conversation(1, logprobs=[math.log(0.5)])]), (1.0, [conversation(1, prompt=[2])]))
     model = bigram()
     dapo.compute_step_loss(model, [pair], dapo.Settings(importance_cap=cap)).backward()
     assert float(model.table.grad[0, 1]) == pytest.approx(0.5 * weight * (1 - 0.25) / 2)
-
-
-def test_kl_is_k3_against_the_reference_and_moves_the_policy_alone() -> None:
-    reference = Bigram([0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1])
-    equal = group((1.0, [conversation(1)]), (1.0, [conversation(1, prompt=[2])]))
-    model = bigram()
-    total = dapo.compute_step_loss(model, [equal], dapo.Settings(kl_coef=0.1), reference=reference)
-    total.backward()
-    assert float(total.detach()) == pytest.approx(0.1 * (2 - math.log(2) - 1) / 2)
-    assert float(model.table.grad[0, 1]) == pytest.approx(0.1 * (1 - 2) * (1 - 0.25) / 2)
-    assert reference.table.grad is None
 
 
 def test_the_entropy_bonus_is_a_mean_over_learned_tokens() -> None:
@@ -430,82 +402,59 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
         torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
 
 
-def said(run_id: str, position: int, **changes: Any) -> Conversation:
-    """Two updates and an answer, as the reader logs them."""
-    ids = {"prompt_token_ids": [1, 2, 3 + position], "token_ids": [5, 6], "logprobs": [-0.5, -0.25]}
-    sampling = {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9}
-    values = {"run_id": run_id, "answers": position == 2, "policy_version": "v1", "sampling": sampling, **ids}
-    return logged(position, **(values | changes))
-
-
-QUESTION = "What is the key of harbor?"
-
-
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
+def workplace(world, tmp_path: Path) -> tuple[Path, RolloutGroup]:
     """A log of four rollouts of a question, of which one ends in the right answer, a model and gold answers."""
-    document: DocumentRef = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
-    runs = RunLog(tmp_path / "runs.sqlite")
-    for index in range(4):
-        run_id, text = f"r{index}", r"\boxed{4711}" if index == 0 else r"\boxed{12}"
-        record = RunRecord(run_id, 1.0 + index, 2.0, QUESTION, document, {}, "answered", text)
-        told = [
-            said(run_id, 0),
-            said(run_id, 1, token_ids=[7 + index, 6]),
-            said(run_id, 2, text=text, token_ids=[index, 9]),
-        ]
-        runs.add(record, told, rewards=[Reward(run_id, "reward", float(index), "test", 5.0)])
-    runs.close()
-    llama(dtype=torch.float32).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answers": ["4711"]}))
-    return tmp_path
+    four = next(group for group in comparable(world.groups) if len(group.rollouts_G) == 4)
+    right = {four.rollouts_G[0].run_id: {"text": r"\boxed{4711}"}}
+    write_log(tmp_path / "runs.sqlite", [four], world.model, of_run=right)
+    shutil.copytree(world.model, tmp_path / "model")
+    gold = {"question": f"What is in {four.group_id}?", "answers": ["4711"]}
+    (tmp_path / "gold.jsonl").write_text(json.dumps(gold))
+    return tmp_path, four
 
 
-def test_from_a_log_to_a_trained_model(workplace: Path) -> None:
+def test_from_a_log_to_a_trained_model(workplace) -> None:
+    folder, _ = workplace
     command = [sys.executable, str(EXAMPLE), "runs.sqlite", "model", "trained"]
     options = ["--preset", "dapo", "--gold", "gold.jsonl", "--steps", "2", "--learning-rate", "1e-2"]
-    done = run_program([*command, *options], capture_output=True, check=True, cwd=workplace)
+    done = run_program([*command, *options], capture_output=True, check=True, cwd=folder)
     steps = printed(done.stdout)
     assert [(step, reward) for step, reward, _ in steps] == [(1, 0.25), (2, 0.25)]
-    assert steps[1][2] < steps[0][2] == pytest.approx(0, abs=1e-6)
-    before, after = (
-        transformers.AutoModelForCausalLM.from_pretrained(workplace / name) for name in ("model", "trained")
-    )
+    assert steps[1][2] < steps[0][2]
+    before, after = (transformers.AutoModelForCausalLM.from_pretrained(folder / name) for name in ("model", "trained"))
     changes = [
         float((right - left).detach().abs().max())
         for left, right in zip(before.parameters(), after.parameters(), strict=True)
     ]
     assert max(changes) == pytest.approx(2e-2, rel=0.2)  # two of AdamW's first steps
-    assert (workplace / "trained" / "tokenizer.json").exists()
+    assert (folder / "trained" / "tokenizer.json").exists()
 
 
 @pytest.fixture
-def run_main(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def run_main(workplace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def run(*options: str) -> None:
-        monkeypatch.chdir(workplace)
+        monkeypatch.chdir(workplace[0])
         monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "runs.sqlite", "model", "trained", *options])
         dapo.main()
 
     return run
 
 
-def test_by_default_it_is_the_paper_s_recipe_on_logged_rewards(
-    run_main: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_by_default_it_is_the_paper_s_recipe_on_logged_rewards(run_main, workplace, capsys) -> None:
     run_main("--steps", "2")
-    steps = printed(capsys.readouterr().out)
-    assert [(step, reward) for step, reward, _ in steps] == [(1, 1.5), (2, 1.5)]
-    assert steps[0][2] == pytest.approx(0, abs=1e-6)
+    reward = sum(rollout.reward for rollout in workplace[1].rollouts_G) / 4
+    assert [(step, mean) for step, mean, _ in printed(capsys.readouterr().out)] == [
+        (step, pytest.approx(reward, abs=1e-3)) for step in (1, 2)
+    ]
 
 
-def test_bad_input_is_told_before_anything_is_written(
-    run_main: Callable[..., None], workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_told_before_anything_is_written(run_main, workplace, capsys) -> None:
+    folder, _ = workplace
     with pytest.raises(Exception, match=r"none of the 4 runs .* no_reward"):
         run_main("--reward", "liked")
-    assert not (workplace / "trained").exists()
-    (workplace / "trained").mkdir()
+    assert not (folder / "trained").exists()
+    (folder / "trained").mkdir()
     with pytest.raises(SystemExit):
         run_main()
     assert "trained exists: name a new folder" in capsys.readouterr().err
