@@ -52,10 +52,10 @@ def arguments(world, tmp_path):
 
 
 def memagent(arguments: list[str], code: int = 0) -> Any:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
 
 
 def process(arguments: list[str], **options: Any) -> Program:
@@ -85,8 +85,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> No
 
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
-    done = memagent(arguments("--dry-run", **short), code=2)
-    assert "total steps" in done.stdout and "warmup_steps lower" in done.stderr
+    result = memagent(arguments("--dry-run", **short), code=2)
+    assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
     memagent(arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -111,13 +111,13 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "memagent.json").write_text('{"context_window": 128}')
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
-    done = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in done.stderr
-    assert done.stdout == f"{out}\n"
-    assert "memagent read" in done.stderr and str(out) in done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    result = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
+    assert "no whole checkpoint" in result.stderr
+    assert result.stdout == f"{out}\n"
+    assert "memagent read" in result.stderr and str(out) in result.stderr
+    steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
     assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
-    assert "{'loss'" not in done.stderr
+    assert "{'loss'" not in result.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -175,9 +175,9 @@ def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(ar
     assert table.schema.names == [name for name, _, _ in COLUMNS]
     model = AutoModelForCausalLM.from_pretrained(world.model).eval()
     take_step(model, [row for row in table.to_pylist() if row["step"] == 0])
-    trained = load_file(tmp_path / "out" / "model.safetensors")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter, trained[name], rtol=0, atol=1e-6), name
+        assert torch.allclose(parameter, weights[name], rtol=0, atol=1e-6), name
 
 
 # Refusals
@@ -255,8 +255,8 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     config = load_config_from_file(str(path))
-    known = vars(launch_command_parser().parse_args(["script"]))
-    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(known)
+    options_of_launcher = vars(launch_command_parser().parse_args(["script"]))
+    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(options_of_launcher)
     kinds = {"single": "NO", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}
     assert config.distributed_type.value == kinds[path.stem.partition("-")[0]]
 
@@ -282,8 +282,8 @@ def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkey
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    done = memagent(arguments("--dry-run"))
-    assert done.stdout == "" and "error" not in done.stderr
+    result = memagent(arguments("--dry-run"))
+    assert result.stdout == "" and "error" not in result.stderr
 
 
 def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:

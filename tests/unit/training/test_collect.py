@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -62,12 +61,13 @@ def reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent
     )
 
 
-async def gather(agent: MemAgent, count: int | None = None, **options: Any) -> Collection:
-    """Collect `count` groups of as many questions, of two rollouts each, as "x", unless options say otherwise."""
-    names = [field.name for field in dataclasses.fields(CollectSettings)]
-    sizes = {name: options.pop(name) for name in names if name in options}
-    wishes = {"rollouts": 2, **({} if count is None else {"groups": count, "max_questions": count}), **sizes}
-    return await collect(agent, questions(count), CollectSettings(**wishes), **{"name": "x", **options})
+async def gather(
+    agent: MemAgent, count: int | None = None, *, rollouts: int = 2, groups: int = 0, max_questions: int = 0,
+    name: str = "x", **options: Any,
+) -> Collection:  # fmt: skip
+    """Collect `count` groups of as many questions, or as many groups of at most as many questions as are named."""
+    sizes = CollectSettings(rollouts, groups or count, max_questions or count)
+    return await collect(agent, questions(count), sizes, name=name, **options)
 
 
 def right(number: int) -> str:
@@ -78,10 +78,8 @@ def questions_of(agent: MemAgent) -> list[int]:
     """The documents of which an answer was asked for, once per read."""
     policy = agent.policy
     assert isinstance(policy, ScriptedPolicy)
-    matches = (
-        re.search(r"number of document (\d+)", prompt) for prompt in policy.prompts if "Its number" not in prompt
-    )
-    return sorted(int(match[1]) for match in matches if match)
+    prompts = [prompt for prompt in policy.prompts if "Its number" not in prompt]
+    return sorted(int(number) for prompt in prompts for number in re.findall(r"number of document (\d+)", prompt))
 
 
 def half(number: int, read: int) -> str:
@@ -281,13 +279,13 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
         return kind("gone") if number >= 2 else half(number, read)
 
     settings = CollectSettings(rollouts=2, groups=2, max_questions=1000)
-    drawn = itertools.count()
-    samples = (Numbered().sample(100, next(drawn)) for _ in range(1000))
+    indices = itertools.count()
+    samples = (Numbered().sample(100, next(indices)) for _ in range(1000))
     mixed: Reply = lambda number, read: right(number) if number < 2 else gone_at(number, read)  # noqa: E731
     agent = reader(tmp_path, mixed)  # the first two have no variance, so further ones are asked
     with pytest.raises(kind, match="gone"):
         await collect(agent, samples, settings, name="x")
-    assert next(drawn) <= 4
+    assert next(indices) <= 4
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.done()]
 
     agent = reader(tmp_path, half)

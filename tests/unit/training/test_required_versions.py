@@ -36,8 +36,8 @@ def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkey
     installed = importlib.metadata.version
     monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else installed(name))
     for command in (["train", "runs.sqlite", "--model", "embedded", "--dry-run"], ["rl", "--model", "embedded"]):
-        done = invoke(*command)
-        assert done.exit_code != 0 and "trl 9.0 is installed" in done.stderr, done.output
+        result = invoke(*command)
+        assert result.exit_code != 0 and "trl 9.0 is installed" in result.stderr, result.output
 
 
 @pytest.mark.parametrize(("module", "package"), [("verl_agent_loop", "verl"), ("verifiers_environment", "verifiers")])
