@@ -1,13 +1,14 @@
-"""Decodes an OpenAI-compatible server's reply into a `Completion`.
+"""Decodes the replies of an OpenAI-compatible server: completions, and lists of models.
 
-Only the needed fields are decoded. A reply has hundreds of log-prob entries with token, bytes and alternatives, and one
-number of an entry is used. The typed models of the `openai` client would take more processor time than the rest of a
-step, and drop the token ids of vLLM. A reply in another variant of the API is decoded again, with looser rules.
+The typed models of the `openai` client would take more processor time than the rest of a step, and drop the token ids
+of vLLM. Only token ids and log-probs are checked by a type; the other fields differ among servers.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -44,43 +45,14 @@ class _Logprobs(msgspec.Struct, gc=False):
         return self.token_logprobs
 
 
-class _Message(msgspec.Struct, gc=False):
-    content: str | None = None
-    refusal: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
+class _TokenNumbers(msgspec.Struct, gc=False):
+    """The numbers of a completion. The prompt's ids are in the choice (/completions) or next to the choices."""
 
-
-class _Choice(msgspec.Struct, gc=False):
-    message: _Message | None = None
-    """/chat/completions"""
-    text: str | None = None
-    """/completions"""
-    delta: Any = None
-    """/chat/completions, from servers that send every reply as a part of a stream"""
-    index: Any = None
-    finish_reason: Any = None
-    other_finish_reason: Any = msgspec.field(name="finishReason", default=None)
-    native_finish_reason: Any = None
-    stop_reason: Any = None
-    error: Any = None
     logprobs: _Logprobs | None = None
     token_ids: list[_TokenId] | None = None
     prompt_token_ids: list[_TokenId] | None = None
-    """/completions has the prompt's ids here, /chat/completions next to the choices."""
 
 
-class _Reply(msgspec.Struct, gc=False):
-    choices: list[_Choice]
-    id: Any = None
-    model: Any = None
-    usage: Any = None
-    error: Any = None
-    prompt_token_ids: list[_TokenId] | None = None
-
-
-_decoder: Final = msgspec.json.Decoder(_Reply)
-_NUMBERS: Final = ("logprobs", "token_ids", "prompt_token_ids")
 _DAMAGED: Final[Note] = (EventKind.LOGPROBS_DROPPED, "the server's token ids or log-probs are not all numbers")
 
 
@@ -101,89 +73,64 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         BrokenOffError: the server reports that it failed while it wrote.
         MalformedReplyError: the body is not a completion.
     """
-    reply, is_damaged = _decode(content)
-    if not reply.choices:
-        if reply.error:
-            raise BrokenOffError(extract_server_message(content), content)
-        raise MalformedReplyError("it has no choices", content)
-    choice = reply.choices[0]
-    if len(reply.choices) > 1:
-        choice = min(reply.choices, key=lambda option: option.index if isinstance(option.index, int) else 0)
-    message = choice.message
-    text = message.content if message else choice.text
-    word = choice.finish_reason or choice.other_finish_reason or choice.stop_reason
-    reason, usage = parse_finish_reason(word), parse_token_usage(reply.usage)
-    native = parse_finish_reason(choice.native_finish_reason)  # STOP without one
+    try:
+        reply = _parse(content)
+        choices = [choice for choice in reply.get("choices") or () if choice]
+        if not choices:
+            if reply.get("error"):
+                raise BrokenOffError(extract_server_message(content), content)
+            raise MalformedReplyError("it has no choices", content)
+        choice = min(choices, key=lambda option: option["index"] if isinstance(option.get("index"), int) else 0)
+        message = choice.get("message") or choice.get("delta")
+        if message is None:  # /completions
+            message = {"content": choice.get("text")}
+        elif not isinstance(message, Mapping):
+            message = {"content": message}
+        text = extract_text(message.get("content"))
+        is_refusal = has_refusal(message)
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedReplyError(str(error), content) from error
+    word = choice.get("finish_reason") or choice.get("finishReason") or choice.get("stop_reason")
+    reason, usage = parse_finish_reason(word), parse_token_usage(reply.get("usage"))
+    native = parse_finish_reason(choice.get("native_finish_reason"))  # STOP without one
     if reason is FinishReason.STOP and native is not FinishReason.OTHER:
         reason = native
-    if reason is FinishReason.FAILED or choice.error or reply.error:
-        raise BrokenOffError(str(choice.error or reply.error or word), content)
-    if (
-        text is None
-        and reason is FinishReason.STOP
-        and not (message and (message.refusal or message.reasoning or message.reasoning_content))
-    ):
+    if reason is FinishReason.FAILED or choice.get("error") or reply.get("error"):
+        raise BrokenOffError(str(choice.get("error") or reply.get("error") or word), content)
+    has_thoughts = any(map(message.get, ("reasoning", "reasoning_content", "thinking", "content")))
+    if text is None and reason is FinishReason.STOP and not (is_refusal or has_thoughts):
         raise MalformedReplyError("its text is null, without a reason", content)
-    if message and message.refusal and not text:
+    if is_refusal and not text:
         reason = FinishReason.REFUSED
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
     notes = make_finish_notes(reason, word, text)
+    numbers = _TokenNumbers()
+    try:
+        values = {name: choice.get(name) or reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        numbers = msgspec.convert(values, _TokenNumbers)
+    except msgspec.ValidationError:
+        notes = (*notes, _DAMAGED) if sampling.logprobs else notes
+    answering, request_id = reply.get("model"), reply.get("id")
     return Completion(
         text=text or "",
         finish_reason=reason,
-        model=reply.model if reply.model and isinstance(reply.model, str) else model,
+        model=answering if answering and isinstance(answering, str) else model,
         usage=usage,
         policy_version=policy_version,
-        request_id=reply.id if isinstance(reply.id, str) else "",
-        prompt_token_ids=reply.prompt_token_ids or choice.prompt_token_ids,
-        token_ids=choice.token_ids,
-        logprobs=choice.logprobs.values() if choice.logprobs else None,
-        notes=(*notes, _DAMAGED) if is_damaged and sampling.logprobs else notes,
+        request_id=request_id if isinstance(request_id, str) else "",
+        prompt_token_ids=numbers.prompt_token_ids,
+        token_ids=numbers.token_ids,
+        logprobs=numbers.logprobs.values() if numbers.logprobs else None,
+        notes=notes,
     )
 
 
-def _decode(content: bytes) -> tuple[_Reply, bool]:
-    """Return the reply, and whether its token ids or log-probs are invalid.
-
-    Raises:
-        MalformedReplyError: the body is not a reply in any known variant of the API.
-    """
-    try:
-        reply = _decoder.decode(content)
-        if not reply.choices or not reply.choices[0].delta:
-            return reply, False
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # it may be another variant of the API
-    try:
-        return _usual_form(content)
-    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise MalformedReplyError(str(error), content) from error
-
-
-def _usual_form(content: bytes) -> tuple[_Reply, bool]:
-    """Convert a reply in another variant of the API; also return whether its token ids or log-probs are invalid."""
-    reply = _json(content.decode("utf-8-sig"))
-    choices, is_damaged = [], False
-    for choice in filter(None, reply.get("choices") or ()):
-        numbers = {name: choice.get(name) or reply.get(name) for name in _NUMBERS}
-        try:
-            msgspec.convert(numbers, _Choice)
-        except msgspec.ValidationError:
-            numbers, is_damaged = dict.fromkeys(_NUMBERS), True
-        message = choice.get("message") or choice.get("delta")
-        if message is not None:
-            message = message if isinstance(message, dict) else {"content": message}
-            content_parts = message.get("content")
-            has_parts = isinstance(content_parts, list) and bool(content_parts)
-            thoughts = message.get("reasoning") or message.get("thinking") or has_parts
-            message |= {"content": extract_text(content_parts), "refusal": has_refusal(message), "reasoning": thoughts}
-        choices.append({**choice, **numbers, "message": message, "text": extract_text(choice.get("text"))})
-    return msgspec.convert({**reply, "choices": choices, "prompt_token_ids": None}, _Reply), is_damaged
-
-
-def _json(text: str) -> Any:
+def _parse(content: bytes) -> Any:
     """Return the JSON in a body. The events of a stream are joined to one reply."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(content)
+    text = content.decode("utf-8-sig")
     try:
         return _loads(text)
     except ValueError:
@@ -200,3 +147,14 @@ def _json(text: str) -> Any:
 
 
 _loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
+
+
+def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
+    """Return the entries of a list of models. It may be a bare array, or have only names."""
+    try:
+        body = msgspec.json.decode(content)
+        entries = body if isinstance(body, list) else body.get("data") or body.get("models")
+        entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
+        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedReplyError(f"not a list of models: {error}", content) from error

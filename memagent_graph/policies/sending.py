@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -112,21 +111,16 @@ class Timeouts:
 
 
 class SharedPause:
-    """The pause that a server asked for in a reply. It applies to all requests of a policy.
-
-    May be shared by threads and event loops.
-    """
+    """The pause that a server asked for in a reply. It applies to all requests on an event loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._end = self._seconds = 0.0
 
     def extend(self, seconds: float) -> None:
         """Hold all requests for this time from now on."""
-        with self._lock:
-            end = time.monotonic() + seconds
-            if end > self._end:
-                self._end, self._seconds = end, seconds
+        end = time.monotonic() + seconds
+        if end > self._end:
+            self._end, self._seconds = end, seconds
 
     async def wait(self, *, has_paused: bool = False) -> None:
         """Wait for the end of the pause and a random time after it, so that requests do not resume all at once.
@@ -148,7 +142,6 @@ class Sender:
         max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
         timeouts: time-outs of the connection and of an attempt.
         max_retries: the maximum number of retries of a request.
-        pause: the pause after a reply with `Retry-After`.
         trust: an SSL context with the trusted certificates; None for the default of the HTTP client.
         proxy: the URL of the proxy; None for no proxy.
     """
@@ -161,13 +154,12 @@ class Sender:
         max_concurrency: int,
         timeouts: Timeouts,
         max_retries: int,
-        pause: SharedPause,
         trust: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
         self._timeouts = timeouts
-        self._shared_pause = pause
+        self.pause = SharedPause()
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -218,7 +210,7 @@ class Sender:
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
-            await self._shared_pause.wait(has_paused=wait is not None)
+            await self.pause.wait(has_paused=wait is not None)
             wait = None
             try:
                 async with self._session.request(
@@ -240,7 +232,7 @@ class Sender:
                 if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
                     raise error
                 if wait is not None:
-                    self._shared_pause.extend(wait)
+                    self.pause.extend(wait)
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):

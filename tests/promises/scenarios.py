@@ -44,7 +44,7 @@ from memagent_graph import (
     UpdateRules,
     load_prompts,
 )
-from memagent_graph.run_log import Conversation, Reward, RunRecord
+from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunRecord
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SMALL_OPTIONS = ("--tokenizer", "embedded", "--context-window", 1000, "--question-tokens", 50, "--memory-tokens", 60,
@@ -108,7 +108,7 @@ def log_of_lines(source: Path, path: Path) -> Path:
         of_run = [line for line in lines if line.get("run_id") == record.run_id]
         conversations = [msgspec.convert(line, Conversation) for line in of_run if line["type"] == "conversation"]
         rewards = [msgspec.convert(line, Reward) for line in of_run if line["type"] == "reward"]
-        log.add(record, conversations, rewards=rewards)
+        log.add(LoggedRun(record, conversations, rewards=rewards))
     log.close()
     return path
 

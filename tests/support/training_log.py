@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent_graph.calls import Span, Writes
-from memagent_graph.run_log import Conversation, Outcome, Reward, RunLog, RunRecord
+from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 
@@ -34,7 +34,7 @@ def write_log(
         )
         of_this = {"tokenizer": tokenizer, **changes, **(of_run or {}).get(rollout.run_id, {})}
         reward = (rewards or {}).get(rollout.run_id, rollout.reward)
-        log.add(record, _conversations(rollout, of_this), rewards=[_reward(rollout, reward)])
+        log.add(LoggedRun(record, _conversations(rollout, of_this), rewards=[_reward(rollout, reward)]))
     log.close()
     return path
 

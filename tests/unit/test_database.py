@@ -60,7 +60,7 @@ async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> No
     other = await asyncio.to_thread(held_for, 0.3, tmp_path / "checkpoints.sqlite")
     saver = await open_saver(tmp_path / "checkpoints.sqlite")
     assert saver is not None
-    await saver.conn.close()  # type: ignore[attr-defined]
+    await saver.aclose()  # type: ignore[attr-defined]
     await asyncio.to_thread(other.join)
 
 
@@ -89,7 +89,7 @@ def checkpoints(path: Path) -> sqlite3.Connection:
 
     async def open_and_close() -> None:
         saver = await open_saver(path)
-        await saver.conn.close()  # type: ignore[union-attr]
+        await saver.aclose()  # type: ignore[union-attr]
 
     asyncio.run(open_and_close())
     return sqlite3.connect(path)

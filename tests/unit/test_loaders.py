@@ -45,7 +45,7 @@ def test_a_pdf_without_text_or_beyond_repair_says_so(store):
         store.add(Document.from_bytes(pdf("", "")))
     with pytest.raises(DocumentError, match="cannot be opened"):
         store.add(Document.from_bytes(b"%PDF-1.4\nbroken"))
-    with pytest.raises(UnsupportedDocumentError, match="called PDF but does not begin"):
+    with pytest.raises(UnsupportedDocumentError, match="damaged PDF file, or not one"):
         store.add(Document.from_bytes(b"plain text", name="x.pdf"))
 
 

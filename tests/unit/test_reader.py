@@ -383,7 +383,7 @@ async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, 
 
 async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_reader, tmp_path) -> None:
     def writers() -> int:
-        return sum(thread.name == "memagent-run-log" for thread in threading.enumerate())
+        return sum(thread.name == "memagent-writer" for thread in threading.enumerate())
 
     before = writers()
     async with make_reader(run_log=tmp_path / "own.sqlite") as reader:

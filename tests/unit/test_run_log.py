@@ -11,7 +11,6 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -34,7 +33,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
+from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.rows import connect
@@ -343,13 +342,13 @@ for _ in range(5):
 
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
-    def small(path: Path, **options) -> sqlite3.Connection:
-        connection = connect(path, **options)
+    def small() -> sqlite3.Connection:
+        connection = connect(log.path)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
         return connection
 
-    monkeypatch.setattr(writer, "connect", small)
+    monkeypatch.setattr(log._writer, "_connect", small)
     noise = "".join(chr(0x4E00 + index * 7919 % 20000) for index in range(3000))
     policy = ScriptedPolicy(
         lambda prompt: Completion(
@@ -547,7 +546,7 @@ def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
 def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "connect", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
+        patched.setattr(log._writer, "_connect", lambda: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
         with pytest.raises(RunLogError, match="locked"):
             log.wait(log.begin("a", QUESTION, REF, {}))
     log.wait(log.begin("b", QUESTION, REF, {}))

@@ -175,11 +175,11 @@ async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    policy = OpenAICompatiblePolicy("fake", base_url=url, max_retries=0, max_reply_bytes=2_000_000)
+    policy = OpenAICompatiblePolicy("fake", base_url=url, max_retries=0)
     gc.collect()
     tracemalloc.start()
     try:
-        with pytest.raises(PolicyResponseError, match="a reply that is too long: it has more than 2,000,000 bytes"):
+        with pytest.raises(PolicyResponseError, match=r"a reply that is too long: it has more than [0-9,]{9} bytes"):
             await policy.complete(HELLO, SamplingParams())
         most = tracemalloc.get_traced_memory()[1]
     finally:

@@ -68,7 +68,7 @@ async def test_a_retry_after_of_one_request_holds_the_others() -> None:
         hello = [Message(role="user", content="hello")]
         first = asyncio.create_task(policy.complete(hello, SamplingParams()))
         await refused.wait()
-        while not policy._pause._end:  # noqa: ASYNC110
+        while not policy._connections.get().pause._end:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(policy.complete(hello, SamplingParams())) for _ in range(20)]
         completions = await asyncio.gather(first, *others)

@@ -288,7 +288,7 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
     assert rebuilt(data["steps"]) == [step.update.memory for step in timeline.steps]
     assert [step["anchor"] for step in data["steps"]] == [
         *(f"chunk-{chunk + 1}-{chunk // 2}" for chunk in range(6)),
-        "merge",
+        "step-7",
     ]
     assert data["steps"][-1]["from"] == [1, 3, 5]
     assert data["lines"][1]["at"] == 4
@@ -333,7 +333,7 @@ def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_
     assert "chunk 2: kept" in text
     assert "chunk 1 (read again)  +3 -1 words" in text
     assert "chunk 1, reworded at 3, 1 (read again); no verbatim quote" in text
-    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["chunk-1--2"]
+    assert [step.get("anchor") for step in page_data(render_page(timeline))["steps"]] == [None] * 3 + ["step-4"]
 
 
 def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:

@@ -27,48 +27,42 @@ SAMPLE = Path(json.__file__).parent
 TRAINING = [*(path.read_text() for path in SAMPLE.glob("*.py")), "naïve café Ärger e\u0301 日本語 " * 20]
 
 
-def byte_level(pattern=CL100K, normalizer=None):
-    backend = Backend(models.BPE())
+def trained(model, trainer, pre_tokenizer, decoder=None, normalizer=None):
+    """A tokenizer of the tokenizers library, trained on `TRAINING`."""
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        backend.decoder = decoder
     if normalizer is not None:
         backend.normalizer = normalizer
-    if pattern is None:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def byte_level(pattern=CL100K, normalizer=None):
+    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
     trainer = trainers.BpeTrainer(
         vocab_size=2000,
         special_tokens=SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    pre_tokenizer = pre_tokenizers.Sequence([*split, own]) if split else own
+    return trained(models.BPE(), trainer, pre_tokenizer, decoders.ByteLevel(), normalizer)
 
 
 def sentencepiece_like():
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=1000, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
     )
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    return trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoders.Metaspace())
 
 
 def word_piece():
-    backend = Backend(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=1000, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    model, normalizer = models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer()
+    return trained(model, trainer, pre_tokenizers.BertPreTokenizer(), normalizer=normalizer)
 
 
 KINDS = {
@@ -178,10 +172,10 @@ class Fed:
         self.library, self.lengths = library, []
 
     def __getattr__(self, name):
-        def call(given, *rest, **options):
-            if isinstance(given, str):
-                self.lengths.append(len(given))
-            return getattr(self.library, name)(given, *rest, **options)
+        def call(text, *rest, **options):
+            if isinstance(text, str):
+                self.lengths.append(len(text))
+            return getattr(self.library, name)(text, *rest, **options)
 
         return call
 
@@ -230,11 +224,11 @@ def test_a_tokenizer_can_be_sent_to_another_process(tokenizer):
 
 
 def test_decode_names_an_unknown_id(folder):
-    for kind in ("cl100k",):
-        with pytest.raises(TokenizerError, match="has no token"):
-            load_tokenizer(folder / kind).decode([10**6])
-        special = specification(folder, kind)["added_tokens"][2]
-        assert load_tokenizer(folder / kind).decode([special["id"]]) == "<|im_end|>"
+    tokenizer = load_tokenizer(folder / "cl100k")
+    with pytest.raises(TokenizerError, match="has no token"):
+        tokenizer.decode([10**6])
+    special = specification(folder, "cl100k")["added_tokens"][2]
+    assert tokenizer.decode([special["id"]]) == "<|im_end|>"
 
 
 # Names

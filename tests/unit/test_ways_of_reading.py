@@ -34,15 +34,25 @@ def kinds(result) -> list[str]:
     return [event.kind.value for event in result.events]
 
 
+@pytest.fixture
+def log(tmp_path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
 # Names and options
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gated:stop=maybe", "gated takes yes or no for stop"),
+        (
+            "gated:stop=maybe",
+            "stop=maybe is not valid for gated. Input should be a valid boolean",
+        ),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
-        ("parallel:passes=two", "parallel takes a whole number for passes"),
+        ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
@@ -58,7 +68,7 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
     reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)
     assert reader.graph().reader_context.budget.chunk_tokens <= Budget().chunk_tokens
     chosen = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy="recall", budget=Budget(), run_log=False)
-    with pytest.raises(BudgetError, match=r"recall_update.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"recall_update.*Use chunk_tokens 3934"):
         chosen.graph()
 
 
@@ -71,9 +81,8 @@ def gate(prompt: str) -> str:
     return f"REWRITE\n{perfect_reader(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
 
 
-def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_path) -> None:
+def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) -> None:
     memory = "  harbor 4711\twith  odd   blanks"
-    log = RunLog(tmp_path / "runs.sqlite")
     policy = ScriptedPolicy(
         lambda prompt: f"REWRITE\n{memory}" if "harbor" in part(prompt, "section") else gate(prompt)
     )
@@ -84,7 +93,6 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_p
     counts = {conversation.text: conversation.outcome.value for conversation in log.conversations("r")}
     assert counts["KEEP"] == "kept_previous"
     assert not result.events
-    log.close()
 
 
 @pytest.mark.parametrize(
@@ -213,8 +221,7 @@ def two_hops(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(("strategy", "answer"), [("overwrite", "unknown"), ("reread", "pier"), ("recall", "pier")])
-def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, strategy, answer) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, log, strategy, answer) -> None:
     result = make_reader(ScriptedPolicy(two_hops), strategy=strategy, run_log=log).read(HOPS, HOPS_QUESTION, run_id="r")
     assert result.answer == answer
     if answer == "pier":
@@ -222,7 +229,6 @@ def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, 
         pier = result.evidence[-1]
         assert HOPS[pier.start_char : pier.end_char] == pier.quote
     assert log.trace("r").final_memory == result.memory
-    log.close()
 
 
 def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> None:
@@ -260,8 +266,7 @@ def test_rereads_end_after_so_many(make_reader) -> None:
     assert next(numbers) == 3
 
 
-def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> None:
 
     def forgets(prompt: str) -> str:
         section = part(prompt, "section")
@@ -276,11 +281,10 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path)
     step = next(step for step in result.trace.steps if step.text == "harbor 4711 again")
     assert any("4711" in (result.trace.by_id[parent].text or "") for parent in step.parents)
     assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
-    logged = next(each for each in log.trace("r").steps if each.id == step.id)
+    logged = next(call for call in log.trace("r").steps if call.id == step.id)
     assert (logged.reads, logged.parents) == (step.reads, step.parents)
     asked = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
     assert asked.slot == step.reads[0].index
-    log.close()
 
 
 @pytest.mark.parametrize("said", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
@@ -327,8 +331,7 @@ def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["segments:count=9", "map_reduce", "parallel"])
-def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, strategy) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, log, strategy) -> None:
 
     def reads(prompt: str):
         if "<findings>" in prompt:
@@ -341,21 +344,18 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, stra
     assert "refused" in kinds(result)
     assert result.memory
     assert {step.id: step.text for step in log.trace("r").steps} == {step.id: step.text for step in result.trace.steps}
-    log.close()
 
 
 @pytest.mark.parametrize("said", ["", "maybe"], ids=["empty", "no form"])
 @pytest.mark.parametrize("rule", [UpdateRule.ACCEPT, UpdateRule.RETRY])
 @pytest.mark.parametrize("strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall"])
-def test_no_reply_ends_a_read_under_any_rule(make_reader, tmp_path, strategy, rule, said) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, said) -> None:
     policy = ScriptedPolicy(lambda prompt: said)
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
     logged = {step.id: step.text for step in log.trace("r").steps}
     assert logged == {step.id: step.text for step in result.trace.steps}
-    log.close()
 
 
 def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, tmp_path) -> None:
@@ -363,7 +363,7 @@ def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, 
     reader.read(HOPS, HOPS_QUESTION, run_id="r")
     reader.edit_memory("r", 2, "Anna owns a bag", branch="")
     first = [update for update in reader.resume("r").updates if not update.branch]
-    assert [each.memory for each in first if each.chunk_index == 2] == ["Anna owns a bag"]
+    assert [update.memory for update in first if update.chunk_index == 2] == ["Anna owns a bag"]
     assert "Anna owns a bag" in first[-1].memory
 
 

@@ -13,7 +13,7 @@ from support.command_line import memagent
 from support.fake_server import FakeServer
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.run_log import RunFilter, RunLog
+from memagent_graph.run_log import LoggedRun, RunFilter, RunLog
 from memagent_graph.storage.paths import default_run_log
 
 KEY = "sk-real"
@@ -42,7 +42,7 @@ def keys_sent(server: FakeServer) -> set[str]:
 def import_run(run_id: str, **changes: Any) -> None:
     """Add a run to the log as an import does."""
     with closing(RunLog(default_run_log())) as log:
-        log.add(replace(log.get("r"), run_id=run_id, **changes))
+        log.add(LoggedRun(replace(log.get("r"), run_id=run_id, **changes)))
 
 
 def test_a_server_that_only_the_log_names_gets_no_key(stop_run, server, monkeypatch) -> None:

@@ -392,7 +392,7 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
         assert result.lost_at == (result.chunks - 1,)
         assert result.calls == result.chunks + 1
     assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
-    await saver.conn.close()
+    await saver.aclose()
     log.close()
 
 

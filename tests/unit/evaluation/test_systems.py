@@ -140,7 +140,7 @@ async def test_the_reader_asks_for_answers_of_the_length_that_the_task_allows(ma
         for answer_tokens in (30, 120, 30):
             await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
         assert [request["max_tokens"] for request in server.requests] == [60, 30, 60, 120, 60, 30]
-        with pytest.raises(BudgetError, match="an answer needs"):
+        with pytest.raises(BudgetError, match="the role 'answer' needs"):
             await system.attempt(document, QUESTION, answer_tokens=5000, run_id="run-5000")
         await policy.aclose()
 
@@ -162,7 +162,7 @@ async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document
     system = memagent(make_reader, policy, **options)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     again = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
-    await options["checkpoints"].conn.close()
+    await options["checkpoints"].aclose()
     assert (attempt.answer, again.answer) == ("4711", "4711")
     assert failure.value.chunk_index > 2
     assert len(policy.prompts) - asked == attempt.usage.turns - failure.value.chunk_index
@@ -178,7 +178,7 @@ async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_
     other = make_reader().store.add(Document.of(TEXT + "!"))
     with pytest.raises(RunMismatchError, match="another question or document"):
         await system.attempt(other, QUESTION, answer_tokens=60, run_id="one")
-    await saver.conn.close()
+    await saver.aclose()
 
 
 async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:

@@ -19,7 +19,7 @@ from memagent_graph import Completion, FinishReason, Limits, RunFilter, RunLog, 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
+from memagent_graph.run_log import Conversation, LoggedEvent, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
@@ -80,7 +80,7 @@ def write(
     if conversations is None:
         conversations = [turn(run_id, index, 2, **(changes | (at or {}).get(index, {}))) for index in range(3)]
     rewards = [] if reward is None else [Reward(run_id, "reward", reward, "test", 5.0)]
-    log.add(record, conversations, rewards=rewards)
+    log.add(LoggedRun(record, conversations, rewards=rewards))
 
 
 def members(groups: list[RolloutGroup]) -> list[list[str]]:
