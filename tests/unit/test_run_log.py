@@ -6,8 +6,6 @@ import os
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from support import conversations
-from support.programs import Program
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -320,25 +317,6 @@ async def test_readers_read_while_writers_write(make_reader, log) -> None:
     looking.join()
     assert seen == sorted(seen)
     assert all(len(list(log.conversations(result.run_id))) == result.chunks_read + 1 for result in results)
-
-
-def test_several_processes_write_to_one_log(tmp_path) -> None:
-    script = """
-import sys
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
-reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
-                  store=sys.argv[1] + "/documents", run_log=sys.argv[1] + "/new/runs.sqlite")
-for _ in range(5):
-    print(reader.read("some text " * 200, "what?").run_id)
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    processes = [Program(command, stdout=subprocess.PIPE) for _ in range(3)]
-    ids = [run_id for process in processes for run_id in process.communicate(timeout=60)[0].split()]
-    log = RunLog(tmp_path / "new" / "runs.sqlite")
-    assert sorted(record.run_id for record in log.runs()) == sorted(ids)
-    assert len(ids) == 15
-    assert {len(list(log.conversations(run_id))) for run_id in ids} == {len(list(log.conversations(ids[0])))}
 
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
