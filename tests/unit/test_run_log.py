@@ -283,21 +283,15 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
     assert log.rewards("r") == []
 
 
-def test_one_conversation_counts_at_each_position_whatever_is_written(log) -> None:
-    log.begin("r", QUESTION, REF, {})
-    log.wait(log.record(conversation(0)))
-    with pytest.raises(RunLogError, match="UNIQUE"):
-        log.wait(log.record(conversation(0)))
-    assert len(list(log.conversations("r"))) == 1
-
-
-def test_a_row_that_fails_takes_no_other_with_it(log) -> None:
+def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position(log) -> None:
     log.wait(log.begin("r", QUESTION, REF, {}))
     futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
     log.wait(futures[0])
     log.wait(futures[2])
     with pytest.raises(RunLogError, match="FOREIGN KEY"):
         log.wait(futures[1])
+    with pytest.raises(RunLogError, match="UNIQUE"):
+        log.wait(log.record(conversation(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
 
 
