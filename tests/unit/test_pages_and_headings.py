@@ -224,10 +224,10 @@ class TestChunksThatEndBeforeHeadings:
 
     def test_do_so_wherever_one_is_near(self, tmp_path) -> None:
         text = self.text(40)
-        found = self.chunks(text, 250, "heading", tmp_path)
-        assert "".join(found) == text
-        at_headings = [item for item in found[1:] if item.startswith("## 4.")]
-        assert len(at_headings) == len(found) - 1
+        chunks = self.chunks(text, 250, "heading", tmp_path)
+        assert "".join(chunks) == text
+        at_headings = [item for item in chunks[1:] if item.startswith("## 4.")]
+        assert len(at_headings) == len(chunks) - 1
         assert sum(chunk.startswith("## 4.") for chunk in self.chunks(text, 250, "paragraph", tmp_path)) < len(
             at_headings
         )
@@ -251,9 +251,7 @@ class TestEvidence:
         reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
         return reader
 
-    def test_has_page_section_and_a_link_that_opens_the_page_wherever_it_is_shown(
-        self, reader, tmp_path
-    ) -> None:
+    def test_has_page_section_and_a_link_that_opens_the_page_wherever_it_is_shown(self, reader, tmp_path) -> None:
         path = report(tmp_path)
         result = reader.read(path, QUESTION)
         [quote] = result.evidence

@@ -142,12 +142,12 @@ def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> Non
 
 
 def test_discarded_attempts_are_kept_apart_and_events_stand_by_their_attempt(make_reader, log) -> None:
-    asked = 0
+    calls = 0
 
     def script(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        return "" if asked in {2, 3} else perfect_reader(prompt)
+        nonlocal calls
+        calls += 1
+        return "" if calls in {2, 3} else perfect_reader(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY)
     reader = make_reader(ScriptedPolicy(script), run_log=log, rules=rules)
@@ -430,17 +430,17 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
 
 
 def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
-    asked: list[bool | None] = []
+    wishes: list[bool | None] = []
 
     class Watching(ScriptedPolicy):
         async def complete(self, prompt, sampling):
-            asked.append(sampling.logprobs)
+            wishes.append(sampling.logprobs)
             return await super().complete(prompt, sampling)
 
     for wish in (True, False, None):
         sampling = SamplingParams(logprobs=wish)
         make_reader(Watching(perfect_reader), run_log=log, sampling=sampling).read("short", QUESTION)
-    assert asked == [True, True, False, False, False, False]
+    assert wishes == [True, True, False, False, False, False]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.lists(st.floats(width=32, allow_nan=False)), st.text())
@@ -483,17 +483,17 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
 def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continues(
     make_reader, log, tmp_path, replaced
 ) -> None:
-    asked = 0
+    calls = 0
 
     def reply(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
             for path in tmp_path.glob(f"{log.path.name}*"):
                 path.rename(path.with_name("moved-" + path.name))
             if replaced:
                 shutil.copy(tmp_path / f"moved-{log.path.name}", log.path)
-        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+        return f"memory {calls}" if "<section>" in prompt else r"\boxed{1904}"
 
     result = make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="moved")
     stopped = [event for event in result.events if event.kind is EventKind.LOGGING_STOPPED]

@@ -165,13 +165,13 @@ def test_every_request_is_a_conversation(structured_reader, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     reader = structured_reader("no", '{"place": "harbor"}', GOOD, run_log=log)
     result = reader.read(TEXT, QUESTION, response_format=Key)
-    found = [conversation for conversation in log.conversations(result.run_id) if conversation.role != "update"]
-    assert [(item.role, item.slot, item.writes.value) for item in found] == [
+    rows = [conversation for conversation in log.conversations(result.run_id) if conversation.role != "update"]
+    assert [(row.role, row.slot, row.writes.value) for row in rows] == [
         ("answer", 0, "answer"), ("repair", 0, "answer"), ("repair", 1, "answer"),
     ]  # fmt: skip
-    assert [item.parents for item in found[1:]] == [(found[0].step,), (found[1].step,)]
-    assert all(item.sampling["json_schema"] is True for item in found)
-    assert [event.kind for item in found for event in item.events] == ["invalid_answer"] * 2
+    assert [row.parents for row in rows[1:]] == [(rows[0].step,), (rows[1].step,)]
+    assert all(row.sampling["json_schema"] is True for row in rows)
+    assert [event.kind for row in rows for event in row.events] == ["invalid_answer"] * 2
     assert log.get(result.run_id).settings["response_format"]["schema"] == Key.model_json_schema()
     assert log.trace(result.run_id).final_memory == result.memory
     log.close()

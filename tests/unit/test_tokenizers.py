@@ -249,15 +249,15 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
     import tiktoken
 
     ranks = {bytes([byte]): byte for byte in range(256)}
-    asked = []
+    names = []
 
     def get(name):
-        asked.append(name)
+        names.append(name)
         return tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
 
     monkeypatch.setattr(tiktoken, "get_encoding", get)
     tokenizer = load_tokenizer("gpt-4o-mini")
-    assert asked == ["o200k_base"]
+    assert names == ["o200k_base"]
     assert tokenizer.name == "o200k_base"
     assert tokenizer.special_tokens == {"<|x|>"}
     assert tokenizer.encode("ab<|x|>") == list(b"ab<|x|>")
