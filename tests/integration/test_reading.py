@@ -167,8 +167,8 @@ def test_the_command_line_reads_and_the_doctor_is_content(embedded_server, tmp_p
         command = [sys.executable, "-m", "memagent_graph", *arguments, "--base-url", embedded_server.base_url, "--json"]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
-    findings = json.loads(memagent("doctor").stdout)["findings"]
-    assert {finding["health"] for finding in findings} == {"ok"}, findings
+    checks = json.loads(memagent("doctor").stdout)["checks"]
+    assert {check["status"] for check in checks} == {"ok"}, checks
     done = memagent("read", str(tmp_path / "book.txt"), "-q", FACT.question, "--logprobs")
     result = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr

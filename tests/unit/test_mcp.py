@@ -69,6 +69,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
+@pytest.fixture
+def policy() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
 class Reports(list[tuple[float, float | None, str | None]]):
     """A progress callback that keeps what it is told."""
 
@@ -159,6 +165,17 @@ def text_of(result: types.CallToolResult) -> str:
     return content.text
 
 
+def answers_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+    assert not result.isError, text_of(result)
+    assert result.structuredContent
+    answers: list[dict[str, Any]] = result.structuredContent["answers"]
+    return answers
+
+
+def answer_of(result: types.CallToolResult) -> dict[str, Any]:
+    return answers_of(result)[0]
+
+
 def refusal(result: types.CallToolResult) -> str:
     assert result.isError
     assert "Traceback" not in text_of(result)
@@ -171,9 +188,8 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     reports = Reports()
     arguments = {"path": str(path), "questions": [QUESTION, "What is the key of castle?"]}
     read = await session.call_tool("read_document", arguments, progress_callback=reports)
-    assert not read.isError, text_of(read)
-    assert [answer["answer"] for answer in read.structuredContent["answers"]] == ["4711", "1234"]
-    first = read.structuredContent["answers"][0]
+    assert [answer["answer"] for answer in answers_of(read)] == ["4711", "1234"]
+    first = answer_of(read)
     assert TEXT[first["evidence"][0]["start_char"] : first["evidence"][0]["end_char"]] == first["evidence"][0]["quote"]
     assert '- "harbor is 4711" in "' in text_of(read)
     assert "The key of harbor is 4711. word" in first["evidence"][0]["context"]
@@ -189,7 +205,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     reports = Reports()
     follow_up = {"run_id": first["run_id"], "questions": "And the key of castle?"}
     again = await session.call_tool("ask_again", follow_up, progress_callback=reports)
-    assert again.structuredContent["answers"][0]["answer"] == "1234"
+    assert answer_of(again)["answer"] == "1234"
     assert len(reports) > 2
 
     listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
@@ -211,17 +227,13 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
         assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
 
 
-async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder) -> None:
-    with FakeServer() as server:
-        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
-            await use_every_tool(session, folder / "book.txt")
+async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    async with over_stdio("--root", folder, "--base-url", policy.base_url, *SMALL) as session:
+        await use_every_tool(session, folder / "book.txt")
 
 
-async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> None:
-    with (
-        FakeServer() as server,
-        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
-    ):
+async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with over_http(url) as session:
             await use_every_tool(session, folder / "book.txt")
 
@@ -236,7 +248,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
         read = await session.call_tool("read_document", arguments, progress_callback=reports)
-    first, second, third = read.structuredContent["answers"]
+    first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
@@ -275,7 +287,7 @@ async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_pa
         text = TEXT * 5
         read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
     assert "only the passages that a search finds for each question" in tools["read_document"]
-    [answer] = read.structuredContent["answers"]
+    [answer] = answers_of(read)
     assert re.fullmatch(
         r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\.", answer["extent"]
     )
@@ -300,24 +312,23 @@ async def test_without_a_log_there_is_only_reading() -> None:
     async with in_process(reader={"run_log": False}) as session:
         assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document", "wait", "cancel_read"]
         read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
-        assert read.structuredContent["answers"][0]["answer"] == "4711"
+        assert answer_of(read)["answer"] == "4711"
 
 
-async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
+async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> None:
     bounds = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
     (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
-    with FakeServer() as server:
-        async with over_stdio(*bounds, "--base-url", server.base_url, *SMALL) as session:
-            read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert read.structuredContent["answers"][0]["stop_reason"] == "max_chunks"
-            run = read.structuredContent["answers"][0]["run_id"]
-            again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
-            assert again.structuredContent["answers"][0]["chunks_read"] == 2
-            (folder / "book.txt").write_text(TEXT + ".")
-            longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
-            stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
-            assert not stray.isError
+    async with over_stdio(*bounds, "--base-url", policy.base_url, *SMALL) as session:
+        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert answer_of(read)["stop_reason"] == "max_chunks"
+        run = answer_of(read)["run_id"]
+        again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
+        assert answer_of(again)["chunks_read"] == 2
+        (folder / "book.txt").write_text(TEXT + ".")
+        longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
+        stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
+        assert not stray.isError
 
 
 @pytest.mark.parametrize(
@@ -346,7 +357,7 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
     async with in_process(folder) as session:
         for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
             read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
-            answer = read.structuredContent["answers"][0]["answer"]
+            answer = answer_of(read)["answer"]
             assert (answer == "4711") == ("4711" in text)
             assert read.structuredContent["document_bytes"] == len(text)
 
@@ -375,12 +386,12 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
 
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
-        good, bad = (await session.call_tool("read_document", arguments)).structuredContent["answers"]
+        good, bad = answers_of(await session.call_tool("read_document", arguments))
     assert good["answer"] == "4711"
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
+async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
@@ -388,18 +399,17 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
     log.begin("kept", QUESTION, {**stored, "name": name}, {})
     log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
     log.close()
-    with FakeServer() as server:
-        async with over_stdio("--base-url", server.base_url, *SMALL) as session:
-            with anyio.fail_after(60):  # a server that has ended never answers
-                listed = await session.call_tool("list_runs", {})
-                assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
-                lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
-                assert "caf\ufffd.txt" in refusal(lost)
-                reports = Reports()
-                again = {"run_id": "kept", "questions": QUESTION}
-                kept = await session.call_tool("ask_again", again, progress_callback=reports)
-                assert kept.structuredContent["answers"][0]["answer"] == "4711"
-                assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
+    async with over_stdio("--base-url", policy.base_url, *SMALL) as session:
+        with anyio.fail_after(60):  # a server that has ended never answers
+            listed = await session.call_tool("list_runs", {})
+            assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+            lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
+            assert "caf\ufffd.txt" in refusal(lost)
+            reports = Reports()
+            again = {"run_id": "kept", "questions": QUESTION}
+            kept = await session.call_tool("ask_again", again, progress_callback=reports)
+            assert answer_of(kept)["answer"] == "4711"
+            assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
@@ -407,7 +417,7 @@ async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
         read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
         for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
             answer = refusal(await session.call_tool(tool, {"run_id": "nope", **more}))
-            assert read.structuredContent["answers"][0]["run_id"] in answer
+            assert answer_of(read)["run_id"] in answer
 
 
 async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
@@ -416,7 +426,7 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
             read = await session.call_tool(
                 "read_document", {"path": "book.txt", "questions": QUESTION, "max_chunks": wish}
             )
-            (answer,) = read.structuredContent["answers"]
+            (answer,) = answers_of(read)
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
             assert "stopped at its limit (max_chunks) after" in text_of(read)
 
@@ -466,26 +476,25 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
         assert "did not list them" in answer
 
 
-async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:
+async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder, policy) -> None:
     everything = roots("file:///")
-    with FakeServer() as server:
-        policy = ["--base-url", server.base_url, *SMALL]
-        arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
-        with http_server(*policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
-        with http_server("--root", folder, *policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert not (await session.call_tool("read_document", arguments)).isError
-            async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
-                refusal(await session.call_tool("read_document", arguments))
+    options = ["--base-url", policy.base_url, *SMALL]
+    arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
+    with http_server(*options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
+    with http_server("--root", folder, *options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert not (await session.call_tool("read_document", arguments)).isError
+        async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
+            refusal(await session.call_tool("read_document", arguments))
 
 
-async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder) -> None:
+async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
     hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"roots": {}}}}
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
         "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
-    with FakeServer() as server, http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _):
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with httpx.AsyncClient(timeout=30) as client:
             session = {
                 **ACCEPT,
@@ -680,12 +689,11 @@ def test_names_of_the_command_line_are_answered_besides_this_machines_own() -> N
 # The example
 
 
-def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
+def test_the_example_shows_progress_answer_and_evidence(tmp_path, policy) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "mcp_client.py"
     (tmp_path / "note.txt").write_text(TEXT)
-    with FakeServer() as server:
-        command = [sys.executable, example, "note.txt", QUESTION, "--base-url", server.base_url, *SMALL]
-        done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
+    command = [sys.executable, example, "note.txt", QUESTION, "--base-url", policy.base_url, *SMALL]
+    done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
     assert "answer: 4711" in done.stdout
     assert "harbor is 4711" in done.stdout
     assert len(re.findall(r"^ *\d+%  note\.txt: chunk \d+", done.stdout, re.M)) > 2
@@ -702,13 +710,13 @@ class TestStructuredAnswersAndPages:
         async with in_process(folder, script=self.script) as session:
             arguments = {"path": "book.txt", "questions": QUESTION, "response_format": self.SCHEMA}
             read = await session.call_tool("read_document", arguments)
-            [answer] = read.structuredContent["answers"]
+            [answer] = answers_of(read)
             assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
             assert 'Answer: {"key": 4711}' in text_of(read)
             other = {**self.SCHEMA, "required": ["castle"]}
             follow_up = {"run_id": answer["run_id"], "questions": QUESTION, "response_format": other}
             again = await session.call_tool("ask_again", follow_up)
-            [answer] = again.structuredContent["answers"]
+            [answer] = answers_of(again)
             assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
             assert [event["kind"] for event in answer["events"]].count("invalid_answer") == 3
             assert "The answer does not match response_format" in text_of(again)
@@ -718,7 +726,7 @@ class TestStructuredAnswersAndPages:
         async with in_process(folder) as session:
             arguments = {"path": "a.pdf", "questions": QUESTION, "pages": "2-3"}
             read = await session.call_tool("read_document", arguments)
-            [quote] = read.structuredContent["answers"][0]["evidence"]
+            [quote] = answer_of(read)["evidence"]
             assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
             assert "page 3, 4.2 Keys" in text_of(read)
             assert str(folder) not in json.dumps(read.structuredContent)

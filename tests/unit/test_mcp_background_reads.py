@@ -24,6 +24,8 @@ from unit.test_mcp import (
     SMALL_BUDGET,
     TEXT,
     Reports,
+    answer_of,
+    answers_of,
     command,
     over_stdio,
     refusal,
@@ -49,13 +51,6 @@ async def connected(reader: MemAgent, **options: Any) -> AsyncIterator[ClientSes
         async with create_connected_server_and_client_session(server) as session:
             yield session
         await server.aclose()
-
-
-def answer_of(result: types.CallToolResult) -> dict[str, Any]:
-    assert not result.isError, text_of(result)
-    assert result.structuredContent
-    answer: dict[str, Any] = result.structuredContent["answers"][0]
-    return answer
 
 
 def sections(prompts: list[str]) -> list[str]:
@@ -84,7 +79,7 @@ async def test_a_read_in_the_background_gives_its_run_id_at_once_and_its_answer_
     async with connected(reader_of(policy, tmp_path)) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
         result = await session.call_tool("read_document", both)
-        first, second = result.structuredContent["answers"]  # type: ignore[index]
+        first, second = answers_of(result)
         assert (first["is_reading"], second["is_reading"]) == (True, True)
         assert first["answer"] is None
         assert "still being read" in text_of(result)
@@ -160,7 +155,7 @@ async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.02)
     async with connected(reader_of(policy, tmp_path)) as session:
         both = {**ASK, "questions": [QUESTION, "What is the key of castle?"], "background": True}
-        first, second = (await session.call_tool("read_document", both)).structuredContent["answers"]  # type: ignore[index]
+        first, second = answers_of(await session.call_tool("read_document", both))
         await until_prompted(policy.prompts, 4)
         await session.call_tool("cancel_read", {"run_id": first["run_id"]})
         assert answer_of(await session.call_tool("wait", {"run_id": second["run_id"]}))["answer"] == "1234"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
 
-MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
 
@@ -43,21 +42,27 @@ def fetch(name: str) -> str:
     return LONG if name == "long" else "a short text"
 
 
-BOTH = pytest.mark.parametrize("run", ["invoke", "ainvoke"], indirect=True)
+BOTH = pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 """One test for each of the middleware's synchronous methods, which run the asynchronous ones."""
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+async def run(agent: Any, turn: Any, thread: str = "one", way: str = "ainvoke") -> list[AnyMessage]:
     """Call an agent, asynchronously unless a test says otherwise."""
-    way = getattr(request, "param", "ainvoke")
+    config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
+    state = agent.invoke(turn, config) if way == "invoke" else await agent.ainvoke(turn, config)
+    return list(state["messages"])
 
-    async def call(agent: Any, turn: Any, thread: str = "one") -> list[AnyMessage]:
-        config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
-        state = agent.invoke(turn, config) if way == "invoke" else await agent.ainvoke(turn, config)
-        return list(state["messages"])
 
-    return call
+def agent_of(
+    reader: MemAgent, *replies: AIMessage | str, tools: Sequence[Any] = (fetch,), saver: Any = None, **options: Any
+) -> Any:
+    """An agent with the middleware, whose model gives these replies."""
+    middleware = [MemAgentMiddleware(reader, **{"result_tokens": 500, **options})]
+    return create_agent(in_turn(*replies), list(tools), middleware=middleware, checkpointer=saver)
+
+
+def fetch_long(*, twice: bool = False) -> AIMessage:
+    return calls(*[("fetch", {"name": "long"})] * (1 + twice))
 
 
 def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
@@ -97,12 +102,11 @@ class Traced(BaseCallbackHandler):
 class TestToolResults:
     @BOTH
     async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader, way
     ) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
         reader = make_reader()
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(reader, result_tokens=500)])
-        shown = tool_message(await run(agent, ASK))
+        agent = agent_of(reader, fetch_long(), "4711")
+        shown = tool_message(await run(agent, ASK, way=way))
         assert (shown.tool_call_id, shown.name, shown.status) == ("call-0", "fetch", "success")
         assert "Answer: 4711" in shown.content
         assert "harbor 4711" in shown.content
@@ -111,20 +115,19 @@ class TestToolResults:
         assert reading_of(shown)["usage"]["prompt_tokens"] > 3000
         assert reader.store.read_bytes(reading_of(shown)["document"], 0, 10**6).decode() == LONG
 
-    async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader) -> None:
         """Also one that has more bytes than the bound, but not more tokens."""
         policy, tokens = ScriptedPolicy(perfect_reader), load_tokenizer("embedded").count(LONG)
         for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
-            middleware = [MemAgentMiddleware(make_reader(policy), result_tokens=bound)]
-            agent = create_agent(in_turn(calls(("fetch", {"name": name})), "done"), [fetch], middleware=middleware)
+            agent = agent_of(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
             assert tool_message(await run(agent, ASK)).content == text
         assert policy.prompts == []
 
-    async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_the_whole_result_can_be_asked_further_questions(self, make_reader) -> None:
         def script(messages: list[BaseMessage]) -> AIMessage:
             results = [message for message in messages if isinstance(message, ToolMessage)]
             if not results:
-                return calls(("fetch", {"name": "long"}))
+                return fetch_long()
             if len(results) == 1:
                 run_id = reading_of(results[0])["run_id"]
                 return calls(
@@ -141,15 +144,14 @@ class TestToolResults:
             assert reading["question"] == "What is the key of castle?"
 
     async def test_a_result_can_be_asked_in_a_later_turn_by_another_process_but_not_on_another_thread(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader
     ) -> None:
         saver = InMemorySaver()
 
         def agent(*replies: AIMessage | str) -> Any:
-            middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
-            return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
+            return agent_of(make_reader(), *replies, saver=saver)
 
-        first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
+        first = tool_message(await run(agent(fetch_long(), "4711"), ASK))
         arguments = {"run_id": reading_of(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
@@ -162,7 +164,7 @@ class TestToolResults:
         assert "2222" not in tool_message(other, -1).content
         assert "No tool result of this conversation" in tool_message(other, -1).content
 
-    async def test_blocks_that_are_no_text_stay(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_blocks_that_are_no_text_stay(self, make_reader) -> None:
         image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
 
         @tool
@@ -171,51 +173,33 @@ class TestToolResults:
             half = len(LONG) // 2
             return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
 
-        agent = create_agent(
-            in_turn(calls(("look", {})), "done"),
-            [look],
-            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
-        )
+        agent = agent_of(make_reader(), calls(("look", {})), "done", tools=[look])
         text, kept = tool_message(await run(agent, ASK)).content
         assert "Answer: 4711" in text["text"]
         assert kept == image
 
-    async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(self, make_reader) -> None:
         @tool
         def hand_over(runtime: ToolRuntime) -> Command[Any]:
             """Hand over."""
             result = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
             return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
-        agent = create_agent(
-            in_turn(calls(("hand_over", {})), "done"),
-            [hand_over],
-            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
-        )
-        messages = await run(agent, ASK)
+        messages = await run(agent_of(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
         assert reading_of(tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
-    async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(self, make_reader) -> None:
         saver = InMemorySaver()
-        model = in_turn(calls(("fetch", {"name": "long"}), ("fetch", {"name": "long"})), "done")
-        agent = create_agent(
-            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)], checkpointer=saver
-        )
+        agent = agent_of(make_reader(), fetch_long(twice=True), "done", saver=saver)
         messages = await run(agent, ASK)
         run_ids = {reading_of(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
         assert run_ids == set(state["memagent_readings"])
 
-    async def test_a_result_that_cannot_be_read_is_kept_and_the_model_is_told(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_a_result_that_cannot_be_read_is_kept_and_the_model_is_told(self, make_reader) -> None:
         down = [True]
 
         def policy(prompt: str) -> Any:
@@ -223,10 +207,8 @@ class TestToolResults:
                 PolicyUnreachableError("no connection", hint="Start the server.") if down[0] else perfect_reader(prompt)
             )
 
-        saver = InMemorySaver()
-        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=1800)
-        model = in_turn(calls(("fetch", {"name": "long"})), "later, then")
-        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
+        saver, reader = InMemorySaver(), make_reader(ScriptedPolicy(policy))
+        agent = agent_of(reader, fetch_long(), "later, then", saver=saver, result_tokens=1800)
         notice = tool_message(await run(agent, ASK))
         assert "no connection" in notice.content
         assert "Start the server." in notice.content
@@ -236,11 +218,11 @@ class TestToolResults:
         ask = calls(
             ("ask_tool_result", {"run_id": reading_of(notice)["run_id"], "questions": ASK["messages"][0].content})
         )
-        agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
+        agent = agent_of(reader, ask, "4711", saver=saver, result_tokens=1800)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 
     async def test_a_result_that_cannot_be_stored_stays_in_the_artifact(
-        self, make_reader: MakeReader, run: Any, monkeypatch: pytest.MonkeyPatch
+        self, make_reader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*arguments: Any, **options: Any) -> None:
             raise OSError(28, "No space left on device")
@@ -252,22 +234,18 @@ class TestToolResults:
 
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", full)
-        model = in_turn(calls(("fetch", {"name": "long"}), ("hand_over", {})), "done")
-        middleware = [MemAgentMiddleware(reader, result_tokens=1800)]
-        messages = await run(create_agent(model, [fetch, hand_over], middleware=middleware), ASK)
+        both = calls(("fetch", {"name": "long"}), ("hand_over", {}))
+        messages = await run(agent_of(reader, both, "done", tools=[fetch, hand_over], result_tokens=1800), ASK)
         for index in (0, 1):
             notice = tool_message(messages, index)
             assert "No space left" in notice.content
             assert reading_of(notice)["text"] == LONG
 
-    async def test_a_limit_that_stops_the_reading_is_said(self, make_reader: MakeReader, run: Any) -> None:
-        middleware = MemAgentMiddleware(make_reader(), result_tokens=500, limits=Limits(max_chunks=3))
-        agent = create_agent(in_turn(calls(("fetch", {"name": "long"})), "done"), [fetch], middleware=[middleware])
+    async def test_a_limit_that_stops_the_reading_is_said(self, make_reader) -> None:
+        agent = agent_of(make_reader(), fetch_long(), "done", limits=Limits(max_chunks=3))
         assert "stopped early after 3 parts" in tool_message(await run(agent, ASK)).content
 
-    async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(self, make_reader) -> None:
         sections: list[str] = []
 
         def script(prompt: str) -> str:
@@ -276,28 +254,19 @@ class TestToolResults:
                 raise KeyError("stands for a kill")
             return perfect_reader(prompt)
 
-        middleware, saver = MemAgentMiddleware(make_reader(ScriptedPolicy(script)), result_tokens=500), InMemorySaver()
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
+        agent = agent_of(make_reader(ScriptedPolicy(script)), fetch_long(), "4711", saver=InMemorySaver())
         with pytest.raises(KeyError):
             await run(agent, ASK)
         assert "Answer: 4711" in tool_message(await run(agent, None)).content
         assert len(sections) == len(set(sections)) + 1, "only the chunk at which it was stopped was read twice"
 
-    async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(
-        self, make_reader: MakeReader
-    ) -> None:
+    async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(self, make_reader) -> None:
         policy = ChatModelPolicy(
             ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].text)))
         )
         saver = InMemorySaver()
         for way in ("stream", "astream"):
-            agent = create_agent(
-                in_turn(calls(("fetch", {"name": "long"})), "done"),
-                [fetch],
-                middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)],
-                checkpointer=saver,
-            )
+            agent = agent_of(make_reader(policy), fetch_long(), "done", saver=saver)
             traced = Traced()
             config: Any = {"configurable": {"thread_id": "one"}, "callbacks": [traced]}
             options: Any = {"stream_mode": ["custom", "messages"], "subgraphs": True}
@@ -314,13 +283,9 @@ class TestToolResults:
         assert set(saver.storage) == {"one"}, "no step of the reader was saved in the agent's checkpointer"
         assert set(saver.storage["one"]) == {""}
 
-    async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
-        middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counter, recorder])
+        agent = agent_of(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
         usage = reading_of(first)["usage"]
@@ -339,34 +304,27 @@ class TestToolResults:
         assert not [run for run in recorder.runs if run.name in {"update_memory", "read_chunk"}]
         assert "word7 and then" not in repr([(run.inputs, run.outputs) for run in (span, calls_of_policy)])
 
-    async def test_the_tokens_of_a_read_that_fails_are_counter_until_then(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_the_tokens_of_a_read_that_fails_are_counter_until_then(self, make_reader) -> None:
         def script(prompt: str) -> Any:
             return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else perfect_reader(prompt)
 
         policy = ScriptedPolicy(script)
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
-        middleware = MemAgentMiddleware(make_reader(policy), result_tokens=500)
-        model = in_turn(calls(("fetch", {"name": "long"})), "later")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counter, recorder])
+        agent = agent_of(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
         (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 5 * 100
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
         assert "no connection" in (span.error or "")
 
-    async def test_further_questions_are_counter_too(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_further_questions_are_counter_too(self, make_reader) -> None:
         saver, reader = InMemorySaver(), make_reader()
-        middleware = MemAgentMiddleware(reader, result_tokens=500)
-        agent = create_agent(
-            in_turn(calls(("fetch", {"name": "long"})), "4711"), [fetch], middleware=[middleware], checkpointer=saver
-        )
-        run_id = reading_of(tool_message(await run(agent, ASK)))["run_id"]
+        first = tool_message(await run(agent_of(reader, fetch_long(), "4711", saver=saver), ASK))
+        run_id = reading_of(first)["run_id"]
         ask = calls(("ask_tool_result", {"run_id": run_id, "questions": ["What is the key of castle?", "And?"]}))
         counter = UsageMetadataCallbackHandler()
-        again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
-        message = tool_message(await run(again.with_config(callbacks=[counter]), ASK), -1)
+        again = agent_of(reader, ask, "2222", saver=saver).with_config(callbacks=[counter])
+        message = tool_message(await run(again, ASK), -1)
         (usage,) = counter.usage_metadata.values()
         assert usage["total_tokens"] == sum(
             reading["usage"]["total_tokens"] for reading in message.artifact["readings"]
@@ -379,7 +337,7 @@ class TestHistories:
         middleware = [MemAgentMiddleware(reader, **settings)]
         return create_agent(model, [fetch], middleware=middleware, checkpointer=saver, system_prompt="Be brief.")
 
-    async def dialogue(self, agent: Any, run: Any, turns: int = 20) -> list[AnyMessage]:
+    async def dialogue(self, agent: Any, turns: int = 20) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
         for turn in range(turns):
             text = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
@@ -388,15 +346,13 @@ class TestHistories:
             messages = await run(agent, {"messages": [HumanMessage(text)]})
         return messages
 
-    async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(self, make_reader) -> None:
         count = load_tokenizer("embedded").count
         states = []
         for history_tokens in (400, None):
             saver, model = InMemorySaver(), in_turn("fine")
             agent = self.agent(make_reader(), model, saver, history_tokens=history_tokens)
-            await self.dialogue(agent, run)
+            await self.dialogue(agent)
             longest = max(sum(count(message.text) for message in prompt) for prompt in model.prompts)
             assert (longest <= 450) == (history_tokens is not None)
             assert all(prompt[0] == SystemMessage("Be brief.") for prompt in model.prompts)
@@ -410,20 +366,18 @@ class TestHistories:
             assert set(saver.storage["one"]) == {""}
         assert states[0] == states[1]
 
-    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
+    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader) -> None:
         with pytest.raises(BudgetError, match="history_tokens must be at least 248"):
             MemAgentMiddleware(make_reader(), history_tokens=200)
 
-    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(self, make_reader) -> None:
         with FakeServer() as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
             agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
             with pytest.raises(BudgetError, match="history_tokens"):
                 await run(agent, {"messages": [HumanMessage("hello")]})
 
-    async def test_reading_a_history_shows_its_progress_and_is_counter(self, make_reader: MakeReader) -> None:
+    async def test_reading_a_history_shows_its_progress_and_is_counter(self, make_reader) -> None:
         counter, recorder = UsageMetadataCallbackHandler(), Recorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for way in ("stream", "astream"):
@@ -442,40 +396,38 @@ class TestHistories:
         assert [run.name for run in recorder.runs].count("MemAgent") == 2
 
     @BOTH
-    async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader, way) -> None:
         def keep_every_key(prompt: str) -> str:
             memory, section = part(prompt, "memory"), part(prompt, "section")
             return "\n".join([memory, *re.findall(r"key of \w+ is \d+", section)]).strip() or "nothing yet"
 
         model = in_turn("fine")
         agent = self.agent(make_reader(ScriptedPolicy(keep_every_key)), model, InMemorySaver())
-        await self.dialogue(agent, run)
-        await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]})
+        await self.dialogue(agent)
+        await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]}, way=way)
         assert "Remember it" not in str(model.prompts[-1]), "the message itself is no longer there"
         assert "key of harbor is 4711" in model.prompts[-1][1].text
         assert model.prompts[-1][-1].content == "What is the key of harbor?"
 
-    async def test_no_message_is_read_twice_and_most_turns_read_nothing(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_no_message_is_read_twice_and_most_turns_read_nothing(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
         agent = self.agent(make_reader(policy), in_turn("fine"), InMemorySaver())
-        await self.dialogue(agent, run, turns=25)
+        await self.dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):
             assert sum(f"word{turn}x5" in section for section in sections) == (turn != 1)
         assert len(sections) < 25
 
-    async def test_another_process_reads_the_older_part_anew(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_another_process_reads_the_older_part_anew(self, make_reader) -> None:
         saver = InMemorySaver()
-        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver), run)
+        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver))
         policy = ScriptedPolicy(perfect_reader)
         model = in_turn("4711")
         await run(self.agent(make_reader(policy), model, saver), ASK)
         assert "harbor 4711" in str(model.prompts[-1])
 
     async def test_calls_stay_with_their_results_and_the_request_stays_in_a_long_loop_of_tools(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader
     ) -> None:
         number = [0]
 
@@ -492,9 +444,7 @@ class TestHistories:
         await run(self.agent(make_reader(), model), ASK)
         assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
-    async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(self, make_reader) -> None:
         down = [False]
 
         def policy(prompt: str) -> Any:
@@ -503,12 +453,12 @@ class TestHistories:
         agent = self.agent(make_reader(ScriptedPolicy(policy)), in_turn("fine"), InMemorySaver())
         down[0] = True
         with pytest.raises(PolicyUnreachableError) as caught:
-            await self.dialogue(agent, run)
+            await self.dialogue(agent)
         assert any("history_tokens=None" in note for note in caught.value.__notes__)
         down[0] = False
         assert (await run(agent, None))[-1].content == "fine"
 
-    async def test_threads_do_not_share_memories(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_threads_do_not_share_memories(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
         model = in_turn("fine")
         agent = self.agent(make_reader(policy), model, InMemorySaver())
@@ -518,7 +468,7 @@ class TestHistories:
             await run(agent, {"messages": [*messages, HumanMessage("And now?")]}, thread)
             assert len(policy.prompts) > before
 
-    async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader) -> None:
         model = in_turn("fine")
         agent = self.agent(make_reader(), model)
         messages = [
@@ -533,7 +483,7 @@ class TestHistories:
         assert shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
 
-    async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader) -> None:
         model = in_turn("fine")
         messages = [
             HumanMessage("The key of harbor is 4711. \ud800"),
@@ -545,8 +495,8 @@ class TestHistories:
 
 class TestTogetherWithOthers:
     @pytest.mark.parametrize("ours_first", [True, False])
-    async def test_with_summarization(self, make_reader: MakeReader, run: Any, ours_first: bool) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+    async def test_with_summarization(self, make_reader, ours_first: bool) -> None:
+        model = in_turn(fetch_long(), "4711")
         summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
         ours = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_agent(model, [fetch], middleware=[ours, summary] if ours_first else [summary, ours])
@@ -554,7 +504,7 @@ class TestTogetherWithOthers:
         assert "Answer: 4711" in tool_message(messages).content
         assert not [message for message in messages if "a summary" in message.text], "nothing was left to summarise"
 
-    async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader) -> None:
         model = in_turn("fine")
         summary = SummarizationMiddleware(in_turn("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12))
         ours = MemAgentMiddleware(make_reader(), history_tokens=260, keep_messages=2)
@@ -564,10 +514,10 @@ class TestTogetherWithOthers:
         assert any("summary of the conversation" in message.text for message in messages)
         assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
-    async def test_in_a_deep_agent(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_in_a_deep_agent(self, make_reader) -> None:
         from deepagents import create_deep_agent
 
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+        model = in_turn(fetch_long(), "4711")
         middleware = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_deep_agent(model, [fetch], middleware=[middleware])
         history = [HumanMessage("The key of mill is 33."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
@@ -689,7 +639,7 @@ def test_without_langchain_the_import_says_what_to_install(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"result_tokens": 0}, {"history_tokens": -1}, {"keep_messages": 0}])
-def test_settings_without_sense_are_refused(make_reader: MakeReader, settings: dict[str, int]) -> None:
+def test_settings_without_sense_are_refused(make_reader, settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         MemAgentMiddleware(make_reader(), **settings)
 

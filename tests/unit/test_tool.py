@@ -179,19 +179,11 @@ class TestWhatTheModelMayRead:
         message = refusal(make_tool(roots=[root]), path=path)
         assert message == f"there is no file {path!r} that may be read. Name a file below roots/."
 
-    def test_a_text_over_the_ceiling_is_refused(self, make_tool) -> None:
-        assert "more than the 100 that are allowed" in refusal(make_tool(max_bytes=100), text="x" * 101)
-        assert "more than the 100 that are allowed" in refusal(make_tool(max_bytes=100), text="ü" * 51)
-
     def test_a_text_that_is_a_files_name_is_that_text(self, make_tool) -> None:
         """An error would tell whether the file exists."""
         policy = ScriptedPolicy(perfect_reader)
         call(make_tool(policy), questions=[HARBOR], text="/etc/passwd")
         assert part(policy.prompts[0], "section") == "/etc/passwd"
-
-    @pytest.mark.parametrize("url", ["http://example.com/a", "file:///etc/passwd"])
-    def test_no_address_is_read_without_a_fetcher(self, make_tool, url) -> None:
-        assert "url cannot be read here; choose one of: text" in refusal(make_tool(), url=url)
 
     @pytest.mark.parametrize("url", ["file:///etc/passwd", "example.com/a", "http://", "http://["])
     def test_a_fetcher_gets_web_addresses_only(self, make_tool, url) -> None:
@@ -211,23 +203,24 @@ class TestWhatTheModelMayRead:
         assert message.text.startswith("Answer: 4711")
         assert message.artifact["document"]["name"] == "my book.txt"
 
-    def test_a_failing_fetcher_is_told(self, make_tool) -> None:
-        def fetch(url: str) -> str:
-            raise TimeoutError("no reply")
-
-        text = refusal(make_tool(fetcher=fetch), url="https://example.com/a")
-        assert "could not be fetched (TimeoutError: no reply)" in text
-
-    def test_what_is_fetched_has_the_same_ceiling(self, make_tool) -> None:
-        assert "more than the 100" in refusal(make_tool(fetcher=lambda url: TEXT, max_bytes=100), url="https://a.b/c")
-
-    def test_two_sources_or_none_are_refused(self, make_tool, tmp_path) -> None:
-        tool = make_tool(roots=[tmp_path])
-        assert "got path and text. Choose one of: path, text." in refusal(tool, path="a", text="b")
-        assert "got none" in refusal(tool)
-
-    def test_an_empty_document_is_refused(self, make_tool) -> None:
-        assert "holds no text" in refusal(make_tool(), text="   ")
+    @pytest.mark.parametrize(
+        ("options", "arguments", "words"),
+        [
+            ({"max_bytes": 100}, {"text": "x" * 101}, "more than the 100 that are allowed"),
+            ({"max_bytes": 100}, {"text": "ü" * 51}, "more than the 100 that are allowed"),
+            ({"max_bytes": 100, "fetcher": lambda url: TEXT}, {"url": "https://a.b/c"}, "more than the 100"),
+            ({"fetcher": lambda url: 1 / 0}, {"url": "https://a.b/c"}, "could not be fetched (ZeroDivisionError: "),
+            ({}, {"url": "http://example.com/a"}, "url cannot be read here; choose one of: text"),
+            ({}, {"url": "file:///etc/passwd"}, "url cannot be read here; choose one of: text"),
+            ({"roots": ["."]}, {"path": "a", "text": "b"}, "got path and text. Choose one of: path, text."),
+            ({"roots": ["."]}, {}, "got none"),
+            ({}, {"text": "   "}, "holds no text"),
+            ({}, {"questions": None, "text": TEXT}, "The arguments do not fit: questions: "),
+            ({"on_failure": "raise"}, {"questions": ["why? " * 100], "text": TEXT}, "Ask a shorter question."),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused_with_the_reason(self, make_tool, options, arguments, words) -> None:
+        assert words in refusal(make_tool(**options), **arguments)
 
     def test_only_what_can_be_read_is_offered(self, make_tool, tmp_path) -> None:
         assert set(make_tool().args) == {"questions", "text"}
@@ -255,21 +248,11 @@ class TestWhatTheModelMayRead:
         assert "its budget is 50" in refusal(tool, questions=["why? " * 100], text=TEXT)
         assert policy.prompts == []
 
-    def test_a_question_that_is_too_long_is_the_models_to_shorten_also_where_failures_are_raised(
-        self, make_tool
-    ) -> None:
-        text = refusal(make_tool(on_failure="raise"), questions=["why? " * 100], text=TEXT)
-        assert text.endswith("Ask a shorter question.")
-
     def test_arguments_that_a_model_leaves_empty_do_not_count(self, make_tool, tmp_path) -> None:
         tool = make_tool(roots=[tmp_path], state_keys=["report"], fetcher=lambda url: "")
         empty = {"path": "", "state_key": "", "url": ""}
         assert call(tool, questions=[HARBOR], text=TEXT, **empty).text.startswith("Answer: 4711")
         assert call(make_tool(), questions=[HARBOR], text=TEXT, **empty).text.startswith("Answer: 4711")
-
-    def test_missing_arguments_are_named(self, make_tool) -> None:
-        message = call(make_tool(), text=TEXT)
-        assert (message.status, message.text) == ("error", "The arguments do not fit: questions: Field required.")
 
 
 class TestTheStateOfAnAgent:
@@ -282,22 +265,20 @@ class TestTheStateOfAnAgent:
     def test_a_key_that_was_named_is_read(self, make_tool, report) -> None:
         assert self.ask(make_tool(state_keys=["report"]), "report", report).text.startswith("Answer: 4711")
 
-    def test_any_other_key_is_refused(self, make_tool) -> None:
-        message = self.ask(make_tool(state_keys=["report"]), "messages", TEXT)
-        assert message.status == "error"
-        assert "state_key: Input should be 'report'" in message.text
-
-    def test_half_a_surrogate_pair_is_told_with_its_place(self, make_tool) -> None:
-        message = self.ask(make_tool(state_keys=["report"]), "report", [LangChainDocument("ab\ud800")])
-        assert message.status == "error"
-        assert "half of a surrogate pair at character 2" in message.text
-
-    @pytest.mark.parametrize("report", [Path("/etc/passwd"), 5, {"key": "sha256:" + "0" * 64}, [], None])
-    def test_what_is_no_text_is_refused(self, make_tool, report) -> None:
-        message = self.ask(make_tool(state_keys=["report"]), "report", report)
-        assert message.status == "error"
-        assert "state" in message.text
-        assert "root:" not in message.text
+    @pytest.mark.parametrize(
+        ("key", "report", "words"),
+        [
+            ("messages", TEXT, "state_key: Input should be 'report'"),
+            ("report", [LangChainDocument("ab\ud800")], "half of a surrogate pair at character 2"),
+            *(
+                ("report", value, "state")
+                for value in (Path("/etc/passwd"), 5, {"key": "sha256:" + "0" * 64}, [], None)
+            ),
+        ],
+    )
+    def test_another_key_and_what_is_no_text_are_refused(self, make_tool, key, report, words) -> None:
+        message = self.ask(make_tool(state_keys=["report"]), key, report)
+        assert (message.status, words in message.text, "root:" in message.text) == ("error", True, False)
 
     def test_outside_of_an_agent_there_is_nothing_to_read(self, make_tool) -> None:
         assert "is empty" in refusal(make_tool(state_keys=["report"]), state_key="report")

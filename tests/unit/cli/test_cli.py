@@ -260,18 +260,18 @@ def test_doctor_finds_a_healthy_server_healthy(server) -> None:
 
     server.respond, server.vllm = respond, True
     done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    health = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
+    status = {check["subject"]: check["status"] for check in json.loads(done.stdout)["checks"]}
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert done.exit_code == 0, done.stdout
-    assert health == dict.fromkeys(subjects, "ok")
+    assert status == dict.fromkeys(subjects, "ok")
 
 
 def test_doctor_finds_what_is_wrong(server) -> None:
     server.respond, server.window, server.count = lambda body, number: "fine", None, lambda text: len(text.split())
     done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    health = {finding["subject"]: finding["health"] for finding in json.loads(done.stdout)["findings"]}
+    status = {check["subject"]: check["status"] for check in json.loads(done.stdout)["checks"]}
     assert done.exit_code == 0, "it can read"
-    assert (health["window"], health["token ids"], health["tokenizer"]) == ("note", "note", "note")
+    assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     gone = invoke("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")
     assert gone.exit_code == 4
     assert "no connection" in gone.stdout

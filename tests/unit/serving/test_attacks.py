@@ -70,6 +70,10 @@ def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
+def post(server: Served, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
+    return httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers, timeout=60)
+
+
 def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
     form = {"file": (name, data)}
     return httpx2.post(f"{server.api}/files", files=form, data={"purpose": "user_data"}, headers=headers, timeout=30)
@@ -97,7 +101,7 @@ def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_c
     for content in ("hello", LONG):
         body = chat(content, base_url="http://evil.example/v1", api_key="stolen", extra_headers={"Host": "evil"})
         headers = {**KEY, "X-Forwarded-Host": "evil.example", "OpenAI-Organization": "evil"}
-        assert httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers).status_code == 200
+        assert post(server, body, headers).status_code == 200
     assert len(upstream.requests) > before + 1
     assert {request["model"] for request in upstream.requests[before:]} == {"fake"}
 
@@ -162,7 +166,7 @@ def raw(server: Served, *lines: str, body: bytes = b"") -> bytes:
 
 def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     body = chat(LONG, model="fake\r\nX-Evil: 1")
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body, headers=KEY)
+    reply = post(server, body)
     assert reply.status_code == 404
     assert "x-evil" not in reply.headers
     file = upload(server, "a\r\nX-Evil: 1\x1b[31m.txt", b"text").json()
@@ -184,7 +188,7 @@ def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
 
     with FakeServer(refuse, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG))
+        reply = post(server, chat(LONG))
     assert reply.status_code == 502
     assert [record for record in caplog.records if "forged" in record.getMessage()]
     assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
@@ -195,7 +199,7 @@ def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
 
 @pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
 def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> None:
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), headers=KEY).status_code == 200
+    assert post(server, chat(LONG)).status_code == 200
     for method, path in (("GET", ""), ("POST", "/cancel")):
         url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
         assert httpx2.request(method, url, headers=OTHER).status_code == 404
@@ -205,7 +209,7 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
     text = f"{LONG} The key of castle is {PRIVATE}."
     with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
         file = upload(server, f"{PRIVATE}.txt", text.encode()).json()
-        run_id = httpx2.post(f"{server.api}/chat/completions", json=chat(text), headers=KEY).headers[RUN_ID_HEADER]
+        run_id = post(server, chat(text)).headers[RUN_ID_HEADER]
         before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
         own = {"X-Memagent-Page": "1", "Origin": server.url}
         signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
@@ -249,7 +253,7 @@ def test_files_belong_to_a_key(server: Served) -> None:
         assert httpx2.request(method, url, headers=OTHER).status_code == 404
     assert httpx2.get(f"{server.api}/files", headers=OTHER).json()["data"] == []
     part = [{"type": "file", "file": {"file_id": file["id"]}}]
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(part), headers=OTHER).status_code == 404
+    assert post(server, chat(part), OTHER).status_code == 404
     assert httpx2.delete(path, headers=KEY).json()["deleted"] is True
     assert httpx2.get(path, headers=KEY).status_code == 404
 
@@ -260,7 +264,7 @@ def test_files_belong_to_a_key(server: Served) -> None:
 def test_no_file_id_names_a_path(server: Served, file_id: str) -> None:
     assert httpx2.get(f"{server.api}/files/{file_id}", headers=KEY).status_code == 404
     part = [{"type": "file", "file": {"file_id": file_id}}]
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(part), headers=KEY).status_code == 404
+    assert post(server, chat(part)).status_code == 404
 
 
 def test_the_files_of_one_key_have_a_bound(server: Served) -> None:
@@ -276,7 +280,7 @@ def test_a_text_that_is_too_large_for_its_key_is_no_fault_of_the_server(server: 
         "type": "file",
         "file": {"file_data": base64.b64encode(b"<p>" + b"word " * 250_000).decode(), "filename": "a.html"},
     }
-    reply = httpx2.post(f"{server.api}/chat/completions", json=chat([part]), headers=KEY, timeout=60)
+    reply = post(server, chat([part]))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "files_too_large")
     assert "Retry-After" not in reply.headers
 
@@ -306,7 +310,7 @@ def test_a_policy_server_that_repeats_its_key_tells_no_client(tmp_path: Path, st
         return web.Response(body=b'data: {"x": "the-server\'s-own-key"}\n\n', status=status, content_type=kind)
 
     with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+        reply = post(server, chat("hello"))
     assert reply.status_code == status
     assert reply.content == b'data: {"x": "[hidden]"}\n\n'
 
@@ -317,7 +321,7 @@ def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(tmp_path
         return web.Response(body=b"<p>the-server's-own-key", content_type=kind)
 
     with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+        reply = post(server, chat("hello"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
     assert "the-server's-own-key" not in reply.text
 
@@ -339,7 +343,7 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
     monkeypatch.setattr(short_requests, "_MAX_REPLY_BYTES", MEGABYTE)
     with FakeServer(flood, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
         body = chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}])
-        reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+        reply = post(server, body)
     assert len(reply.content) < MEGABYTE
     event = reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
@@ -377,7 +381,7 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
             reads = server.serving.manager._reads
             until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
-            refused = httpx2.post(f"{server.api}/chat/completions", json=chat(f"{LONG} more"))
+            refused = post(server, chat(f"{LONG} more"))
         stopped, events = waiting.result(), streaming.result().text.split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
     assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
@@ -449,7 +453,7 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
             until(lambda: memory.used == 3 * MEGABYTE)
-            reply = httpx2.post(f"{server.api}/chat/completions", json=chat("word " * 300_000))
+            reply = post(server, chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
         until(lambda: memory.used == 0)
@@ -482,7 +486,7 @@ def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with
         with large_requests(server, 2, [part]):
             until(lambda: conversions == ["begun"] * 2)
             large = chat("hello", padding="x" * MEGABYTE)
-            assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
+            assert post(server, large, OTHER).status_code == 200
         until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
 
 
@@ -517,7 +521,7 @@ def test_many_large_requests_of_one_key_are_parsed_one_after_another(
     with large_requests(server, 4, "of alice"):
         until(lambda: lengths)
         large = chat("hello", padding="x" * MEGABYTE)
-        assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
+        assert post(server, large, OTHER).status_code == 200
         assert len(lengths) == 1
         ended.set()
 
@@ -553,7 +557,7 @@ def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), timeout=60)
+        reply = post(server, chat(LONG))
         assert reply.status_code == 200
         assert reply.headers["X-Memagent-Read"] in {"started", "joined", "repeated"}
         assert len(httpx2.get(f"{server.api}/reads").json()["data"]) == 1, "fifty streams of one request are one read"
