@@ -1,7 +1,7 @@
 """A policy on an OpenAI-compatible server, such as vLLM.
 
 This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` creates the
-errors, `redaction` removes keys and passwords from them, and `served_models` chooses the model.
+errors, and `redaction` removes keys and passwords from them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.replies import decode_completion
+from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
@@ -39,7 +39,6 @@ from memagent_graph.policies.sending import (
     find_proxy,
     load_certificates,
 )
-from memagent_graph.policies.served_models import choose_model, find_model_info, is_vllm, parse_model_entries
 from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
@@ -184,7 +183,7 @@ class OpenAICompatiblePolicy:
                 another server.
         """
         async with self._connections.get().slots:
-            gives_ids = bool(sampling.logprobs) and is_vllm(await self.served_model())
+            gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
             completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, gives_ids)
@@ -254,12 +253,12 @@ class OpenAICompatiblePolicy:
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
         info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
-        if not info.knows_control_tokens and is_vllm(served):
+        if not info.knows_control_tokens and _is_vllm(served):
             # Most servers do not report it. Then the tokens of all known families are escaped.
             with suppress(PolicyError):
                 markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | markers)
-        return replace(info, gives_token_ids=is_vllm(served))
+        return replace(info, gives_token_ids=_is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
         """Return the entry of the model in the server's list, cached.
@@ -272,7 +271,7 @@ class OpenAICompatiblePolicy:
             try:
                 url, seconds = self._url("models"), self._timeouts.connect
                 models, _ = await self._send(url, None, parse_model_entries, max_bytes=_MAX_LIST_BYTES, seconds=seconds)
-                served = choose_model(models, self._model, self.base_url, self._redact)
+                served = _choose_model(models, self._model, self.base_url, self._redact)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -282,7 +281,7 @@ class OpenAICompatiblePolicy:
                 self.unlisted = error
                 log.warning("%s; requesting %s anyway", error.message, self._model)
                 served = {"id": self._model}
-            if not is_vllm(served):
+            if not _is_vllm(served):
                 log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)
             self._served = served
             self._model = self._model or str(served["id"])
@@ -389,3 +388,35 @@ class OpenAICompatiblePolicy:
 
 def _are_messages(prompt: Messages | TokenIds) -> bool:
     return bool(prompt) and not isinstance(prompt[0], int)
+
+
+def _choose_model(
+    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redact: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the entry of the model with this name, or of the only model.
+
+    Raises:
+        PolicyRequestError: there is no model with this name; or no name is given, and there is not exactly one model.
+    """
+    bases = [model for model in models if not model.get("parent")]
+    if name is None and len(bases) == 1:
+        return dict(bases[0])
+    for model in models:
+        if model["id"] in {name, f"{name}:latest"}:
+            # An adapter has the window and tokenizer of its base, but does not report them.
+            base = next((other for other in bases if other["id"] == model.get("parent")), {})
+            return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
+    names = [str(model["id"]) for model in models]
+    served = redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
+    if name is None:
+        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Choose one with --model.")
+    error = PolicyRequestError(
+        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Choose one of these with --model."
+    )
+    error.served = served if len(names) == 1 else "NAME"
+    raise error
+
+
+def _is_vllm(served: Mapping[str, Any]) -> bool:
+    """Return whether an entry comes from vLLM."""
+    return served.get("owned_by") == "vllm"

@@ -15,6 +15,7 @@ import json
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
 
 
 def _payload(timeline: Timeline) -> dict[str, Any]:
-    view, totals = timeline.view, timeline.totals
+    view = timeline.view
     return {
         "run": view.run_id,
         "question": view.question,
@@ -128,14 +129,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             {"name": reward.name, "value": f"{reward.value:g}", "source": reward.source} for reward in view.rewards
         ],
         "share": round(timeline.share, 3),
-        "totals": {
-            "chunks": totals.chunks,
-            "changes": totals.changes,
-            "promptTokens": totals.prompt_tokens,
-            "completionTokens": totals.completion_tokens,
-            "seconds": totals.seconds,
-            "events": {kind.value: count for kind, count in totals.events.items()},
-        },
+        "totals": asdict(timeline.totals),
         "steps": _steps(timeline.steps),
         "lines": [
             {
