@@ -85,11 +85,11 @@ class Undescribed:
 
     def __init__(self, policy: OpenAICompatiblePolicy) -> None:
         self.policy = policy
-        self.asked: list[Completion] = []
+        self.completions: list[Completion] = []
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         completion = await self.policy.complete(prompt, replace(sampling, logprobs=True))
-        self.asked.append(completion)
+        self.completions.append(completion)
         return completion
 
 
@@ -134,8 +134,8 @@ async def test_with_any_tokenizer_named_a_document_cannot_leave_its_prompt(
         result = await agent.aread(text, FACT.question)
     await remote.aclose()
     assert result.chunks_read >= 3
-    assert len(policy.asked) == result.chunks_read + 1
-    for completion in policy.asked:
+    assert len(policy.completions) == result.chunks_read + 1
+    for completion in policy.completions:
         assert [token for token in completion.prompt_token_ids if token in control] == of_template
     ends = [0, *(update.end_char for update in result.updates)]
     assert [update.start_char for update in result.updates] == ends[:-1]
@@ -167,8 +167,8 @@ def test_the_command_line_reads_and_the_doctor_is_content(embedded_server, tmp_p
         command = [sys.executable, "-m", "memagent_graph", *arguments, "--base-url", embedded_server.base_url, "--json"]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
-    findings = json.loads(memagent("doctor").stdout)["findings"]
-    assert {finding["health"] for finding in findings} == {"ok"}, findings
+    checks = json.loads(memagent("doctor").stdout)["checks"]
+    assert {check["status"] for check in checks} == {"ok"}, checks
     done = memagent("read", str(tmp_path / "book.txt"), "-q", FACT.question, "--logprobs")
     result = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr

@@ -204,8 +204,8 @@ async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_
         assert count == 1 or TOKENIZER.count(join_findings(findings.values(), context)) <= context.budget.memory_tokens
     for group in groups:
         assert len(group) >= 2
-        shown = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
-        assert TOKENIZER.count(shown) <= chunk_tokens
+        text = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
+        assert TOKENIZER.count(text) <= chunk_tokens
 
 
 async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(reader) -> None:
@@ -218,10 +218,7 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 
 @pytest.mark.parametrize("words", [3, 700])
 @pytest.mark.parametrize("count", [1, 3, 500])
-async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
-    reader, monkeypatch, words, count
-) -> None:
-    monkeypatch.setattr("memagent_graph.reading.branching._MAX_CURSORS", 5)
+async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
     step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())

@@ -13,7 +13,7 @@ from support.fake_server import FakeServer
 from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
-from memagent_graph.cli.examination import Health, examine
+from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.errors import PolicyRequestError, PolicyResponseError, PromptCutError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import parse_finish_reason
@@ -152,12 +152,12 @@ async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
     assert (result.answer, result.events) == ("4711", ())
 
 
-@pytest.mark.parametrize(("window", "health"), [(1500, Health.BAD), (100_000, Health.GOOD)])
-async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, health: Health) -> None:
+@pytest.mark.parametrize(("window", "status"), [(1500, CheckStatus.FAILED), (100_000, CheckStatus.OK)])
+async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, status: CheckStatus) -> None:
     with counting_server(OWN_COUNT, window) as server:
         async with MemAgent(
             base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
         ) as reader:
-            *_, last = [check async for check in examine(reader)]
-    assert (last.subject, last.health) == ("longest prompt", health)
-    assert ("--context-window" in (last.remedy or "")) is (health is Health.BAD)
+            *_, last = [check async for check in check_policy(reader)]
+    assert (last.subject, last.status) == ("longest prompt", status)
+    assert ("--context-window" in (last.remedy or "")) is (status is CheckStatus.FAILED)

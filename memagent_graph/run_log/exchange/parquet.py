@@ -27,8 +27,9 @@ import msgspec
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.grouping import group_values
+from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
-from memagent_graph.run_log.exchange.logged_run import NUMBERS, with_arrays
+from memagent_graph.run_log.exchange.logged_run import with_arrays
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
@@ -89,7 +90,7 @@ class ParquetWriter:
             compression="zstd",
             compression_level=_COMPRESSION_LEVEL,
             data_page_size=_PAGE_BYTES,
-            use_dictionary=[name for name in COLUMNS if name not in NUMBERS],
+            use_dictionary=[name for name in COLUMNS if name not in ARRAY_TYPES],
             column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
         )
         self._templates: dict[str, Mapping[str, str]] = {}
@@ -121,7 +122,7 @@ class ParquetWriter:
             column.append(values.get(name))
         self._rows += 1
         self._characters += sum(len(values.get(name) or "") for name in _LONG_TEXTS)
-        self._numbers += sum(len(values.get(name) or ()) for name in NUMBERS)
+        self._numbers += sum(len(values.get(name) or ()) for name in ARRAY_TYPES)
         is_large = self._characters >= _ROW_GROUP_CHARACTERS or self._numbers >= _ROW_GROUP_NUMBERS
         if is_large or self._rows == _ROW_GROUP_ROWS:
             self._end_group()
@@ -185,7 +186,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
                 yield _run(rows, templates, source)
                 rows = []
                 size = part.nbytes
-            for name, kind in NUMBERS.items():
+            for name, kind in ARRAY_TYPES.items():
                 # A list needs eight times as much memory.
                 row[name] = None if row[name] is None else array(kind, row[name])
             rows.append(row)
@@ -240,7 +241,7 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
     if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):
         raise ValueError(f"a text has more than {MAX_TEXT_BYTES:,} bytes")
-    numbers = {name: values.pop(name) for name in NUMBERS}
+    numbers = {name: values.pop(name) for name in ARRAY_TYPES}
     return replace(msgspec.convert(values, Conversation), **numbers)
 
 
