@@ -192,7 +192,7 @@ async def _measure_checkpoints(seconds: float, reads: int = 256) -> tuple[float,
         start_time = time.monotonic()
         await asyncio.gather(*(read(number) for number in range(reads)))
         rate = count / (time.monotonic() - start_time)
-        await saver.conn.close()  # type: ignore[attr-defined]
+        await saver.aclose()  # type: ignore[attr-defined]
         return rate, sum(file.stat().st_size for file in path.parent.iterdir()) / count
 
 

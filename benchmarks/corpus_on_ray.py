@@ -44,7 +44,7 @@ _ACTOR: Final = b"ray::DocumentActor"
 
 @dataclass
 class Clock:
-    """The methods of a `CorpusProgress`, which measure a run. Times are in seconds of the monotonic clock."""
+    """Follows a run and measures it. Times are in seconds of the monotonic clock."""
 
     run_start: float = 0.0
     first_start: float = float("inf")
@@ -100,7 +100,6 @@ class ActorLoad(threading.Thread):
 async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actors: int) -> Clock:
     """Read a table with this many actors on the connected cluster, or in this process if there are 0."""
     inputs, folder, clock = open_inputs(str(table)), TableFolder(str(out)), Clock()
-    watcher: Any = clock
     with ExitStack() as stack:
         work = stack.enter_context(lock_table(folder))
         checkpoints = str(work / CHECKPOINTS)
@@ -111,7 +110,7 @@ async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actor
         agent = MemAgent(settings=settings, store=work / "documents", checkpoints=checkpoints, run_log=False)
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         in_flight = settings.concurrency
-        await run_corpus(inputs, reader, folder, engine=engine, documents_in_flight=in_flight, watcher=watcher)
+        await run_corpus(inputs, reader, folder, engine=engine, documents_in_flight=in_flight, watcher=clock)
         await reader.aclose()
     return clock
 

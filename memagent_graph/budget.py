@@ -27,31 +27,3 @@ class Budget:
                 raise BudgetError(
                     f"{field.name} must be at least 1, got {getattr(self, field.name)}", hint="Use 1 or more tokens."
                 )
-
-    def require(self, update_template_tokens: int, answer_template_tokens: int) -> None:
-        """Check that both kinds of conversation fit the window with the given templates (in tokens, fields empty).
-
-        Raises:
-            BudgetError: a conversation does not fit. The message names the excess and what to shrink.
-        """
-        carried = self.question_tokens + self.memory_tokens + CHAT_TEMPLATE_TOKENS
-        update = carried + self.chunk_tokens + self.memory_tokens + update_template_tokens
-        if update > self.context_window:
-            excess = update - self.context_window
-            largest = max(("chunk_tokens", "memory_tokens", "question_tokens"), key=lambda name: getattr(self, name))
-            if self.chunk_tokens > excess:
-                remedy = f"Use --chunk-tokens {self.chunk_tokens - excess}"
-            else:
-                remedy = f"Shrink --{largest.replace('_', '-')} (now {getattr(self, largest)})"
-            raise BudgetError(
-                f"a memory update needs {update} tokens (question {self.question_tokens} + memory "
-                f"{self.memory_tokens} + chunk {self.chunk_tokens} + new memory {self.memory_tokens} + template "
-                f"{update_template_tokens} + chat template {CHAT_TEMPLATE_TOKENS}) and the context window has "
-                f"{self.context_window}",
-                hint=f"{remedy}, or serve the model with a window of at least {update} tokens.",
-            )
-        if (answer := carried + self.answer_tokens + answer_template_tokens) > self.context_window:
-            raise BudgetError(
-                f"an answer needs {answer} tokens and the context window has {self.context_window}",
-                hint=f"Shrink --answer-tokens (now {self.answer_tokens}) by {answer - self.context_window}.",
-            )

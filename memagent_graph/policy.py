@@ -111,8 +111,8 @@ class Origin:
         return {field.name: getattr(self, field.name) for field in fields(Origin)}
 
 
-_NUMBERS: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
-"""The fields of a completion that are arrays of numbers, with the arrays' types."""
+ARRAY_TYPES: Final = {"prompt_token_ids": "I", "token_ids": "I", "logprobs": "f"}
+"""The fields of completions and logged conversations that are long lists of numbers, with the type codes of arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Completion(Origin):
         if self.logprobs is self.token_ids is self.prompt_token_ids is None:
             return
         # A hundred replies have hundreds of thousands of numbers. In lists, the garbage collector would visit them all.
-        for name, kind in _NUMBERS.items():
+        for name, kind in ARRAY_TYPES.items():
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
                 object.__setattr__(self, name, array(kind, values))

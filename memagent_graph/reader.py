@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from memagent_graph.errors import (
     PolicyError,
     RunError,
     RunMismatchError,
+    RunNotFoundError,
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
@@ -366,6 +367,28 @@ class MemAgent:
                 async for part in parts:
                     yield part
 
+    async def aresume_or_read(
+        self,
+        run_id: str,
+        document: DocumentSource | Callable[[], Awaitable[DocumentRef]],
+        question: str,
+        *,
+        may_resume: bool = True,
+        past_limit: bool = True,
+        on_update: Callable[[MemoryUpdate], None] | None = None,
+        **options: Any,
+    ) -> ReadResult:
+        """Continue the run with this id, or read the document if there is none that this reader can continue.
+
+        `document` may be a function that returns a reference, and is called only if the document is read. Without
+        `may_resume`, it is read in any case. Other arguments as for `astream_resume`.
+        """
+        if may_resume and self.keeps_checkpoints:
+            with suppress(RunNotFoundError, RunMismatchError):
+                return await await_result(self.astream_resume(run_id, past_limit=past_limit, **options), on_update)
+        reference = await document() if callable(document) else document
+        return await await_result(self.astream(reference, question, run_id=run_id, **options), on_update)
+
     async def ahistory(self, run_id: str) -> list[MemoryUpdate]:
         """Return the memory updates so far, in order. After an edit, only updates that lead to the newest state count.
 
@@ -519,7 +542,7 @@ class MemAgent:
     async def _close_graphs(self, graphs: list[ReaderGraph]) -> None:
         for graph in graphs:
             if isinstance(self._checkpoints, str | Path) and isinstance(graph.checkpointer, BaseCheckpointSaver):
-                await graph.checkpointer.conn.close()  # type: ignore[attr-defined]
+                await graph.checkpointer.aclose()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> MemAgent:
         return self

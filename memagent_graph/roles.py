@@ -7,7 +7,7 @@ template of `fallback` is used, and unfilled fields stay empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -165,34 +165,59 @@ def prompts_for(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only
     return replace(prompts, others=others)
 
 
-def require_room(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> None:
-    """Check that every role's prompt and reply fit the window if all fields have their maximum length.
+def require_room(
+    roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int], **lengths: int
+) -> None:
+    """Check that the prompts and replies of roles fit the window if all fields have their maximum length.
+
+    Args:
+        roles: the roles.
+        prompts: their templates.
+        budget: the lengths of question, memory, chunk and replies.
+        count: counts the tokens of a text.
+        lengths: the maximum tokens of other fields of the templates, by name.
 
     Raises:
-        BudgetError: a role does not fit. The message names the role, the excess and a remedy.
+        BudgetError: a role does not fit. The message names the role, its parts and a remedy.
     """
-    budget.require(count(prompts.update.literal), count(prompts.answer.literal))
     for role in roles:
-        excess = _excess(role, prompts, budget, count)
-        if excess > 0:
-            raise BudgetError(
-                f"the role {role.name!r} needs {budget.context_window + excess} tokens and the context window has "
-                f"{budget.context_window}",
-                hint=f"Lower chunk_tokens (now {budget.chunk_tokens}) by {excess}, or serve the model with a larger "
-                "window.",
-            )
+        parts = _count_parts(role, prompts, budget, count, lengths)
+        needed = sum(parts.values())
+        if (excess := needed - budget.context_window) <= 0:
+            continue
+        names = [name for name in ("question", "memory", "answer") if name in parts]
+        lower = " or ".join(f"--{name}-tokens (now {getattr(budget, f'{name}_tokens')})" for name in names)
+        remedy = f"Lower {lower} by {excess}"
+        if parts.get("chunk", 0) > excess:
+            remedy = f"Use --chunk-tokens {budget.chunk_tokens - excess}"
+        elif "schema" in parts:
+            remedy = f"Ask for fewer fields. {remedy}"
+        raise BudgetError(
+            f"the role {role.name!r} needs {needed} tokens ({' + '.join(f'{name} {parts[name]}' for name in parts)}) "
+            f"and the context window has {budget.context_window}",
+            hint=f"{remedy}, or serve the model with a window of at least {needed} tokens.",
+        )
 
 
 def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
     """Return the excess tokens of the longest prompt with a chunk, and its reply; 0 or less if they fit."""
-    with_chunk = (role for role in roles if "chunk" in role.fields and not role.fills_window)
-    return max((_excess(role, prompts, budget, count) for role in with_chunk), default=0)
+    with_chunk = [role for role in roles if "chunk" in role.fields and not role.fills_window]
+    needed = [sum(_count_parts(role, prompts, budget, count, {}).values()) for role in with_chunk]
+    return max(needed, default=0) - budget.context_window if with_chunk else 0
 
 
-def _excess(role: Role, prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    if role.name in {"update", "answer"} or role.name not in prompts.templates:
-        return 0
-    template = prompts.templates[role.name]
-    parts = {"prompt": budget.question_tokens, "chunk": 1 if role.fills_window else budget.chunk_tokens}
-    filled = sum(parts.get(name, budget.memory_tokens) for name in template.fields & (role.fields | {"prompt"}))
-    return filled + count(template.literal) + role.tokens(budget) + CHAT_TEMPLATE_TOKENS - budget.context_window
+def _count_parts(
+    role: Role, prompts: Prompts, budget: Budget, count: Callable[[str], int], lengths: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the maximum tokens of the parts of a call; nothing if the role has no template."""
+    if role.name not in prompts.templates:
+        return {}
+    template, names = prompts.templates[role.name], {"prompt": "question"}
+    fields = {"chunk": 1 if role.fills_window else budget.chunk_tokens, "prompt": budget.question_tokens, **lengths}
+    filled = sorted(template.fields & {"prompt", *role.fields, *lengths})
+    return {
+        **{names.get(name, name): fields.get(name, budget.memory_tokens) for name in filled},
+        "answer" if role.writes is Writes.ANSWER else "new memory": role.tokens(budget),
+        "template": count(template.literal),
+        "chat template": CHAT_TEMPLATE_TOKENS,
+    }

@@ -14,10 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from dataclasses import replace as replaced
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, Literal, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Self, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -33,7 +31,6 @@ NameOrObject: TypeAlias = Any
 """A policy, profile, tokenizer or strategy: its name, or the object itself. Only names can be logged."""
 _TEXT: Final = str | None
 _PREFIX: Final = "MEMAGENT_"
-_SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
 _OBJECTS: Final = "objects"
 """The log's key for the names of fields whose values were objects."""
 _PLAIN: Final = (str, int, float, Path, tuple)
@@ -307,7 +304,10 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             if not variable.startswith(_PREFIX) or not text:
                 continue
             if name in kinds:
-                values[name] = _value(variable, text, kinds[name])
+                try:
+                    values[name] = parse_text(text, kinds[name])
+                except ValueError as error:
+                    raise MemAgentError(f"{variable}={text!r}: {error}", hint="Correct it, or unset it.") from error
             elif near := get_close_matches(name, kinds, n=1, cutoff=0.85):
                 raise MemAgentError(
                     f"{variable} is not a setting",
@@ -489,17 +489,19 @@ def iter_differences(
             yield prefix + name, old, new
 
 
-def _value(variable: str, text: str, kind: Any) -> Any:
-    """Return the text of a variable as a value of the field's type."""
-    alternatives = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
-    kind = next(option for option in alternatives if option is not type(None))
-    if get_origin(kind) is list:
-        return text.splitlines()
-    choices: Mapping[str, Any] = _SWITCH if kind is bool else {choice: choice for choice in get_args(kind)}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        choices = {member.value: member for member in kind}
+def parse_text(text: str, kind: Any) -> Any:
+    """Return the value that a text stands for, such as 5, 0.7, yes or the name of a member.
+
+    Args:
+        text: the text. For a list, it has one item per line.
+        kind: the type of the value.
+
+    Raises:
+        ValueError: the text is not of this type. The message says what is.
+    """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  slow to import, and seldom needed
+
     try:
-        return choices[text.lower()] if choices else kind(text)
-    except (KeyError, ValueError) as error:
-        expected = " or ".join(choices) or ("a whole number" if kind is int else "a number")
-        raise MemAgentError(f"{variable} must be {expected}, got {text!r}", hint="Correct it, or unset it.") from error
+        return TypeAdapter(kind).validate_python(text.splitlines() if kind == list[str] | None else text)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from error

@@ -23,10 +23,9 @@ from memagent_graph import MemAgent, ReadResult
 from memagent_graph.concurrency.background import Cancellation, run_sync
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.inputs import store_document
 from memagent_graph.reading.langgraph_internals import enclosing_exit_stacks
-from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -94,16 +93,10 @@ class GraphReads:
 
         async def read(question: str, run_id: str | None, barrier: Barrier) -> ReadResult:
             name = run_id or new_run_id()
-            options: Any = {"response_format": self._format, "limits": limits, "barrier": barrier}
-            on_update = partial(report, name, question)
-            if run_id is not None:
-                try:
-                    stream = self.reader.astream_resume(name, past_limit=question in past_limit, **options)
-                    return await await_result(stream, on_update)
-                except (RunNotFoundError, RunMismatchError):
-                    pass  # it has not begun, or by a reader with other settings
-            reference = document if isinstance(document, dict) else await document()
-            return await await_result(self.reader.astream(reference, question, run_id=name, **options), on_update)
+            return await self.reader.aresume_or_read(
+                name, document, question, may_resume=run_id is not None, past_limit=question in past_limit,
+                on_update=partial(report, name, question), response_format=self._format, limits=limits, barrier=barrier,
+            )  # fmt: skip
 
         reads = [partial(read, question, run_id) for question, run_id in run_ids.items()]
         return await read_in_passes(reads, MAX_SHARED_READS)

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,13 +38,10 @@ from memagent_graph.errors import (
     PolicyResponseError,
     PolicyUnreachableError,
     RunHeldError,
-    RunMismatchError,
-    RunNotFoundError,
 )
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
@@ -215,15 +211,14 @@ class CorpusReader:
         began = time.monotonic()
         while True:
             try:
-                if may_resume and self.agent.keeps_checkpoints:
-                    # Without a checkpoint that can be continued, the read begins again.
-                    with suppress(RunNotFoundError, RunMismatchError, CheckpointError):
-                        stream = self.agent.astream_resume(
-                            run_id, response_format=self.response_format, barrier=barrier
-                        )
-                        return await await_result(stream, self.on_update)
-                options: Any = {"response_format": self.response_format, "run_id": run_id, "barrier": barrier}
-                return await await_result(self.agent.astream(reference, question, **options), self.on_update)
+                return await self.agent.aresume_or_read(
+                    run_id, reference, question, may_resume=may_resume, on_update=self.on_update,
+                    response_format=self.response_format, barrier=barrier,
+                )  # fmt: skip
+            except CheckpointError:
+                if not may_resume:
+                    raise
+                may_resume = False  # damaged checkpoints: the read begins again
             except RunHeldError:
                 if time.monotonic() - began >= _LOCK_WAIT_SECONDS:
                     raise

@@ -13,11 +13,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_corpus.corpus_inputs import CorpusInputs, require_unique_ids
 from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
@@ -25,11 +24,9 @@ from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
-from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
 from memagent_graph.events import EventKind
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.trace import MemoryUpdate
 
 CHECKPOINTS: Final = "checkpoints.sqlite"
 TEXTS: Final = "documents"
@@ -91,54 +88,17 @@ class CorpusSummary:
     """The number of failed rows of this run for each kind of error."""
 
 
-class CorpusProgress:
-    """Shows documents done, failures, rates and the time left."""
-
-    def __init__(self, display: ProgressDisplay) -> None:
-        self._display = display
-        self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
-        self._sees_chunks = False
+class CorpusWatcher(Protocol):
+    """Follows a run."""
 
     def on_start(self, total: CorpusSize) -> None:
-        """Start the clock."""
-        self._total = total
-        self._began = time.monotonic()
+        """Note the beginning of the run, and all of its documents."""
 
     def on_skip(self, documents: int, size: int) -> None:
         """Count documents that already have all of their rows; `size` is in bytes."""
-        self._skipped += documents
-        self._skipped_bytes += size
-        self._show()
-
-    def on_update(self, update: MemoryUpdate) -> None:
-        """Count the tokens of one chunk."""
-        self._sees_chunks = True
-        self._tokens += update.prompt_tokens + update.completion_tokens
-        self._show()
 
     def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
         """Count a finished document."""
-        self._read += 1
-        self._read_bytes += document.size or 0
-        self._failed += any(row.failed for row in rows)
-        if not self._sees_chunks:  # other processes read them
-            self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
-        self._show()
-
-    def _show(self) -> None:
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        parts = [
-            f"{self._failed:,} failed" if self._failed else "",
-            f"{60 * self._read / seconds:,.1f}/min",
-            f"{self._tokens / seconds:,.0f} tokens/s",
-        ]
-        total, skipped, done = self._total.documents, self._skipped, self._read
-        if self._total.size:  # bytes say more than the number of documents
-            total, skipped, done = self._total.size, self._skipped_bytes, self._read_bytes
-        if total and done:
-            seconds_left = round(seconds * max(0, total - skipped - done) / done)
-            parts.append(f"{timedelta(seconds=seconds_left)} left")
-        self._display.update(self._skipped + self._read, ", ".join(filter(None, parts)), total=self._total.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +189,7 @@ async def run_corpus(
     rows_per_part: int = 10_000,
     retry_failed: bool = False,
     limits: CorpusLimits | None = None,
-    watcher: CorpusProgress | None = None,
+    watcher: CorpusWatcher | None = None,
 ) -> CorpusSummary:
     """Read all documents without rows and write their rows. The caller must hold `lock_table(table)`.
 
@@ -281,7 +241,7 @@ class _CorpusRun:
     _has_shared_checkpoints: bool
     _retry_failed: bool
     _limits: CorpusLimits
-    _watcher: CorpusProgress | None
+    _watcher: CorpusWatcher | None
     _max_failures: int
     _summary: CorpusSummary = field(default_factory=CorpusSummary)
     _began: float = field(default_factory=time.monotonic)

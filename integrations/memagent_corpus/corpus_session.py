@@ -14,8 +14,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -27,25 +28,25 @@ import typer
 from memagent_corpus.corpus_inputs import CorpusInputs, open_inputs
 from memagent_corpus.corpus_options import CorpusOptions
 from memagent_corpus.corpus_reader import CorpusReader
+from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.corpus_run import (
     CHECKPOINTS,
     TEXTS,
     CorpusLimits,
-    CorpusProgress,
     CorpusSummary,
     StopCause,
     lock_table,
     run_corpus,
 )
 from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
-from memagent_corpus.source_access import CorpusDocument, SourceAccess
+from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
 from memagent_graph.cli.console import Console
 from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import expand_questions
 from memagent_graph.cli.output import print_json
-from memagent_graph.cli.progress import ProgressDisplay
+from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import in_one_line, quantity
@@ -56,12 +57,59 @@ from memagent_graph.results import Prices
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import merge_logs
 from memagent_graph.storage.checkpoints import is_server
+from memagent_graph.trace import MemoryUpdate
 
 _MAX_COUNTED_DOCUMENTS: Final = 200
 """Maximum number of documents whose tokens are counted."""
 _MAX_COUNTED_BYTES: Final = 50 * 2**20
 _DEFAULT_TOKENS_PER_BYTE: Final = 0.25
 """Used if no document could be counted."""
+
+
+class CorpusProgress:
+    """Shows documents done, failures, rates and the time left."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self._skipped = self._skipped_bytes = self._read = self._read_bytes = self._failed = self._tokens = 0
+        self._sees_chunks = False
+
+    def on_start(self, total: CorpusSize) -> None:
+        """Start the clock."""
+        self._total = total
+        self._began = time.monotonic()
+
+    def on_skip(self, documents: int, size: int) -> None:
+        """Count documents that already have all of their rows; `size` is in bytes."""
+        self._skipped += documents
+        self._skipped_bytes += size
+        self._show()
+
+    def on_update(self, update: MemoryUpdate) -> None:
+        """Count the tokens of one chunk."""
+        self._sees_chunks = True
+        self._tokens += update.prompt_tokens + update.completion_tokens
+        self._show()
+
+    def on_document(self, document: CorpusDocument, rows: Sequence[CorpusRow]) -> None:
+        """Count a finished document."""
+        self._read += 1
+        self._read_bytes += document.size or 0
+        self._failed += any(row.failed for row in rows)
+        if not self._sees_chunks:  # other processes read them
+            self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
+        self._show()
+
+    def _show(self) -> None:
+        total, skipped, done = self._total.documents or 0, self._skipped, self._read
+        if self._total.size:  # bytes say more than the number of documents
+            total, skipped, done = self._total.size, self._skipped_bytes, self._read_bytes
+        seconds, left = time.monotonic() - self._began, total - skipped - done
+        rate = f"{60 * self._read / max(seconds, 1e-9):,.1f}/min"
+        status = describe_progress(
+            seconds, rate, failed=self._failed, tokens=self._tokens, done=done if total else 0, left=left
+        )
+        self._display.update(self._skipped + self._read, status, total=self._total.documents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,10 @@ from typing_extensions import TypedDict
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
-from memagent_graph.errors import DocumentError, RunMismatchError, RunNotFoundError
+from memagent_graph.errors import DocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
@@ -200,8 +199,8 @@ class ReportWork:
     async def _read_one(self, document: ReportDocument, question: str, run_id: str, barrier: Barrier) -> ReadResult:
         on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
         assert document.reference is not None  # noqa: S101  `_read_document` has checked it
-        return await _resume_or_read(
-            self.agent, document.reference, question, run_id, on_update, limits=self.limits, barrier=barrier
+        return await self.agent.aresume_or_read(
+            run_id, document.reference, question, on_update=on_update, limits=self.limits, barrier=barrier
         )
 
     async def _write(self, state: ReportState) -> ReportState:
@@ -276,24 +275,7 @@ class ReportWork:
         agent = self.agent.copy(strategy=strategy, checkpoints=saver, chunk_tokens=tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
         run_id = f"{self.report_id}-{purpose}"
-        return await _run_in_new_context(_resume_or_read(agent, reference, self.question, run_id))
-
-
-async def _resume_or_read(
-    agent: MemAgent,
-    reference: DocumentRef,
-    question: str,
-    run_id: str,
-    on_update: Callable[[MemoryUpdate], None] | None = None,
-    **options: Any,
-) -> ReadResult:
-    """Continue the run with this id if there is one; otherwise read."""
-    if agent.keeps_checkpoints:
-        try:
-            return await await_result(agent.astream_resume(run_id, **options), on_update)
-        except (RunNotFoundError, RunMismatchError):
-            pass
-    return await await_result(agent.astream(reference, question, run_id=run_id, **options), on_update)
+        return await _run_in_new_context(agent.aresume_or_read(run_id, reference, self.question))
 
 
 def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:

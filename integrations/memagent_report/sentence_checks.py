@@ -152,12 +152,14 @@ def _check_names(
     facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]
 ) -> Iterator[SentenceProblem]:
     words = {word.text for quote in quote_facts for word in quote.words}
-    may_be_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.is_first}
+    may_be_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.opens_sentence}
     in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
     for word in facts.words:
-        if not (word.is_name or word.is_first) or word.text in may_be_names | in_capitals | _TITLES:
+        if not (word.is_name or word.opens_sentence) or word.text in may_be_names | in_capitals | _TITLES:
             continue
-        if word.is_first and (word.text in words | _OPENERS or is_common(word.text) or not _has_content(word.text)):
+        if word.opens_sentence and (
+            word.text in words | _OPENERS or is_common(word.text) or not _has_content(word.text)
+        ):
             continue
         if word.is_name and word.text in words and _is_in_title_case(facts):
             continue
@@ -172,7 +174,7 @@ def _has_content(word: str) -> bool:
 def _is_in_title_case(facts: Facts) -> bool:
     """Return whether most words have a capital, as in a title, so that a capital does not indicate a name."""
     words = [word for word in facts.words if len(word.text) > 3]
-    return len(words) > 2 and sum(word.is_name or word.is_first for word in words) > 0.7 * len(words)
+    return len(words) > 2 and sum(word.is_name or word.opens_sentence for word in words) > 0.7 * len(words)
 
 
 def _check_words(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:

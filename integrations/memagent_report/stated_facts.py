@@ -69,7 +69,7 @@ class Date:
     def is_within(self, other: Date) -> bool:
         """Return whether the other date states every part that this one states."""
         pairs = ((self.year, other.year), (self.month, other.month), (self.day, other.day))
-        return all(mine is None or mine == theirs for mine, theirs in pairs)
+        return all(part is None or part == other for part, other in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Word:
     end: int
     is_name: bool
     """Whether it is written as a proper name: with a capital within a sentence, or in capitals."""
-    is_first: bool
+    opens_sentence: bool
     """Whether it has a capital at the beginning of a sentence, so that it may or may not be a name."""
 
 
@@ -258,9 +258,9 @@ def _find_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Word]:
         has_capital = word[0].isupper() and len(word) > 1 and not in_capitals
         is_acronym = has_capital and any(map(str.isupper, word[1:]))
         begins_sentence = _SENTENCE_START.search(text, max(0, match.start() - 8), match.start()) is not None
-        is_first = has_capital and not is_acronym and begins_sentence
+        opens_sentence = has_capital and not is_acronym and begins_sentence
         lower = re.sub(r"'s?$", "", word.casefold())
-        yield Word(lower, *match.span(), is_name=has_capital and not is_first, is_first=is_first)
+        yield Word(lower, *match.span(), is_name=has_capital and not opens_sentence, opens_sentence=opens_sentence)
 
 
 def stem(word: str) -> str:

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import MemAgentError, RunMismatchError, RunNotFoundError
+from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import in_one_line
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.outcome import await_result
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -327,14 +326,9 @@ class ReadManager:
     async def _read(self, read: ServedRead, *, resumes: bool) -> ReadResult:
         reader, request = await self.get_reader(read.read_request), read.read_request
         limits = self.settings.limits.lowered(Limits(None, request.owner.max_tokens, request.owner.max_seconds))
-        if resumes and reader.keeps_checkpoints:
-            try:
-                return await await_result(reader.astream_resume(read.run_id, limits=limits), read.add)
-            except (RunNotFoundError, RunMismatchError) as error:
-                # It was killed before its first step, or another version of this package wrote its checkpoints.
-                log.info("read %s begins again: %s", read.run_id, error)
-        stream = reader.astream(request.document, request.question, run_id=read.run_id, limits=limits)
-        return await await_result(stream, read.add)
+        return await reader.aresume_or_read(
+            read.run_id, request.document, request.question, may_resume=resumes, on_update=read.add, limits=limits
+        )
 
     async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""

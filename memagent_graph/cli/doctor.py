@@ -12,7 +12,7 @@ from memagent_graph.cli.options import AsJSON, ReaderOptions
 from memagent_graph.cli.output import print_json
 
 if TYPE_CHECKING:
-    from memagent_graph.cli.examination import Check
+    from memagent_graph.cli.policy_checks import PolicyCheck
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "failed": "[red]failed[/]"}
 
@@ -34,28 +34,28 @@ class Doctor(ReaderOptions):
         import asyncio
 
         from memagent_graph.cli.console import Console, escape
-        from memagent_graph.cli.examination import Health, examine
+        from memagent_graph.cli.policy_checks import CheckStatus, check_policy
         from memagent_graph.reader import MemAgent
 
         console = Console(as_json=self.as_json)
 
-        async def run() -> list[Check]:
+        async def run() -> list[PolicyCheck]:
             with console.show_status("loading the policy"):
                 loaded = MemAgent(settings=self.settings(), run_log=False)
             async with loaded as reader:
-                findings = []
-                async for finding in examine(reader):
-                    findings.append(finding)
+                checks = []
+                async for check in check_policy(reader):
+                    checks.append(check)
                     if not self.as_json:
-                        line = f"[bold]{finding.subject}[/]: {escape(finding.detail)}"
-                        console.out.print(f"{_MARKS[finding.health]:>6}  {line}")
-                        if finding.remedy and finding.health != "ok":
-                            console.out.print(f"        {escape(finding.remedy)}")
-                return findings
+                        line = f"[bold]{check.subject}[/]: {escape(check.detail)}"
+                        console.out.print(f"{_MARKS[check.status]:>6}  {line}")
+                        if check.remedy and check.status != "ok":
+                            console.out.print(f"        {escape(check.remedy)}")
+                return checks
 
         with report_failures(console):
-            findings = asyncio.run(run())
+            checks = asyncio.run(run())
         if self.as_json:
-            print_json({"findings": [asdict(finding) for finding in findings]})
-        if any(finding.health is Health.BAD for finding in findings):
+            print_json({"checks": [asdict(check) for check in checks]})
+        if any(check.status is CheckStatus.FAILED for check in checks):
             raise typer.Exit(ExitCode.POLICY)

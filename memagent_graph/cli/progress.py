@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
+
+
+def describe_progress(seconds: float, others: str, *, failed: int, tokens: int, done: float, left: float) -> str:
+    """Return the status of a command: other figures, failures, tokens per second, and the estimated time left.
+
+    Args:
+        seconds: the time since the beginning.
+        others: figures of the command.
+        failed: the number of failures.
+        tokens: the number of tokens since the beginning.
+        done: the size of the work since the beginning; 0 if there is nothing to estimate the time from.
+        left: the size of the work that is left.
+    """
+    parts = [others, f"{failed:,} failed" if failed else "", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"]
+    if done:
+        parts.append(f"{timedelta(seconds=round(seconds * max(0, left) / done))} left")
+    return ", ".join(filter(None, parts))
 
 
 class ProgressDisplay:

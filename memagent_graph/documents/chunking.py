@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -257,14 +258,15 @@ class Chunker:
 
         None if no character ends within the last tokens.
         """
-        taken, cut = self._whole_characters(piece, wanted, first)
+        fewest = max(first, wanted - _CHARACTER_TOKENS - 1)
+        ends = self._token_ends(piece, wanted, fewest)
+        taken, cut = next(((number, end) for number, end in ends if is_character_end(piece.text, end)), (first, -1))
         if cut <= at_char:
             return None
         for boundary, percent in self._tails:
-            low, low_char = self._whole_code_points(piece, taken - self._chunk_tokens * percent // 100, first)
-            low_char = max(at_char, low_char)
-            for end in self._ends(piece.text, low_char, cut, boundary):
-                before = taken if end == cut else self._tokens_before(piece, (low, low_char), (taken, cut), end)
+            low, low_char = self._last_token_end(piece, taken - self._chunk_tokens * percent // 100, first)
+            for end in self._ends(piece.text, max(at_char, low_char), cut, boundary):
+                before = taken if end == cut else self._tokens_before(piece, low, taken, end)
                 if before is not None and is_character_end(piece.text, end):
                     return before, end
         return taken, cut
@@ -274,66 +276,34 @@ class Chunker:
 
         The number of tokens is None if no token ends there. The rest of the piece is then tokenised again.
         """
-        fewest = max(first, wanted - _CHARACTER_TOKENS)
-        for taken in (*range(wanted, fewest, -1), *range(wanted + 1, wanted + _MAX_EXCESS_TOKENS + 1)):
-            cut = self._prefix(piece, taken)
-            if cut is not None and cut > at_char:
+        below = self._token_ends(piece, wanted, max(first, wanted - _CHARACTER_TOKENS))
+        above = reversed([*self._token_ends(piece, wanted + _MAX_EXCESS_TOKENS, wanted)])
+        for taken, cut in itertools.chain(below, above):
+            if cut > at_char:
                 return taken, cut
-        room, low = wanted - first, at_char + 1
-        high = min(len(piece.text), at_char + 1 + room * _BYTES_PER_TOKEN)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._tokenizer.count(piece.text[at_char:middle]) <= room:
-                low = middle
-            else:
-                high = middle - 1
-        return None, low
+        room, fewest = wanted - first, at_char + 1
+        ends = range(min(len(piece.text), fewest + room * _BYTES_PER_TOKEN) + 1)
+        count = self._tokenizer.count
+        return None, bisect_right(ends, room, fewest + 1, key=lambda end: count(piece.text[at_char:end])) - 1
 
-    def _whole_characters(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """Return the largest number of tokens up to `taken` that ends with a character, and the end.
+    def _tokens_before(self, piece: _Piece, low: int, high: int, end: int) -> int | None:
+        """Return the number of tokens, from `low` to `high`, that end exactly at the character `end`.
 
-        At most `_CHARACTER_TOKENS` fewer tokens are tried.
+        None if a token crosses it.
         """
-        fewest = max(first, taken - _CHARACTER_TOKENS - 1)
-        while taken > fewest:
-            taken, cut = self._whole_code_points(piece, taken, fewest)
-            if cut >= 0 and is_character_end(piece.text, cut):
-                return taken, cut
-            taken -= 1
-        return first, -1
+        taken = bisect_left(range(high), end, low, key=lambda number: self._last_token_end(piece, number, low)[1])
+        return taken if self._last_token_end(piece, taken, low) == (taken, end) else None
 
-    def _whole_code_points(self, piece: _Piece, taken: int, first: int) -> tuple[int, int]:
-        """Return the largest number of tokens up to `taken` that ends with a code point, and the end."""
-        for number in range(taken, first, -1):
-            cut = self._prefix(piece, number)
-            if cut is not None:
-                return number, cut
-        return first, -1
+    def _last_token_end(self, piece: _Piece, most: int, fewest: int) -> tuple[int, int]:
+        """Return the first of `_token_ends`, or `fewest` and -1."""
+        return next(self._token_ends(piece, most, fewest), (fewest, -1))
 
-    def _tokens_before(self, piece: _Piece, low: tuple[int, int], high: tuple[int, int], end: int) -> int | None:
-        """Return the number of tokens that end exactly at the character `end`; None if a token crosses it.
-
-        `low` and `high` are pairs (number of tokens, character) before and after `end`. Tokens have similar lengths, so
-        a proportional guess is nearly right. Every third guess is the middle, for texts in which it is not.
-        """
-        (low_tokens, low_char), (high_tokens, high_char) = low, high
-        for turn in itertools.count():
-            room = high_tokens - low_tokens
-            if room <= 1:
-                return None
-            share = room // 2 if turn % 3 == 2 else room * (end - low_char) // max(1, high_char - low_char)
-            guess = low_tokens + min(max(share, 1), room - 1)
-            taken, cut = self._whole_code_points(piece, guess, low_tokens)
-            if taken > low_tokens and cut == end:
-                return taken
-            if taken == low_tokens or cut < end:
-                low_tokens, low_char = guess, max(low_char, cut)
-            else:
-                high_tokens, high_char = taken, cut
-        raise AssertionError("unreachable")
-
-    def _prefix(self, piece: _Piece, taken: int) -> int | None:
-        return self._tokenizer.prefix_chars(piece.text, piece.ids, taken)
+    def _token_ends(self, piece: _Piece, most: int, fewest: int) -> Iterator[tuple[int, int]]:
+        """Yield the numbers of tokens, from `most` to above `fewest`, that end with a code point, and these ends."""
+        for number in range(most, fewest, -1):
+            end = self._tokenizer.prefix_chars(piece.text, piece.ids, number)
+            if end is not None:
+                yield number, end
 
     def _piece(self, start_byte: int) -> _Piece:
         """Return the piece that begins at a byte."""

@@ -29,19 +29,24 @@ def main(task: dict[str, Any]) -> None:
     """Convert standard input. `task` has the fields of `SourceFile` and the limits, and may name a user's converter."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output that a converter prints is not text of the document
+    _bound(task["seconds"], task["memory_bytes"], task["text_bytes"])
+    with os.fdopen(os.dup(0), "rb") as file:
+        convert(task, file, out)
+    out.close()
+
+
+def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:
+    """Write the text of a file, its omissions and the end."""
     end: dict[str, Any] = {}
     try:
-        _bound(task["seconds"], task["memory_bytes"], task["text_bytes"])
-        with os.fdopen(os.dup(0), "rb") as file:
-            file.seek(0)
-            source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
-            _write(convert_file(source, task["converter"]), out, task["text_bytes"])
+        file.seek(0)
+        source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
+        _write(convert_file(source, task["converter"]), out, task["text_bytes"])
     except ConversionError as failure:
         end = failure.values
     except MemoryError:
         end = ConversionError(kind="memory").values
     out.write(json.dumps(end).encode() + b"\n")
-    out.close()
 
 
 def convert_file(source: SourceFile, own: str | None) -> Parts:

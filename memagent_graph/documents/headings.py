@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from memagent_graph.documents.sources import MEDIA_TYPES, SourceMark
+from memagent_graph.plain_text import in_one_line
 
 MAX_HEADINGS: Final = 100_000
 MAX_LABEL_CHARACTERS: Final = 120
@@ -111,7 +112,7 @@ class _Reader:
         label = _plain(line["heading"].rstrip("#"))
         if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
             self._number = _parts(number[0])
-        return _cut(label) or None
+        return in_one_line(label, MAX_LABEL_CHARACTERS) or None
 
     def _clause(self, line: re.Match[str], block: str) -> str | None:
         """Return the label of a line that begins with the number of a clause, or None."""
@@ -120,7 +121,7 @@ class _Reader:
             return None
         short = _short_title(title)
         if line["named"] is not None:
-            return _cut(f"{name} {short}".strip()) if short is not None else None
+            return in_one_line(f"{name} {short}".strip(), MAX_LABEL_CHARACTERS) if short is not None else None
         number = _parts(name)
         is_item = len(number) == 1 and (
             _is_in_sentence(line, block) or self._is_item(line, block, number, whole=short == title) or short is None
@@ -130,7 +131,7 @@ class _Reader:
             return None
         self._number = number
         stop = (line["stop"] or "").strip("\\")
-        return _cut(f"{name}{stop} {short or ''}".strip())
+        return in_one_line(f"{name}{stop} {short or ''}".strip(), MAX_LABEL_CHARACTERS)
 
     def _is_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, whole: bool) -> bool:
         """Return whether a line with a single number is a list item or a sentence, and not a heading."""
@@ -210,7 +211,3 @@ def _is_in_title_case(title: str) -> bool:
 def _plain(text: str) -> str:
     """Return a text without Markdown's marks, and with single spaces."""
     return " ".join(re.sub(r"\*\*|__|`|\\(?=[.#*_\-()\[\]])", "", text).split())
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= MAX_LABEL_CHARACTERS else label[: MAX_LABEL_CHARACTERS - 1] + "…"

@@ -163,14 +163,10 @@ def _kind(document: Document, file: IO[bytes]) -> str | None:
     if sample.startswith(b"PK\x03\x04"):
         marked = _archive_kind(file)
         file.seek(start)
-        if marked is None and declared in _MARKED:
-            raise UnsupportedDocumentError(
-                f"{document.name} is a damaged {declared.upper()} file, or not one", hint="Save it again, or as text."
-            )
-    elif marked is None and declared in _MARKED:
+    if marked is None and declared in _MARKED:
         raise UnsupportedDocumentError(
-            f"{document.name} is called {declared.upper()} but does not begin like such a file",
-            hint="It may be damaged, or have a password; if it is plain text, name it .txt.",
+            f"{document.name} is a damaged {declared.upper()} file, or not one",
+            hint="Save it again; it may have a password. If it is plain text, name it .txt.",
         )
     return marked or declared or _kind_by_content(document, _sample(file, SAMPLE_BYTES))
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from memagent_graph.errors import MissingExtraError
-from memagent_graph.policies.profile import Profile
+from memagent_graph.chat_markers import folder_markers
+from memagent_graph.errors import MemAgentError, MissingExtraError
+from memagent_graph.policies.profile import Profile, load_profile
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,37 @@ class ModelInfo:
     """Whether completions can have token ids and log-probs."""
     number_format: str = ""
     """The number format, such as "float32"; empty if it is unknown, as for a server."""
+
+
+def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
+    """Return information from the model's name and origin (a folder on this machine, or a hub id)."""
+    folder = Path(root or name)
+    local = folder.is_dir()
+    tokenizer, missing = _find_tokenizer(name, root)
+    all_known = local and tokenizer is not None
+    return ModelInfo(
+        context_window=window,
+        tokenizer=tokenizer,
+        missing=missing,
+        shape=ModelShape.from_config(folder) if local else None,
+        profile=load_profile(folder) if local else None,
+        control_tokens=(tokenizer.special_tokens if tokenizer else frozenset())
+        | (folder_markers(folder) if local else frozenset()),
+        knows_control_tokens=all_known,
+    )
+
+
+def _find_tokenizer(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
+    """Return the tokenizer for the model's name or origin, or None and the error for a missing extra."""
+    missing = None
+    for spec in dict.fromkeys(filter(None, (root, model))):
+        try:
+            return load_tokenizer(spec), None
+        except MissingExtraError as error:
+            missing = missing or error
+        except MemAgentError:
+            continue
+    return None, missing
 
 
 _SAMPLE_BYTES: Final = 1 << 20

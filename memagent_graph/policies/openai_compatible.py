@@ -1,7 +1,7 @@
 """A policy on an OpenAI-compatible server, such as vLLM.
 
 This module builds the requests. `sending` sends them, `replies` decodes the replies, `server_errors` creates the
-errors, `redaction` removes keys and passwords from them, and `served_models` chooses the model.
+errors, and `redaction` removes keys and passwords from them.
 """
 
 from __future__ import annotations
@@ -27,32 +27,29 @@ from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, make_sampling_notes
-from memagent_graph.policies.model_info import ModelInfo
+from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.redaction import SecretRedaction
-from memagent_graph.policies.replies import decode_completion
+from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import (
     MalformedReplyError,
     RedirectError,
     Sender,
-    SharedPause,
     StatusError,
     Timeouts,
     find_proxy,
     load_certificates,
 )
-from memagent_graph.policies.served_models import choose_model, find_model_info, is_vllm, parse_model_entries
 from memagent_graph.policies.server_errors import ServerErrors
 from memagent_graph.policies.server_url import (
     NO_KEY,
     check_header,
-    check_url,
     extract_password,
     make_basic_authorization,
     make_request_headers,
     without_password,
     without_query,
 )
-from memagent_graph.policy import Completion, Message, Messages, Note, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, Message, Messages, SamplingParams, TokenIds
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +57,11 @@ T = TypeVar("T")
 _MAX_LIST_BYTES: Final = 16 * 2**20
 """Maximum bytes of a reply about models or a tokenizer, and of a reply with the token ids of a prompt."""
 _REPLY_BYTES: Final = 2**20
+"""Bytes of a reply besides those of its tokens and its prompt. The sum is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
 """Bytes of a reply per token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
 """Bytes of a reply per byte of the prompt. Every byte may be a token, whose id the reply repeats."""
-_MAX_REFUSED_SCHEMAS: Final = 256
-"""Maximum number of refused schemas to remember. They are not sent again."""
 
 
 class OpenAICompatiblePolicy:
@@ -87,8 +83,6 @@ class OpenAICompatiblePolicy:
         extra_body: additional fields of every request, such as a server's own sampling options.
         policy_version: a name for the server's weights in the run log, because servers do not report it. It may be
             changed while the policy is in use, for example when weights are swapped.
-        max_reply_bytes: the maximum size of a reply. The default is 1 MiB, plus 4 KiB per token of the maximum output,
-            plus 10 times the request, which is several times what servers need.
         session_header: the header for `SamplingParams.session`, such as "X-Session-Id". A router in front of several
             replicas can use it to send all requests of a session to the same replica. By default it is not sent.
         default_headers: headers of every request, such as Azure's "api-key". They replace the policy's own headers.
@@ -118,7 +112,6 @@ class OpenAICompatiblePolicy:
         max_retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
         policy_version: str = "",
-        max_reply_bytes: int | None = None,
         session_header: str | None = None,
         default_headers: Mapping[str, str] | None = None,
         default_query: Mapping[str, str] | None = None,
@@ -141,11 +134,11 @@ class OpenAICompatiblePolicy:
         self._model = model
         self._headers = make_request_headers(make_basic_authorization(url), key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._proxy = find_proxy(self.base_url) if proxy is None else check_url(proxy)
+        self._proxy = find_proxy(self.base_url) if proxy is None else proxy
         secrets = (
             key,
             extract_password(url),
-            extract_password(self._proxy) if self._proxy else "",
+            "" if self._proxy is None else extract_password(self._proxy),
             *self._headers.get("Authorization", "").split()[-1:],
             *(default_headers or {}).values(),
         )
@@ -155,15 +148,12 @@ class OpenAICompatiblePolicy:
         self._timeouts = Timeouts(connect=connect_timeout, read=read_timeout)
         self._errors = ServerErrors(self.base_url, self._redact, self._timeouts, max_retries)
         self._extra_body = dict(extra_body or {})
-        self._max_reply_bytes = max_reply_bytes
         self._session_header = None if session_header is None else check_header(session_header, self._headers)
         self._served: dict[str, Any] | None = None
-        self._refused_schemas: set[str] = set()
         self._unsupported = set(unsupported)
         if unknown := self._unsupported.difference(OPTIONAL_FIELDS):
             names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(f"{min(unknown)!r} cannot be left out", hint=f"These fields can be: {names}.")
-        self._pause = SharedPause()
         connect = partial(
             Sender,
             self.base_url,
@@ -171,7 +161,6 @@ class OpenAICompatiblePolicy:
             max_concurrency=max_concurrency,
             timeouts=self._timeouts,
             max_retries=max_retries,
-            pause=self._pause,
             trust=None if ca_file is None else load_certificates(ca_file),
             proxy=self._proxy,
         )
@@ -193,26 +182,30 @@ class OpenAICompatiblePolicy:
             PolicyResponseError: a reply that is not a completion, or is too long, after all retries; or a redirect to
                 another server.
         """
-        as_messages = bool(prompt) and not isinstance(prompt[0], int)
         async with self._connections.get().slots:
-            gives_ids = bool(sampling.logprobs) and is_vllm(await self.served_model())
+            gives_ids = bool(sampling.logprobs) and _is_vllm(await self.served_model())
             if self._model is None:
                 await self.served_model()
-            schema = sampling.json_schema if as_messages and self._takes_schema(sampling.json_schema) else None
-            completion, retries = await self._complete_with_accepted_fields(prompt, sampling, gives_ids, schema)
-        notes = completion.notes + self._notes(sampling, as_messages)
+            completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, gives_ids)
+        notes = completion.notes + make_sampling_notes(sampling, self._unsupported - {"max_tokens"})  # it is renamed
+        if sampling.json_schema is not None and schema is None and _are_messages(prompt):
+            detail = "the server did not accept the JSON schema; decoding was not guided"
+            notes += ((EventKind.SCHEMA_REFUSED, detail),)
         return replace(completion, retries=retries, notes=notes) if retries or notes else completion
 
     async def _complete_with_accepted_fields(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
-    ) -> tuple[Completion, int]:
-        """Return a completion and the number of retries. Fields that the server refuses are left out from then on."""
+        self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool
+    ) -> tuple[Completion, int, str | None]:
+        """Return a completion, the number of retries, and the schema that the server accepted.
+
+        Fields that the server refuses are left out from then on.
+        """
         learned: set[str] = set()
-        refused_schema = None
+        wanted = sampling.json_schema if _are_messages(prompt) else None
         while True:
+            schema = None if "response_format" in self._unsupported else wanted
             try:
-                reply = await self._complete_request(prompt, sampling, gives_ids, schema)
-                break
+                return *await self._complete_request(prompt, sampling, gives_ids, schema), schema
             except PolicyRequestError as error:
                 sent = {*self._body(sampling, gives_ids, schema), *(("logprobs",) if sampling.logprobs else ())}
                 field = find_refused_field(error.server_message, sent - self._extra_body.keys())
@@ -220,35 +213,19 @@ class OpenAICompatiblePolicy:
                     log.info("%s does not take %s: %s", self.base_url, field, error.message)
                     learned.add(field)
                     self._unsupported.add(field)
-                elif schema is not None and not learned & {"response_format"}:
+                elif schema is not None:
                     # The server may refuse the schema. If it is something else, the next request fails, too.
-                    refused_schema, schema = schema, None
+                    wanted = None
                     log.info("%s does not take the JSON schema: %s", self.base_url, error.message)
                 else:
                     self._unsupported -= learned
                     raise
-        if refused_schema is not None:
-            if len(self._refused_schemas) >= _MAX_REFUSED_SCHEMAS:
-                self._refused_schemas.clear()
-            self._refused_schemas.add(refused_schema)
-        return reply
-
-    def _takes_schema(self, schema: str | None) -> bool:
-        return schema not in self._refused_schemas and "response_format" not in self._unsupported
-
-    def _notes(self, sampling: SamplingParams, as_messages: bool) -> tuple[Note, ...]:
-        """Return a note for every requested option that the server does not accept."""
-        notes = make_sampling_notes(sampling, self._unsupported - {"max_tokens"})  # which has another name then
-        if as_messages and sampling.json_schema is not None and not self._takes_schema(sampling.json_schema):
-            detail = "the server did not accept the JSON schema; decoding was not guided"
-            notes += ((EventKind.SCHEMA_REFUSED, detail),)
-        return notes
 
     async def _complete_request(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, gives_ids: bool, schema: str | None
     ) -> tuple[Completion, int]:
         """Return a completion, and the number of retries."""
-        as_messages = bool(prompt) and not isinstance(prompt[0], int)
+        as_messages = _are_messages(prompt)
         # Nothing is awaited until the request is sent, so name and version belong together; see `serve`.
         name, version = self.name, self.policy_version
         body = {**self._body(sampling, gives_ids, schema), ("messages" if as_messages else "prompt"): list(prompt)}
@@ -259,8 +236,7 @@ class OpenAICompatiblePolicy:
             self._url("chat/completions" if as_messages else "completions"),
             content,
             partial(decode_completion, model=name, sampling=sampling, policy_version=version),
-            max_bytes=self._max_reply_bytes
-            or _REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
+            max_bytes=_REPLY_BYTES + _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content),
             headers={self._session_header: sampling.session} if self._session_header and sampling.session else None,
         )
 
@@ -277,12 +253,12 @@ class OpenAICompatiblePolicy:
         name, root = str(served.get("id", "")), str(served.get("root") or "")
         window = served.get("max_model_len")
         info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
-        if not info.knows_control_tokens and is_vllm(served):
+        if not info.knows_control_tokens and _is_vllm(served):
             # Most servers do not report it. Then the tokens of all known families are escaped.
             with suppress(PolicyError):
                 markers = configured_markers(await self._reply_outside_api("tokenizer_info"))
                 info = replace(info, control_tokens=info.control_tokens | markers)
-        return replace(info, gives_token_ids=is_vllm(served))
+        return replace(info, gives_token_ids=_is_vllm(served))
 
     async def served_model(self) -> dict[str, Any]:
         """Return the entry of the model in the server's list, cached.
@@ -295,7 +271,7 @@ class OpenAICompatiblePolicy:
             try:
                 url, seconds = self._url("models"), self._timeouts.connect
                 models, _ = await self._send(url, None, parse_model_entries, max_bytes=_MAX_LIST_BYTES, seconds=seconds)
-                served = choose_model(models, self._model, self.base_url, self._redact)
+                served = _choose_model(models, self._model, self.base_url, self._redact)
             except PolicyUnreachableError:
                 raise
             except PolicyError as error:
@@ -305,7 +281,7 @@ class OpenAICompatiblePolicy:
                 self.unlisted = error
                 log.warning("%s; requesting %s anyway", error.message, self._model)
                 served = {"id": self._model}
-            if not is_vllm(served):
+            if not _is_vllm(served):
                 log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)
             self._served = served
             self._model = self._model or str(served["id"])
@@ -408,3 +384,39 @@ class OpenAICompatiblePolicy:
         except (StatusError, MalformedReplyError, RedirectError, TimeoutError, aiohttp.ClientError) as error:
             allowed = f" ({self._timeouts.read:g} s for a completion)" if seconds is None else ""
             raise self._errors.to_policy_error(error, url, allowed, model=self._model, unlisted=self.unlisted) from None
+
+
+def _are_messages(prompt: Messages | TokenIds) -> bool:
+    return bool(prompt) and not isinstance(prompt[0], int)
+
+
+def _choose_model(
+    models: Sequence[Mapping[str, Any]], name: str | None, base_url: str, redact: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the entry of the model with this name, or of the only model.
+
+    Raises:
+        PolicyRequestError: there is no model with this name; or no name is given, and there is not exactly one model.
+    """
+    bases = [model for model in models if not model.get("parent")]
+    if name is None and len(bases) == 1:
+        return dict(bases[0])
+    for model in models:
+        if model["id"] in {name, f"{name}:latest"}:
+            # An adapter has the window and tokenizer of its base, but does not report them.
+            base = next((other for other in bases if other["id"] == model.get("parent")), {})
+            return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
+    names = [str(model["id"]) for model in models]
+    served = redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
+    if name is None:
+        raise PolicyRequestError(f"{base_url} serves {served or 'no model'}", hint="Choose one with --model.")
+    error = PolicyRequestError(
+        f"{base_url} does not serve {name!r}; it serves {served or 'nothing'}", hint="Choose one of these with --model."
+    )
+    error.served = served if len(names) == 1 else "NAME"
+    raise error
+
+
+def _is_vllm(served: Mapping[str, Any]) -> bool:
+    """Return whether an entry comes from vLLM."""
+    return served.get("owned_by") == "vllm"

@@ -1,4 +1,4 @@
-"""Decodes an OpenAI-compatible server's reply into a `Completion`.
+"""Decodes the replies of an OpenAI-compatible server: completions, and lists of models.
 
 The typed models of the `openai` client would take more processor time than the rest of a step, and drop the token ids
 of vLLM. Only token ids and log-probs are checked by a type; the other fields differ among servers.
@@ -45,7 +45,7 @@ class _Logprobs(msgspec.Struct, gc=False):
         return self.token_logprobs
 
 
-class _Numbers(msgspec.Struct, gc=False):
+class _TokenNumbers(msgspec.Struct, gc=False):
     """The numbers of a completion. The prompt's ids are in the choice (/completions) or next to the choices."""
 
     logprobs: _Logprobs | None = None
@@ -105,10 +105,10 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     elif not word and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
     notes = make_finish_notes(reason, word, text)
-    numbers = _Numbers()
+    numbers = _TokenNumbers()
     try:
-        values = {name: choice.get(name) or reply.get(name) for name in _Numbers.__struct_fields__}
-        numbers = msgspec.convert(values, _Numbers)
+        values = {name: choice.get(name) or reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        numbers = msgspec.convert(values, _TokenNumbers)
     except msgspec.ValidationError:
         notes = (*notes, _DAMAGED) if sampling.logprobs else notes
     answering, request_id = reply.get("model"), reply.get("id")
@@ -147,3 +147,14 @@ def _parse(content: bytes) -> Any:
 
 
 _loads: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)
+
+
+def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
+    """Return the entries of a list of models. It may be a bare array, or have only names."""
+    try:
+        body = msgspec.json.decode(content)
+        entries = body if isinstance(body, list) else body.get("data") or body.get("models")
+        entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
+        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedReplyError(f"not a list of models: {error}", content) from error

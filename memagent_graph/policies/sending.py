@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -112,31 +111,23 @@ class Timeouts:
 
 
 class SharedPause:
-    """The pause that a server asked for in a reply. It applies to all requests of a policy.
-
-    May be shared by threads and event loops.
-    """
+    """The pause that a server asked for in a reply. It applies to all requests on an event loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._end = self._seconds = 0.0
 
     def extend(self, seconds: float) -> None:
         """Hold all requests for this time from now on."""
-        with self._lock:
-            end = time.monotonic() + seconds
-            if end > self._end:
-                self._end, self._seconds = end, seconds
+        end = time.monotonic() + seconds
+        if end > self._end:
+            self._end, self._seconds = end, seconds
 
-    async def wait(self, *, has_paused: bool = False) -> None:
-        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once.
-
-        `has_paused` means that the request has waited for its own pause and need not wait again.
-        """
-        last = self._end if has_paused else 0.0
-        while (end := self._end) > last and end > time.monotonic():
-            await asyncio.sleep(end - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
-            last = end
+    async def wait(self) -> None:
+        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once."""
+        last = 0.0
+        while self._end > max(last, time.monotonic()):
+            last = self._end
+            await asyncio.sleep(last - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
 
 
 class Sender:
@@ -148,7 +139,6 @@ class Sender:
         max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
         timeouts: time-outs of the connection and of an attempt.
         max_retries: the maximum number of retries of a request.
-        pause: the pause after a reply with `Retry-After`.
         trust: an SSL context with the trusted certificates; None for the default of the HTTP client.
         proxy: the URL of the proxy; None for no proxy.
     """
@@ -161,13 +151,12 @@ class Sender:
         max_concurrency: int,
         timeouts: Timeouts,
         max_retries: int,
-        pause: SharedPause,
         trust: ssl.SSLContext | None,
         proxy: str | None,
     ) -> None:
         self.slots = asyncio.Semaphore(max_concurrency)
         self._timeouts = timeouts
-        self._shared_pause = pause
+        self.pause = SharedPause()
         self._max_retries = max_retries
         secure = urlsplit(base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -212,14 +201,14 @@ class Sender:
             TimeoutError: no connection or no complete reply in time.
         """
         retries = redirects = 0
-        wait: float | None = None
         target = url
         timeout = self._session.timeout
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
-            await self._shared_pause.wait(has_paused=wait is not None)
-            wait = None
+            await self.pause.wait()
+            # The pauses double, with jitter.
+            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
             try:
                 async with self._session.request(
                     "GET" if body is None else "POST",
@@ -235,20 +224,18 @@ class Sender:
                         target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
                         continue
                     error = StatusError(reply.status, await read_error_body(reply), _retry_after(reply.headers))
-                wait = error.wait
                 # Fail if the server asks for a longer pause than the time-out of a completion.
-                if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
+                if retries == self._max_retries or not error.is_retriable or (error.wait or 0) > self._timeouts.read:
                     raise error
-                if wait is not None:
-                    self._shared_pause.extend(wait)
+                if error.wait is not None:
+                    self.pause.extend(error.wait)
+                    pause = 0
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
                 if retries == self._max_retries:
                     raise
-            # The pauses double, with jitter.
-            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
-            await asyncio.sleep(pause if wait is None else wait)
+            await asyncio.sleep(pause)
             retries += 1
 
     def relay(

@@ -134,7 +134,7 @@ class ServerErrors:
         if isinstance(error, OverlongReplyError):
             return PolicyResponseError(
                 f"{self.base_url} still sent a reply that is too long{retried}: {error.reason}",
-                hint="Does it respect max_tokens? OpenAICompatiblePolicy(max_reply_bytes=...) raises the bound.",
+                hint="Does it respect max_tokens?",
             )
         if isinstance(error, BrokenOffError):
             return PolicyResponseError(

@@ -18,16 +18,6 @@ _USER = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@", re.DOTALL)
 """User name and password, also in an invalid address."""
 
 
-def check_url(url: str) -> str:
-    """Return the address, unchanged.
-
-    Raises:
-        PolicyRequestError: the text is not the address of a server.
-    """
-    _parts(url)
-    return url
-
-
 def without_password(url: str) -> str:
     """Return the address without user name and password.
 
@@ -45,7 +35,11 @@ def without_query(url: str) -> tuple[str, dict[str, str]]:
 
 
 def extract_password(url: str) -> str:
-    """Return the decoded password in the address, or an empty text without one."""
+    """Return the decoded password in the address, or an empty text without one.
+
+    Raises:
+        PolicyRequestError: the text is not the address of a server.
+    """
     return unquote(_parts(url).password or "")
 
 

@@ -14,6 +14,7 @@ from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts, load_prompts
 from memagent_graph.reading.prompt_counts import PromptCounts
 from memagent_graph.reading.state import Limits, ReaderContext, UpdateRules
+from memagent_graph.roles import ANSWER, UPDATE, require_room
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.tokenizers import Tokenizer
@@ -139,5 +140,5 @@ def _budget(
     budget = replace(budget, **_budget_changes(settings))
     if window is not None and window < budget.context_window:
         budget = replace(budget, context_window=window)
-    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    require_room((UPDATE, ANSWER), prompts, budget, tokenizer.count)
     return budget

@@ -21,13 +21,12 @@ from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts, read_template
-from memagent_graph.reading.ask import Reply
+from memagent_graph.reading.policy_request import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, Step, StepContext, answer_from, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ParsedReply, Role
 
-_MAX_CURSORS = 512
 _LINE_TOKENS = 2
 """Maximum number of tokens of a line break between two findings."""
 
@@ -149,26 +148,13 @@ class Segment(TypedDict):
 async def cut_segments(step: StepContext, count: int) -> list[Segment]:
     """Cut the document into `count` segments of equal length (in chunks, plus or minus one), or fewer if it is short.
 
-    The document is read once, as a stream. Only some hundred chunk positions are kept in memory, and the edges of the
-    segments are found from the nearest position.
+    The document is read once, as a stream. Only the positions of its chunks are kept in memory.
     """
-    cursors, stride, chunks = [start_cursor()], 1, 0
-    cursor = start_cursor()
-    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
-        cursor, chunks = choice[1], chunks + 1
-        if chunks % stride == 0:
-            cursors.append(cursor)
-        if len(cursors) > _MAX_CURSORS:
-            cursors, stride = cursors[::2], 2 * stride
-    edges = [chunks * number // count for number in range(count + 1)]
-    segments = []
-    for start, end in pairwise(edges):
-        cursor = cursors[start // stride]
-        while cursor["index"] < start and (choice := await step.next_chunk(cursor, to_read=False)) is not None:
-            cursor = choice[1]
-        if start < end:
-            segments.append(Segment(cursor=cursor, end=end))
-    return segments
+    cursors = [start_cursor()]
+    while (choice := await step.next_chunk(cursors[-1], to_read=False)) is not None:
+        cursors.append(choice[1])
+    edges = [(len(cursors) - 1) * number // count for number in range(count + 1)]
+    return [Segment(cursor=cursors[start], end=end) for start, end in pairwise(edges) if start < end]
 
 
 async def gather(state: BranchingState, step: StepContext) -> Change:

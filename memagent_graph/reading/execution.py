@@ -188,12 +188,38 @@ class Recording:
 
 
 @dataclass(slots=True)
-class Consumption:
-    """The time, chunks and tokens that a call of the graph has used so far, for `Limits`."""
+class Execution:
+    """One call of the graph: what it has used so far, its running parts, and the data that its steps share."""
 
+    context: ReaderContext
+    """Policy, tokenizer, store, prompts and budgets. They do not change."""
+    recording: Recording | None = field(default=None, repr=False)
+    """The run's recording, if runs are logged."""
     began: float = field(default_factory=time.monotonic)
     chunks: int = 0
     tokens: int = 0
+    turn: Turn = field(default_factory=Turn, repr=False)
+    """This read's turn on the event loop."""
+    branches: Branches = field(default_factory=Branches, repr=False)
+    """The branches that run in parallel."""
+    cancellation: Cancellation = field(default_factory=Cancellation, repr=False)
+    """Cancels what the steps of a synchronous call wait for."""
+    pending_chunk: int | None = None
+    """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
+    chunk_texts: dict[int, tuple[Span, str]] = field(default_factory=dict, repr=False)
+    """The texts of chunks that were chosen and not yet read, by chunk index."""
+    calls: list[Call] = field(default_factory=list, repr=False)
+    """The policy calls so far, for strategies that look back."""
+    _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
+    """By document and chunk size."""
+
+    @classmethod
+    def of(cls, context: ReaderContext, *, checkpointed: bool) -> Execution:
+        """Return an execution for a new call of a graph, with a recording if runs are logged."""
+        if context.run_log is None:
+            return cls(context)
+        recording = Recording(context.run_log, context.log_settings, context.strategy, checkpointed=checkpointed)
+        return cls(context, recording)
 
     def limit_reached(self, limits: Limits) -> StopReason | None:
         """Return the first limit that is reached; None if there is none."""
@@ -205,59 +231,12 @@ class Consumption:
             return StopReason.MAX_SECONDS
         return None
 
-
-@dataclass(slots=True)
-class ReadCache:
-    """Data that later steps of the same call of the graph need again."""
-
-    chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict)
-    """By document and chunk size."""
-    texts: dict[int, tuple[Span, str]] = field(default_factory=dict)
-    """The texts of chunks that were chosen and not yet read, by chunk index."""
-    calls: list[Call] = field(default_factory=list)
-    """The policy calls so far, for strategies that look back."""
-
-    def chunker(self, context: ReaderContext, document: DocumentRef, chunk_tokens: int) -> Chunker:
+    def chunker(self, document: DocumentRef, chunk_tokens: int) -> Chunker:
         """Return a chunker for a document and a chunk size, cached."""
-        key = document["key"], chunk_tokens
-        if key not in self.chunkers:
-            self.chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
-        return self.chunkers[key]
-
-
-@dataclass(slots=True)
-class Running:
-    """The running parts of a call of the graph."""
-
-    recording: Recording | None = None
-    """The run's recording, if runs are logged."""
-    turn: Turn = field(default_factory=Turn)
-    """This read's turn on the event loop."""
-    branches: Branches = field(default_factory=Branches)
-    """The branches that run in parallel."""
-    cancellation: Cancellation = field(default_factory=Cancellation)
-    """Cancels what the steps of a synchronous call wait for."""
-    pending_chunk: int | None = None
-    """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One call of the graph."""
-
-    context: ReaderContext
-    """Policy, tokenizer, store, prompts and budgets. They do not change."""
-    consumption: Consumption = field(default_factory=Consumption)
-    cache: ReadCache = field(default_factory=ReadCache, repr=False)
-    running: Running = field(default_factory=Running, repr=False)
-
-    @classmethod
-    def of(cls, context: ReaderContext, *, checkpointed: bool) -> Execution:
-        """Return an execution for a new call of a graph, with a recording if runs are logged."""
-        recording = None
-        if context.run_log is not None:
-            recording = Recording(context.run_log, context.log_settings, context.strategy, checkpointed=checkpointed)
-        return cls(context, running=Running(recording))
+        key, context = (document["key"], chunk_tokens), self.context
+        if key not in self._chunkers:
+            self._chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
+        return self._chunkers[key]
 
 
 @dataclass(slots=True)

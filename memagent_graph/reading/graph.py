@@ -16,7 +16,7 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import check_complete
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.execution import Execution
-from memagent_graph.reading.inputs import check_question, is_reference, store_document
+from memagent_graph.reading.inputs import check_question, store_document
 from memagent_graph.reading.langgraph_internals import (
     CHECKPOINTER,
     DURABILITY,
@@ -61,8 +61,6 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         Raises:
             ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.structured`.
         """
-        if response_format is None:
-            return self
         other = copy(self)
         other.reader_context = with_response_format(self.reader_context, response_format)
         return other
@@ -77,19 +75,12 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> Iterator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        execution = self._execution(context, config)
+        call = self._call(config, context, durability)
         # If this stream or a parent graph's stream is closed early, pending calls are not waited for.
-        cancellation = execution.running.cancellation
+        cancellation = call["context"].cancellation
         for stack in enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
-        unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
-        parts = super().stream(
-            run_sync(self._with_reference(input), cancellation),
-            unbounded,
-            context=execution,
-            durability=self._durability(config, durability),
-            **options,
-        )
+        parts = super().stream(run_sync(self._with_reference(input), cancellation), **call, **options)
         try:
             for part in parts:  # noqa: UP028  `yield from` would close the other generator first, which waits
                 yield part
@@ -107,22 +98,15 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         **options: Any,
     ) -> AsyncGenerator[Any]:
         """Like LangGraph's method, with the differences in the class's docstring."""
-        if isinstance(input, dict) and is_reference(input.get("document")):
-            value: Any = input
-            check_complete(input["document"], self.reader_context.on_incomplete)
-        else:
-            value = await self._with_reference(input)
-        execution = self._execution(context, config)
-        await execution.running.turn.begin()
+        value, call = await self._with_reference(input), self._call(config, context, durability)
+        await call["context"].turn.begin()
         try:
-            unbounded: RunnableConfig = {**(config or {}), "recursion_limit": _RECURSION_LIMIT}
-            durability = self._durability(config, durability)
-            parts: Any = super().astream(value, unbounded, context=execution, durability=durability, **options)
+            parts: Any = super().astream(value, **call, **options)
             async with aclosing(parts):
                 async for part in parts:
                     yield part
         finally:
-            execution.running.turn.end()
+            call["context"].turn.end()
 
     async def _with_reference(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -140,19 +124,28 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         check_complete(document, context.on_incomplete)
         return {**value, "run_id": value.get("run_id") or new_run_id(), "document": document}
 
-    def _execution(self, context: ReaderContext | None, config: RunnableConfig | None) -> Execution:
-        reader_context = context if isinstance(context, ReaderContext) else self.reader_context
+    def _call(
+        self, config: RunnableConfig | None, context: ReaderContext | None, durability: Durability | None
+    ) -> dict[str, Any]:
+        """Return LangGraph's arguments for a call of the graph, with a new `Execution` as the context.
+
+        With checkpoints, the durability is "sync" unless the caller or the parent graph chooses another: with async a
+        kill may lose hundreds of chunks.
+        """
         if _RESULTS.isdisjoint(state_keys(config, self, _RESULTS)):
             raise MemAgentError(
                 "the state of the graph around has no place for the answer",
                 hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
             )
-        return Execution.of(reader_context, checkpointed=bool(self.checkpointer or config_entry(config, CHECKPOINTER)))
-
-    def _durability(self, config: RunnableConfig | None, durability: Durability | None) -> Durability | None:
-        """Return "sync" with checkpoints, or the caller's choice: with async a kill may lose hundreds of chunks."""
-        has_checkpoints = self.checkpointer or config_entry(config, CHECKPOINTER)
-        return durability or ("sync" if has_checkpoints and not config_entry(config, DURABILITY) else None)
+        checkpointed = bool(self.checkpointer or config_entry(config, CHECKPOINTER))
+        if checkpointed and not config_entry(config, DURABILITY):
+            durability = durability or "sync"
+        reader_context = context if isinstance(context, ReaderContext) else self.reader_context
+        return {
+            "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
+            "context": Execution.of(reader_context, checkpointed=checkpointed),
+            "durability": durability,
+        }
 
 
 def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Checkpointer = None) -> ReaderGraph:

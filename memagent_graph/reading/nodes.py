@@ -46,7 +46,7 @@ class StepNode(Runnable[Any, Change]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
         changed = self._run_step(input, runtime.context, config)
-        change, calls = run_sync(changed, runtime.context.running.cancellation)
+        change, calls = run_sync(changed, runtime.context.cancellation)
         _report(change, calls, input, runtime.stream_writer)
         return change
 
@@ -61,8 +61,8 @@ class StepNode(Runnable[Any, Change]):
     ) -> tuple[Change, Sequence[Call]]:
         """Run the step; return its change and its calls of the policy."""
         if not state.get("branch"):
-            return await self._account(state, execution, config, execution.running.turn)
-        async with execution.running.branches.one(execution.context.concurrency):
+            return await self._account(state, execution, config, execution.turn)
+        async with execution.branches.one(execution.context.concurrency):
             turn = Turn()
             try:
                 return await self._account(state, execution, config, turn)
@@ -72,7 +72,7 @@ class StepNode(Runnable[Any, Change]):
     async def _account(
         self, state: Any, execution: Execution, config: RunnableConfig | None, turn: Turn
     ) -> tuple[Change, Sequence[Call]]:
-        recording, context = execution.running.recording, execution.context
+        recording, context = execution.recording, execution.context
         accounts = StepAccounts(self.node, turn, {} if recording is None else trace_ids(config))
         step = StepContext(state, observe(context, config), execution, accounts)
         begin = asyncio.get_running_loop().time()
@@ -101,8 +101,8 @@ class StepNode(Runnable[Any, Change]):
             change = {"span": None, **change}
         change = _add_accounts(change, accounts, seconds)
         if context.looks_back:
-            execution.cache.calls += load_calls(change.get("steps", ()), change)
-        execution.consumption.chunks += accounts.chunks
+            execution.calls += load_calls(change.get("steps", ()), change)
+        execution.chunks += accounts.chunks
         return change, accounts.calls
 
     def _require_channels(self, change: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class LoopNode(StepNode):
         state, total = dict(input), dict[str, Any]()
         while True:
             self._merge(change, state, total)
-            if execution.consumption.limit_reached(context.limits):
+            if execution.limit_reached(context.limits):
                 return total
             if self.leave and self.leave(state) != self.first.node:
                 return total

@@ -66,12 +66,12 @@ class PromptCounts:
         return round(self._ratio * count) - server_count
 
     async def _measured_ratio(self, text: str, ask: Callable[[str], Awaitable[int]]) -> float:
-        """Return the ratio of the server's count of the middle of a text to ours; 0 if the count is not usable."""
+        """Return the server's count of the middle of a text, divided by the tokenizer's; 0 if it is not usable."""
         counts = []
         for share, max_chars in _SAMPLES:
             length = min(max_chars, int(share * len(text)))
             start = (len(text) - length) // 2
             sample = text[start : start + length]
             counts.append((await ask(sample), self._tokenizer.count(sample)))
-        (theirs, ours), (theirs_of_more, ours_of_more) = counts
-        return (theirs_of_more - theirs) / max(1, ours_of_more - ours)
+        (short_by_server, short), (long_by_server, long) = counts
+        return (long_by_server - short_by_server) / max(1, long - short)

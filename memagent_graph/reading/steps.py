@@ -19,8 +19,8 @@ from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
-from memagent_graph.reading.ask import Ask, Reply
 from memagent_graph.reading.execution import Execution, StepAccounts
+from memagent_graph.reading.policy_request import PolicyRequest, Reply
 from memagent_graph.reading.state import LineState, ReaderContext, ReaderState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
@@ -88,7 +88,7 @@ class StepContext:
             await self.context.barrier(self.state.get("chunks_read") or 0)
             await self.accounts.turn.begin()
         if to_read:
-            self.execution.cache.texts[span.index] = span, fitting.text
+            self.execution.chunk_texts[span.index] = span, fitting.text
         return span, fitting.next
 
     def text(self, span: Span) -> str:
@@ -97,7 +97,7 @@ class StepContext:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        chosen, text = self.execution.cache.texts.pop(span.index, (None, ""))
+        chosen, text = self.execution.chunk_texts.pop(span.index, (None, ""))
         if chosen != span:
             text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
         return text
@@ -116,7 +116,7 @@ class StepContext:
         self.accounts.cost = {**cost, "document_tokens": cost["document_tokens"] + tokens}
 
     def _chunk(self, cursor: Cursor, tokens: int) -> Chunk | None:
-        chunker = self.execution.cache.chunker(self.context, self.state["document"], tokens)
+        chunker = self.execution.chunker(self.state["document"], tokens)
         return chunker.next_chunk(cursor)
 
     def _fitting(self, chunk: Chunk, cursor: Cursor) -> Chunk:
@@ -216,9 +216,11 @@ class StepContext:
                 prompt = context.question_shown(prompt)
         accounts.chunk = call.reads[0].index if call.reads else None
         messages = context.prompts.messages(role.name, prompt, **fields)
-        ask = Ask(self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues)
-        reply = await ask.reply()
-        accounts.cost = add_cost(accounts.cost, ask.cost)
+        request = PolicyRequest(
+            self.state, context, self.execution, accounts, role, messages, call, previous, continues=continues
+        )
+        reply = await request.reply()
+        accounts.cost = add_cost(accounts.cost, request.cost)
         accounts.calls.append(reply.call)
         if call.reads or role.writes is not Writes.DECISION:
             accounts.tips[self.branch] = call.id
@@ -251,7 +253,7 @@ class StepContext:
         Raises:
             RunLogError: the log cannot be read.
         """
-        context, calls, recording = self.context, self.execution.cache.calls, self.execution.running.recording
+        context, calls, recording = self.context, self.execution.calls, self.execution.recording
         earlier = context.previous_steps
         if earlier is None and context.run_log is not None and recording is not None:
             await recording.settle()
@@ -264,17 +266,17 @@ class StepContext:
 
     def limit(self) -> Change | None:
         """Return the change that stops the run if a limit is reached. The run can be resumed."""
-        reason = self.execution.consumption.limit_reached(self.context.limits)
+        reason = self.execution.limit_reached(self.context.limits)
         return None if reason is None else {"stop_reason": reason.value}
 
     def chunks_left(self, limit: int) -> int:
         """Return the number of chunks that may be read before `max_chunks` is reached, at most `limit`."""
         bound = self.context.limits.max_chunks
-        return limit if bound is None else max(0, min(limit, bound - self.execution.consumption.chunks))
+        return limit if bound is None else max(0, min(limit, bound - self.execution.chunks))
 
     def log_failure(self, reason: str) -> None:
         """Log that the run ended with an error. Use it if resuming the run would lead to the same error."""
-        if recording := self.execution.running.recording:
+        if recording := self.execution.recording:
             recording.end(self.state["run_id"], reason, None)
 
     def require_progress(self, pending: Span) -> None:
@@ -283,12 +285,12 @@ class StepContext:
         Raises:
             StrategyError: the step that reads chunks does not call `mark_read`.
         """
-        if self.execution.running.pending_chunk == pending.index:
+        if self.execution.pending_chunk == pending.index:
             raise StrategyError(
                 f"chunk {pending.index} was chosen twice but not read",
                 hint="Call step.mark_read(span) in the step that reads it.",
             )
-        self.execution.running.pending_chunk = pending.index
+        self.execution.pending_chunk = pending.index
 
 
 def new_step() -> str:

@@ -152,7 +152,7 @@ class StrategyGraph:
     async def _open_document(self, state: ReaderState, step: StepContext) -> Change:
         """Begin a run: reset every channel."""
         run_id = state.get("run_id") or new_run_id()
-        if recording := step.execution.running.recording:
+        if recording := step.execution.recording:
             trace = step.accounts.trace
             recording.begin(run_id, state["question"], state["document"], step.context.prompts, trace, afresh=True)
         empty = {name: _empty(channel) for name, channel in self.builder.channels.items() if name not in _INPUT}

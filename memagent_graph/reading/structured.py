@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.errors import BudgetError, RunMismatchError
+from memagent_graph.errors import RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_MARK, ReaderContext, Structure
-from memagent_graph.roles import REPAIR, prompts_for, read_answer_form
+from memagent_graph.roles import ANSWER, REPAIR, prompts_for, read_answer_form, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
@@ -46,7 +45,9 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     outline = ""
     if not context.trained_prompts_only:
         prompts = _with_schema(prompts, context.prompts)
-        _require_room(form, prompts, context)
+        budget, count = context.budget, context.tokenizer.count
+        lengths = {"schema": count(prompts.neutralise(form.text)), "reply": budget.answer_tokens, "error": ERROR_TOKENS}
+        require_room((ANSWER, REPAIR), prompts, budget, count, **lengths)
         outline = _outline(form, context)
     logged = {**context.log_settings, _LOG_KEY: {"name": form.name, "schema": form.schema, "outline": outline}}
     return replace(context, prompts=prompts, structure=Structure(form, outline), log_settings=logged)
@@ -123,21 +124,6 @@ def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
             text = template.text.removesuffix(form) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})
     return template
-
-
-def _require_room(form: ResponseFormat, prompts: Prompts, context: ReaderContext) -> None:
-    budget, count = context.budget, context.tokenizer.count
-    schema = count(prompts.neutralise(form.text))
-    carried = budget.question_tokens + budget.memory_tokens + schema + budget.answer_tokens + CHAT_TEMPLATE_TOKENS
-    answer = carried + count(prompts.answer.literal)
-    repair = carried + count(prompts.templates[REPAIR.name].literal) + budget.answer_tokens + ERROR_TOKENS
-    if (needed := max(answer, repair)) > budget.context_window:
-        raise BudgetError(
-            f"a structured answer needs {needed} tokens, {schema} of them for the schema, and the context window has "
-            f"{budget.context_window}",
-            hint=f"Ask for fewer fields, or lower --answer-tokens (now {budget.answer_tokens}) or --memory-tokens "
-            f"(now {budget.memory_tokens}).",
-        )
 
 
 def _outline(form: ResponseFormat, context: ReaderContext) -> str:

@@ -4,7 +4,6 @@ records       the contents as data: runs, conversations, events, rewards; filter
 columns       the storage of fields in tables and Parquet files
 packing       token ids, log-probs and texts as small blobs
 rows          the tables, connections to the file, and the statements that change it
-writer        one thread per log, which commits the entries of many reads
 log           RunLog: write, query, reward, delete
 logged_trace  the trace of a run from its conversations
 exchange      runs as Parquet files and back, and several logs as one
@@ -16,6 +15,7 @@ from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
+    LoggedRun,
     Outcome,
     Reward,
     RunFilter,
@@ -28,6 +28,7 @@ from memagent_graph.run_log.records import (
 __all__ = [
     "Conversation",
     "LoggedEvent",
+    "LoggedRun",
     "Outcome",
     "Reward",
     "RunFilter",

@@ -15,6 +15,7 @@ import msgspec
 
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
+from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 
@@ -42,11 +43,6 @@ class Column:
     unpack: Callable[[Any], Any] = _identity
     export: Callable[[Any], Any] = _identity
     restore: Callable[[Any], Any] = _identity
-
-    @property
-    def is_numbers(self) -> bool:
-        """Whether the column has token ids or log-probs, which are most of a log."""
-        return self.arrow in {"ids", "logprobs"}
 
 
 def _json(values: Mapping[str, Any]) -> str:
@@ -114,7 +110,7 @@ def unpack_row(kind: type[Record], row: Mapping[str, Any]) -> Record:
     """
     columns = RECORD_COLUMNS[kind]
     values = {name: columns[name].unpack(row[name]) for name in row.keys() if name in columns}  # noqa: SIM118  a sqlite3.Row
-    numbers = {name: values.pop(name) for name in tuple(values) if columns[name].is_numbers}
+    numbers = {name: values.pop(name) for name in tuple(values) if name in ARRAY_TYPES}
     return replace(msgspec.convert(values, kind), **numbers)  # type: ignore[type-var]
 
 

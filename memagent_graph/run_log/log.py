@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
+    LoggedRun,
     Redaction,
     Reward,
     RunFilter,
@@ -32,8 +34,8 @@ from memagent_graph.run_log.records import (
     describe_edit,
 )
 from memagent_graph.run_log.rows import connect
-from memagent_graph.run_log.writer import Writer
 from memagent_graph.storage.database import OtherTablesError
+from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
@@ -55,7 +57,7 @@ class RunLog:
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
         self.path = Path(path)
         self._redact = redact
-        self._writer = Writer(self.path)
+        self._writer = DatabaseWriter(self.path, partial(connect, self.path))
         with self._connection():
             pass
 
@@ -211,44 +213,32 @@ class RunLog:
 
         self.wait(self._writer.submit(job))
 
-    def add(
-        self,
-        run: RunRecord,
-        conversations: Sequence[Conversation] = (),
-        *,
-        events: Sequence[LoggedEvent] = (),
-        rewards: Sequence[Reward] = (),
-        templates: Mapping[str, Mapping[str, str]] | None = None,
-        replacing: bool = False,
-    ) -> None:
+    def add(self, run: LoggedRun, *, replacing: bool = False) -> None:
         """Add a whole run from another log in one transaction, marked as imported. The redaction hook is not called.
 
         Args:
-            run: the run.
-            conversations: the conversations in order, with superseded ones. They get new rows.
-            events: the events without a conversation.
-            rewards: the rewards of the run and its conversations, with the ids in `conversations`.
-            templates: the wording of prompts, by fingerprint.
+            run: the run. Its conversations, superseded ones too, get new rows.
             replacing: whether to delete a run with the same id first.
 
         Raises:
             RunLogError: the run exists, is inconsistent, or cannot be written.
         """
+        run_id, conversations = run.record.run_id, list(run.conversations)
 
         def job(connection: sqlite3.Connection) -> None:
             if replacing:
-                connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
-            rows.insert_run(connection, run)
-            connection.execute("INSERT INTO imported VALUES (?)", (run.run_id,))
-            for fingerprint, wording in (templates or {}).items():
+                connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+            rows.insert_run(connection, run.record)
+            connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
+            for fingerprint, wording in run.templates.items():
                 rows.insert_template(connection, fingerprint, wording)
             row_ids = {
                 conversation.id: rows.new_conversation(conversation, supersede_others=False)(connection)
                 for conversation in conversations
             }
-            for event in events:
-                rows.insert_event(connection, run.run_id, event)
-            for reward in rewards:
+            for event in run.events:
+                rows.insert_event(connection, run_id, event)
+            for reward in run.rewards:
                 row = None if reward.conversation is None else row_ids[reward.conversation]
                 rows.insert_reward(connection, replace(reward, conversation=row))
 
@@ -257,15 +247,15 @@ class RunLog:
         except RunLogError as error:
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise RunLogError(
-                    f"run {run.run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})",
+                    f"run {run_id!r} is already in {self.path}, or contradicts itself ({error.__cause__})",
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
             if isinstance(error.__cause__, _NOT_STORABLE):
-                raise RunLogError(f"run {run.run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
+                raise RunLogError(f"run {run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
         except KeyError as error:
             raise RunLogError(
-                f"run {run.run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
+                f"run {run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
                 hint="Take the run from its log or export again.",
             ) from error
 
@@ -451,7 +441,12 @@ def log_error(path: Path, error: BaseException) -> RunLogError:
             f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",
         )
-    if isinstance(error, OtherTablesError):
+    if isinstance(error, MovedFileError):
+        hint = (
+            "Put it back before its runs continue; what was written before is in the old file. Do not move a log while "
+            "programs use it: copy it with `memagent export`."
+        )
+    elif isinstance(error, OtherTablesError):
         hint = "Choose another file with --log, or move this one away, and a new one is created."
     elif "locked" in reason or "busy" in reason:
         hint = "Close the program that uses it, choose another file with --log, or read with --no-log."

@@ -233,7 +233,7 @@ class LoggedRun:
     """A run with everything that belongs to it. Rewards refer to conversations by their ids in it."""
 
     record: RunRecord
-    conversations: Iterable[Conversation]
+    conversations: Iterable[Conversation] = ()
     """In order of position and attempt; some can be iterated only once."""
     events: Sequence[LoggedEvent] = ()
     """Events of no conversation."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import RECORD_COLUMNS, pack_row
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
 from memagent_graph.storage.database import open_database, open_database_to_read
@@ -70,7 +71,7 @@ def connect(path: Path, *, to_read: bool = False) -> sqlite3.Connection:
     return connection
 
 
-SMALL_COLUMNS: Final = ", ".join(name for name, column in RECORD_COLUMNS[Conversation].items() if not column.is_numbers)
+SMALL_COLUMNS: Final = ", ".join(name for name in RECORD_COLUMNS[Conversation] if name not in ARRAY_TYPES)
 """The columns of conversations without token ids and log-probs."""
 
 

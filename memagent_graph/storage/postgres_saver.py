@@ -107,6 +107,10 @@ class PostgresSaver(AsyncPostgresSaver):
             raise _failure(shown, error, None) from error
         return cls(pool, shown, serde)
 
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.conn.close()
+
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
         parent = super().aget_tuple

@@ -1,90 +1,113 @@
 """A SQLite checkpointer for many reads at once. Its errors name the file, the run and a remedy.
 
-A read waits for its checkpoints, and a commit takes much longer than a row. So all changes that arrive during a commit
-are in the next transaction together. With 256 documents in flight a checkpoint took 0.06 ms, instead of 2 to 4 ms with
-separate transactions.
+A read waits for its checkpoints, and a commit takes much longer than a row. So LangGraph's saver works in the thread of
+a `DatabaseWriter`, and all changes that arrive during a commit are in the next transaction together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import chain
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from copy import copy
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import aiosqlite
+import langgraph.checkpoint.sqlite
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    get_checkpoint_metadata,
+    DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from memagent_graph.errors import CheckpointError
-from memagent_graph.grouping import group_values
+from memagent_graph.storage.database import open_database
+from memagent_graph.storage.database_writer import DatabaseWriter
 from memagent_graph.storage.state_serializer import UndecodableStateError, bound_next_state, require_state
 
-_PUT: Final = (
-    "INSERT OR REPLACE INTO checkpoints "
-    "(thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+_T = TypeVar("_T")
+
+_SCHEMA: Final = (
+    "CREATE TABLE checkpoints ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
+    "NOT NULL, parent_checkpoint_id TEXT, type TEXT, checkpoint BLOB, metadata BLOB, "
+    "PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id) )",
+    "CREATE TABLE writes ( thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT "
+    "NOT NULL, task_id TEXT NOT NULL, task_path TEXT NOT NULL DEFAULT '', idx INTEGER NOT NULL, channel TEXT NOT NULL, "
+    "type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) )",
 )
-_WRITES: Final = (
-    "INTO writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, value) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+"""The tables of LangGraph, so that files of its saver can be used."""
 _FORGET_WRITES: Final = (
     "DELETE FROM writes WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? AND idx >= 0"
 )
-_DELETE: Final = ("DELETE FROM checkpoints WHERE thread_id = ?", "DELETE FROM writes WHERE thread_id = ?")
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Rows for a statement, and a future that is done when they are in the file."""
-
-    statement: str
-    rows: Sequence[tuple[Any, ...]]
-    done: asyncio.Future[None]
-
-
-class SqliteSaver(AsyncSqliteSaver):
-    """Checkpoints in one file.
+class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
+    """Checkpoints in one file, for asynchronous graphs.
 
     All methods raise `CheckpointError` if the file is damaged, stays locked, or cannot be written.
+
+    Args:
+        path: the file.
+        serde: the serializer of states.
+
+    Raises:
+        OSError, sqlite3.Error: the file cannot be opened, is not a database, or has other tables.
     """
 
-    def __init__(self, connection: aiosqlite.Connection, path: Path, serde: SerializerProtocol) -> None:
+    def __init__(self, path: Path, serde: SerializerProtocol) -> None:
+        connection = open_database(path, _SCHEMA)  # which refuses a file that cannot be used
+        connection.close()
         super().__init__(connection, serde=serde)
+        self.is_setup = True
         self.path = path
-        self._waiting: list[_Change] = []
-        self._committing: asyncio.Task[None] | None = None
+        self._connected: SqliteSaver | None = None
+        self._writer = DatabaseWriter(path, partial(open_database, path, _SCHEMA))
+        # The thread of a saver that nobody closes ends with it. A process need not wait for that at its end.
+        stop = threading.Thread(target=self._writer.close, daemon=True).start
+        weakref.finalize(self, stop).atexit = False
+
+    @contextmanager
+    def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:
+        """Yield a cursor. The writer begins and commits transactions."""
+        with closing(self.conn.cursor()) as cursor:
+            yield cursor
+
+    async def aclose(self) -> None:
+        """Close the file. The saver can be used again."""
+        self._writer.close()  # not in a thread, which cannot be started at the end of the process
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest state of a run, or the state that the config names."""
-        bound_next_state()
-        with self._translate_errors(config):
-            return require_state(await super().aget_tuple(config))
+
+        def read(saver: SqliteSaver) -> CheckpointTuple | None:
+            bound_next_state()
+            return require_state(saver.get_tuple(config))
+
+        return await self._execute(config, read)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
-        bound_next_state()
-        with self._translate_errors(config):
-            async for state in super().alist(config, **options):
+
+        def read(saver: SqliteSaver) -> list[CheckpointTuple]:
+            states = []
+            bound_next_state()
+            for state in saver.list(config, **options):
                 require_state(state)
-                yield state
+                states.append(state)
                 bound_next_state()
+            return states
+
+        for state in await self._execute(config, read):
+            yield state
 
     async def aput(
         self,
@@ -98,87 +121,45 @@ class SqliteSaver(AsyncSqliteSaver):
         The writes of earlier steps are a part of the state and are deleted, which saves 40 % of the file. LangGraph
         needs writes only for the newest state of a run, or if a state has a `DeltaChannel`.
         """
-        thread_id, namespace = str(config["configurable"]["thread_id"]), config["configurable"]["checkpoint_ns"]
-        description = json.dumps(get_checkpoint_metadata(config, metadata), ensure_ascii=False).encode(
-            "utf-8", "ignore"
-        )
-        parent = config["configurable"].get("checkpoint_id")
-        row = (thread_id, namespace, checkpoint["id"], parent, *self.serde.dumps_typed(checkpoint), description)
-        changes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [(_PUT, [row])]
-        if parent is not None and not _has_delta_channels(checkpoint, metadata):
-            changes.append((_FORGET_WRITES, [(thread_id, namespace, parent)]))
-        with self._translate_errors(config):
-            await self._commit(changes)
-        saved = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
-        return {"configurable": saved}
+        place = config["configurable"]
+
+        def save(saver: SqliteSaver) -> RunnableConfig:
+            saved = saver.put(config, checkpoint, metadata, new_versions)
+            if (parent := place.get("checkpoint_id")) is not None and not _has_delta_channels(checkpoint, metadata):
+                saver.conn.execute(_FORGET_WRITES, (str(place["thread_id"]), place["checkpoint_ns"], parent))
+            return saved
+
+        return await self._execute(config, save)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save the writes of a step before the other steps of its superstep have finished."""
-        place = tuple(str(config["configurable"][name]) for name in ("thread_id", "checkpoint_ns", "checkpoint_id"))
-        rows = [
-            (*place, task_id, task_path, WRITES_IDX_MAP.get(channel, index), channel, *self.serde.dumps_typed(value))
-            for index, (channel, value) in enumerate(writes)
-        ]
-        verb = "REPLACE" if all(channel in WRITES_IDX_MAP for channel, _ in writes) else "IGNORE"
-        with self._translate_errors(config):
-            await self._commit([(f"INSERT OR {verb} {_WRITES}", rows)])
+        await self._execute(config, lambda saver: saver.put_writes(config, writes, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the states of a run."""
-        with self._translate_errors({"configurable": {"thread_id": thread_id}}):
-            await self._commit([(statement, [(str(thread_id),)]) for statement in _DELETE])
+        await self._execute({"configurable": {"thread_id": thread_id}}, lambda saver: saver.delete_thread(thread_id))
 
-    async def _commit(self, changes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> None:
-        """Commit changes, together with waiting changes of other reads."""
-        await self.setup()
-        loop = asyncio.get_running_loop()
-        waiting = [_Change(statement, rows, loop.create_future()) for statement, rows in changes]
-        self._waiting += waiting
-        if self._committing is None:
-            self._committing = loop.create_task(self._commit_all())
-        await asyncio.gather(*(change.done for change in waiting))
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes from which the values of delta channels are built."""
+        return await self._execute(
+            config, lambda saver: saver.get_delta_channel_history(config=config, channels=channels)
+        )
 
-    async def _commit_all(self) -> None:
-        """Commit until no change waits."""
+    async def _execute(self, config: RunnableConfig | None, action: Callable[[SqliteSaver], _T]) -> _T:
+        """Run an action in the writer's thread, on its connection, in a transaction with those of other reads."""
+
+        def job(connection: sqlite3.Connection) -> _T:
+            if self._connected is None or self._connected.conn is not connection:
+                self._connected = copy(self)
+                self._connected.conn = connection
+            return action(self._connected)
+
         try:
-            while self._waiting:
-                changes, self._waiting = self._waiting, []
-                async with self.lock:
-                    await self._execute(changes)
-        finally:
-            self._committing = None
-
-    async def _execute(self, changes: Sequence[_Change]) -> None:
-        """Commit changes in one transaction. If it fails, commit them separately, so that a bad change fails alone."""
-        try:
-            for statement, rows in group_values((change.statement, change.rows) for change in changes).items():
-                await self.conn.executemany(statement, chain.from_iterable(rows))
-            await self.conn.commit()
-        except BaseException as error:
-            with suppress(sqlite3.Error, ValueError):
-                await self.conn.rollback()
-            if len(changes) > 1 and isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
-                for change in changes:
-                    await self._execute([change])
-                return
-            for change in changes:
-                if not change.done.done():
-                    change.done.set_exception(
-                        error if isinstance(error, Exception) else sqlite3.OperationalError(str(error))
-                    )
-            if not isinstance(error, Exception):
-                raise
-            return
-        for change in changes:
-            if not change.done.done():
-                change.done.set_result(None)
-
-    @contextmanager
-    def _translate_errors(self, config: RunnableConfig | None) -> Iterator[None]:
-        try:
-            yield
+            return await asyncio.wrap_future(self._writer.submit(job))
         except (sqlite3.Error, OSError, UndecodableStateError) as error:
             raise CheckpointError(
                 f"the checkpoints in {self.path} cannot be used: {error}",

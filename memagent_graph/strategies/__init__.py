@@ -36,6 +36,7 @@ from memagent_graph.own_code import load_own
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.profile import Profile
 from memagent_graph.reading.strategy import Strategy as Strategy
+from memagent_graph.settings import parse_text
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 
 _SHIPPED: Final = {
@@ -156,9 +157,7 @@ def _check(strategy: Any, name: str, options: Mapping[str, str]) -> Strategy:
 
 
 _OPTIONS: Final = re.compile(r"((?::[A-Za-z_]\w*=[^:]*)*)\Z")
-_SWITCH: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-_PARSERS: Final[Mapping[type, Any]] = {bool: lambda text: _SWITCH[text.lower()], int: int, float: float, str: str}
-_FORMS: Final = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
+_OPTION_TYPES: Final = (bool, int, float, str)
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -189,18 +188,15 @@ def convert_options(kind: type, name: str, options: Mapping[str, str]) -> dict[s
     """
     if not options:
         return {}
-    hints = get_type_hints(kind)
-    kinds = {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else {}
-    kinds = {option: type_ for option, type_ in kinds.items() if type_ in _PARSERS}
+    hints, names = get_type_hints(kind), [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    kinds = {field: hints[field] for field in names if hints[field] in _OPTION_TYPES}
     values = {}
     for option, text in options.items():
         if option not in kinds:
-            names = ", ".join(kinds) or "none; make its class a dataclass, and its fields are options"
-            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {names}.")
+            listed = ", ".join(kinds) or "none; make its class a dataclass, and its fields are options"
+            raise StrategyError(f"{name} has no option {option!r}", hint=f"Its options: {listed}.")
         try:
-            values[option] = _PARSERS[kinds[option]](text)
-        except (KeyError, ValueError) as error:
-            raise StrategyError(
-                f"{option}={text} is not valid", hint=f"{name} takes {_FORMS[kinds[option]]} for {option}."
-            ) from error
+            values[option] = parse_text(text, kinds[option])
+        except ValueError as error:
+            raise StrategyError(f"{option}={text} is not valid for {name}", hint=f"{error}.") from error
     return values

@@ -112,7 +112,7 @@
         : ["Read", `${plural(totals.chunks, "chunk")}, ${number(totals.changes)} changed memory${
           branches ? `, on ${plural(branches, "branch", "branches")}` : ""}${
           data.share < 1 ? `, ${Math.round(100 * data.share)}% of the document` : ""}`],
-      ["Tokens", `${number(totals.promptTokens)} in, ${number(totals.completionTokens)} out`],
+      ["Tokens", `${number(totals.prompt_tokens)} in, ${number(totals.completion_tokens)} out`],
       ["Time", duration(totals.seconds)],
       ["Ended", data.stopReason === null ? "not yet" : data.stopReason],
       ["Events", events], ["Rewards", data.rewards.map((each) => `${each.name} ${each.value}`).join(", ")],

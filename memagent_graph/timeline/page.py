@@ -14,8 +14,8 @@ import html
 import json
 import re
 import stat
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def _links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
 
 
 def _payload(timeline: Timeline) -> dict[str, Any]:
-    view, totals = timeline.view, timeline.totals
+    view = timeline.view
     return {
         "run": view.run_id,
         "question": view.question,
@@ -129,14 +129,7 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
             {"name": reward.name, "value": f"{reward.value:g}", "source": reward.source} for reward in view.rewards
         ],
         "share": round(timeline.share, 3),
-        "totals": {
-            "chunks": totals.chunks,
-            "changes": totals.changes,
-            "promptTokens": totals.prompt_tokens,
-            "completionTokens": totals.completion_tokens,
-            "seconds": totals.seconds,
-            "events": {kind.value: count for kind, count in totals.events.items()},
-        },
+        "totals": asdict(timeline.totals),
         "steps": _steps(timeline.steps),
         "lines": [
             {
@@ -165,34 +158,24 @@ def _payload(timeline: Timeline) -> dict[str, Any]:
 
 
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    anchors = _anchors(steps)
+    anchors: set[str] = set()
     values = []
-    for index, (step, anchor) in enumerate(zip(steps, anchors, strict=True)):
+    for index, step in enumerate(steps):
         value = _step(step)
+        usual = anchor = f"chunk-{step.update.chunk_number}"
+        if step.update.branch:
+            anchor += f"-{quote_url(step.update.branch, safe='', errors='replace')}"
+        if step.update.chunk_index is None or anchor in anchors:
+            anchor = f"step-{index + 1}"
+        anchors.add(anchor)
         if step.sources != ((index - 1,) if index else ()):
             value["from"] = step.sources
         if step.name != f"chunk {step.update.chunk_number}":
             value["name"] = step.name
-        if anchor != f"chunk-{step.update.chunk_number}":
+        if anchor != usual:
             value["anchor"] = anchor
         values.append(value)
     return values
-
-
-def _anchors(steps: Sequence[Step]) -> list[str]:
-    """Return the names of steps in links. A chunk that a branch reads again, and its merges, get a number."""
-    anchors: dict[str, None] = {}
-    times: Counter[str] = Counter()
-    for step in steps:
-        what = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
-        branch = f"-{quote_url(step.update.branch, safe='', errors='replace')}" if step.update.branch else ""
-        anchor = first = what + branch
-        times[first] += 1
-        while anchor in anchors or (anchor == first and times[first] > 1):
-            anchor = f"{first}--{times[first]}"
-            times[first] += anchor in anchors
-        anchors[anchor] = None
-    return list(anchors)
 
 
 def _step(step: Step) -> dict[str, Any]:
@@ -225,12 +208,11 @@ def _pack(diff: Sequence[Change]) -> list[str | int]:
     """Return a difference for the script: UTF-16 units to keep (positive) or skip (negative), and texts to add."""
     signs = {DiffOp.EQUAL: 1, DiffOp.DELETE: -1}
     return [
-        change.text if change.op is DiffOp.INSERT else signs[change.op] * _utf16_units(change.text) for change in diff
+        change.text
+        if change.op is DiffOp.INSERT
+        else signs[change.op] * (len(change.text) + sum(character > "\uffff" for character in change.text))
+        for change in diff
     ]
-
-
-def _utf16_units(text: str) -> int:
-    return len(text) + sum(character > "\uffff" for character in text)
 
 
 def _quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:

@@ -8,6 +8,7 @@ spaces makes tiktoken panic.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 from memagent_graph.words import find_last_character_end
@@ -62,14 +63,9 @@ def shorten_text(text: str, tokens: int, count: Callable[[str], int]) -> str:
     """Return `text`, or its beginning and end with "[...]" between, in at most `tokens` tokens by `count`."""
     if len(text) <= tokens * _MAX_TOKEN_CHARACTERS and count(text) <= tokens:
         return text
-    fits, exceeds = 0, min(len(text), tokens * _MAX_TOKEN_CHARACTERS)
-    while fits + 1 < exceeds:
-        middle = (fits + exceeds) // 2
-        if count(_ends(text, middle)) <= tokens:
-            fits = middle
-        else:
-            exceeds = middle
-    return _ends(text, fits) if fits else text[:1]
+    lengths = range(min(len(text), tokens * _MAX_TOKEN_CHARACTERS))
+    fits = bisect_right(lengths, tokens, 1, key=lambda length: count(_ends(text, length))) - 1
+    return _ends(text, fits) if fits > 0 else text[:1]
 
 
 def _ends(text: str, characters: int) -> str:

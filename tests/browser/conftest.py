@@ -93,16 +93,16 @@ def long_run(*, chunks: int = CHUNKS, lines: int = MEMORY_LINES, seed: int = 1) 
         memories.append("\n".join(memory))
         seconds.append(1.4 + generator.random())
     marks = [SourceMark(index * 40_000, f"page {index + 1}") for index in range(chunks // 2)]
-    return RunView(
+    trace = line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds)
+    view = _answered_run(
+        "overwrite", QUESTION, trace, "Ilse Thornbury built it; it was lit for the first time in 1743."
+    )
+    return replace(
+        view,
         run_id="20251104-harbour",
-        question=QUESTION,
-        document={"key": "sha256:" + "0" * 64, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
+        document={**view.document, "name": "harbour-annals.pdf", "size": 14_000_000, "media_type": ""},
         model="Qwen/Qwen2.5-7B-Instruct",
-        strategy="overwrite",
-        trace=line(memories, texts, events=events, tokens=(6132, 988), seconds=seconds),
-        answer="Ilse Thornbury built it; it was lit for the first time in 1743.",
-        raw_answer="From memory: \\boxed{Ilse Thornbury built it; it was lit for the first time in 1743.}",
-        stop_reason="answered",
+        raw_answer=f"From memory: \\boxed{{{view.answer}}}",
         began=1_762_240_000.0,
         rewards=(Reward("r", "exact", 1.0, "judge", 1_762_250_000.0),),
         sections=marks,
@@ -115,15 +115,12 @@ def hostile_run() -> RunView:
     text = f"{HOSTILE} the lighthouse keeper {HOSTILE}"
     event = ReadEvent(EventKind.REFUSED, 0, HOSTILE)
     memories = [f"{HOSTILE} lighthouse keeper {index}" for index in range(3)]
-    answer = answered("2", events=(event,))
-    return RunView(
-        run_id=HOSTILE,
-        question=HOSTILE,
-        document={"key": "sha256:" + "0" * 64, "name": HOSTILE, "size": 1, "media_type": HOSTILE},
+    trace = line(memories, [text] * 3, events=dict.fromkeys(range(3), event), answer=answered("2", events=(event,)))
+    view = _answered_run(HOSTILE, HOSTILE, trace, f"{HOSTILE} keeper")
+    return replace(
+        view,
+        document={**view.document, "name": HOSTILE, "media_type": HOSTILE},
         model=HOSTILE,
-        strategy=HOSTILE,
-        trace=line(memories, [text] * 3, events=dict.fromkeys(range(3), event), answer=answer),
-        answer=f"{HOSTILE} keeper",
         raw_answer=f"raw {HOSTILE}",
         stop_reason=HOSTILE,
         rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),

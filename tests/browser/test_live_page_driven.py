@@ -62,9 +62,9 @@ def policy() -> Policy:
 def server(policy: Policy, tmp_path: Path) -> Iterator[Served]:
     with (
         FakeServer(policy, delay=0.15, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, max_reads=20, max_reads_per_key=64) as found,
+        served(upstream.base_url, tmp_path, page=True, max_reads=20, max_reads_per_key=64) as running,
     ):
-        yield found
+        yield running
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def button(browser: Any, label: str) -> Any:
     )
 
 
-def started(browser: Any, *, holds: str = "harbor 4711") -> None:
+def start(browser: Any, *, holds: str = "harbor 4711") -> None:
     """Begin to read, and wait until memory holds something."""
     drop(browser, "annals.txt", LONG)
     begin(browser, QUESTION)
@@ -131,7 +131,7 @@ def complaints(browser: Any) -> list[str]:
 
 
 def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
-    started(page)
+    start(page)
     assert state(page).startswith("reading")
     steps = len(page.find_elements(By.CSS_SELECTOR, "#steps > li"))
     until(page, "document.querySelectorAll('#steps > li').length > arguments[0]", steps)
@@ -156,7 +156,7 @@ def test_drop_ask_watch_answer_and_look_at_the_source(page: Any) -> None:
 
 
 def test_pause_edit_and_continue(page: Any, policy: Policy, server: Served) -> None:
-    started(page)
+    start(page)
     page.find_element(By.ID, "pause").click()
     wait_for_state(page, "paused")
     held = memory(page)
@@ -179,7 +179,7 @@ def test_pause_edit_and_continue(page: Any, policy: Policy, server: Served) -> N
 
 
 def test_ask_now_answers_from_the_memory_as_it_stands(page: Any) -> None:
-    started(page)
+    start(page)
     page.find_element(By.ID, "ask-now").click()
     page.find_element(By.CSS_SELECTOR, "#now button.primary").click()
     assert until(page, "document.querySelector('#answers li')?.textContent").endswith("4711")
@@ -203,7 +203,7 @@ def test_branches_stand_side_by_side(policy: Policy, browser: Any, tmp_path: Pat
         begin(browser, QUESTION)
         until(browser, "document.querySelectorAll('.branch').length >= 3")
         tops = browser.execute_script(
-            "return [...document.querySelectorAll('.branch')].slice(0, 2).map(each => each.getBoundingClientRect().top)"
+            "return [...document.querySelectorAll('.branch')].slice(0, 2).map(item => item.getBoundingClientRect().top)"
         )
         assert tops[0] == tops[1]
         until(browser, "!document.getElementById('answer-box').hidden")
@@ -267,7 +267,7 @@ def test_the_keyboard_alone_is_enough(page: Any) -> None:
 
 
 def test_every_control_has_a_name_and_every_picture_of_state_words(page: Any) -> None:
-    started(page)
+    start(page)
     page.find_element(By.ID, "pause").click()
     wait_for_state(page, "paused")
     for view in ("read", "home"):

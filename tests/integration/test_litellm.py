@@ -13,7 +13,7 @@ from support.fake_server import FakeServer
 from support.scripts import document_with
 
 from memagent_graph import MemAgent
-from memagent_graph.cli.examination import Health, examine
+from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.settings import ReadSettings
 
 PROXY = os.environ.get("MEMAGENT_LITELLM")
@@ -62,5 +62,5 @@ def test_a_document_is_read_through_it(reader: MemAgent, upstream: FakeServer) -
 
 
 async def test_the_doctor_finds_nothing_wrong(reader: MemAgent) -> None:
-    findings = [finding async for finding in examine(reader)]
-    assert Health.BAD not in {finding.health for finding in findings}, findings
+    checks = [check async for check in check_policy(reader)]
+    assert CheckStatus.FAILED not in {check.status for check in checks}, checks

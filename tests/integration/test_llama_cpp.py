@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
-from memagent_graph.cli.examination import Health, examine
+from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.policies.added import policies_folder
 from memagent_graph.policies.adding import add_policy
 from memagent_graph.policies.base_weights import ENGLISH
@@ -54,17 +54,17 @@ async def test_its_greedy_answers_are_those_of_this_process(server, home) -> Non
     there = [await remote.complete(prompt, sampling) for prompt in PROMPTS]
     here = await asyncio.gather(*(local.complete(prompt, sampling) for prompt in PROMPTS))
     await remote.aclose()
-    assert [item.usage.prompt_tokens for item in there] == [each.usage.prompt_tokens for each in here]
-    assert [item.text.strip() for item in there] == [each.text.strip() for each in here]
+    assert [item.usage.prompt_tokens for item in there] == [item.usage.prompt_tokens for item in here]
+    assert [item.text.strip() for item in there] == [item.text.strip() for item in here]
 
 
 async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:
     settings = ReadSettings(base_url=server, tokenizer=str(home), context_window=2048, chunk_tokens=512,
                               memory_tokens=128, question_tokens=128, answer_tokens=128)  # fmt: skip
     with MemAgent(settings=settings, store=tmp_path, run_log=False) as reader:
-        findings = [finding async for finding in examine(reader)]
-    assert Health.BAD not in {finding.health for finding in findings}, findings
-    assert [finding.subject for finding in findings][-2:] == ["tokenizer", "longest prompt"]
+        checks = [check async for check in check_policy(reader)]
+    assert CheckStatus.FAILED not in {check.status for check in checks}, checks
+    assert [check.subject for check in checks][-2:] == ["tokenizer", "longest prompt"]
 
 
 async def test_a_document_is_read_through_it(server, home, tmp_path, monkeypatch) -> None:

@@ -7,28 +7,25 @@ Recorded with the embedded policy in float32, whose greedy answers are the same 
 from __future__ import annotations
 
 import json
-import math
 import os
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 from promises.comparison import differences, normalised
 from promises.scenarios import exact, log_lines, outcome
 from support.fake_server import FakeServer
 
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, load_prompts
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams, load_prompts
 
 RECORDED = Path(__file__).parents[1] / "promises" / "recorded" / "served" / "vllm.json"
-EMBEDDED = Path(__file__).parents[2] / "memagent_graph" / "embedded"
 TEXT = "The lighthouse keeper of Norwick is called Ada Brandt. " + "The wind turned and the boats came home. " * 80
 QUESTION = "Who is the lighthouse keeper of Norwick?"
 SMALL = Budget(context_window=1024, question_tokens=40, memory_tokens=48, chunk_tokens=200, answer_tokens=24)
 
 
-def read(address: str, folder: Path, sampling: SamplingParams) -> Any:
+def read(address: str, folder: Path) -> Any:
     """One read through a recording server in front of the real one: its result, and what was sent."""
 
     def forward(body: dict[str, Any], number: int) -> web.Response:
@@ -40,7 +37,7 @@ def read(address: str, folder: Path, sampling: SamplingParams) -> Any:
     with FakeServer(forward, model="memagent-embedded", vllm=True, window=1024) as front:
         policy = OpenAICompatiblePolicy(base_url=front.base_url, policy_version="first")
         with MemAgent(
-            policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), sampling=sampling,
+            policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), sampling=SamplingParams(),
             store=folder / "documents", run_log=folder / "runs.sqlite",
         ) as reader:  # fmt: skip
             result = reader.read(TEXT, QUESTION, run_id="served")
@@ -51,45 +48,19 @@ def rounded(value: Any) -> Any:
     """Log-probs to four digits: kernels differ in the last ones."""
     if isinstance(value, dict):
         return {
-            key: [round(number, 4) for number in each]
-            if key == "logprobs" and isinstance(each, list)
-            else rounded(each)
-            for key, each in value.items()
+            key: [round(number, 4) for number in part]
+            if key == "logprobs" and isinstance(part, list)
+            else rounded(part)
+            for key, part in value.items()
         }
     return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def test_a_greedy_read_sends_and_logs_what_was_recorded(embedded_server, tmp_path) -> None:
-    result, requests = read(embedded_server.base_url, tmp_path, SamplingParams())
+    result, requests = read(embedded_server.base_url, tmp_path)
     lines = log_lines(tmp_path / "runs.sqlite")
-    found = rounded(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
+    outcome_now = rounded(normalised({"result": outcome(result), "requests": exact(requests), "log": lines}, tmp_path))
     if os.environ.get("RECORD_PROMISES") and not RECORDED.exists():
         RECORDED.parent.mkdir(parents=True, exist_ok=True)
-        RECORDED.write_text(json.dumps(found, indent=1) + "\n")
-    assert differences(json.loads(RECORDED.read_text()), found, 2e-3) == []
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
-def test_logged_ids_are_those_of_what_was_sent_and_said(embedded_server, tmp_path, sampling) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    result, requests = read(embedded_server.base_url, tmp_path, sampling)
-    log = RunLog(tmp_path / "runs.sqlite")
-    rows = list(log.conversations("served"))
-    log.close()
-    assert len(rows) == len(requests) == result.chunks_read + 1 > 3
-    for row, body in zip(rows, requests, strict=True):
-        assert (body["return_token_ids"], body["logprobs"]) == (True, True)
-        rendered = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=False)
-        assert list(row.prompt_token_ids) == list(rendered)
-        assert tokenizer.decode(list(row.token_ids), skip_special_tokens=True).strip() == row.text.strip()
-        assert len(row.token_ids) == len(row.logprobs) == row.completion_tokens <= body["max_tokens"]
-        assert all(math.isfinite(logprob) and logprob <= 0 for logprob in row.logprobs)
-        assert row.policy_version == "first"
-    memories = ["", *(update.memory for update in result.updates)]
-    prompts = load_prompts()
-    for memory, row, body in zip(memories, rows[:-1], requests, strict=False):
-        chunk = TEXT[row.span.start_char : row.span.end_char]
-        assert body["messages"] == prompts.messages("update", QUESTION, memory=memory, chunk=chunk)
-    assert requests[-1]["messages"] == prompts.messages("answer", QUESTION, memory=result.memory)
+        RECORDED.write_text(json.dumps(outcome_now, indent=1) + "\n")
+    assert differences(json.loads(RECORDED.read_text()), outcome_now, 2e-3) == []

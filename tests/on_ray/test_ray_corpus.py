@@ -34,8 +34,8 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(kept, key=lambda row: (row["document"], row["question"]))
 
 
-class Told(CountingServer):
-    """Keeps the sessions that it was told."""
+class SessionsServer(CountingServer):
+    """Keeps the sessions that its clients name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -43,35 +43,35 @@ class Told(CountingServer):
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         words = (await request.json())["messages"][-1]["content"].split()
-        named = (found for word in words if (found := re.fullmatch(r"(d\d+)w\d+", word)))
-        if (first := next(named, None)) is not None:
+        matches = (match for word in words if (match := re.fullmatch(r"(d\d+)w\d+", word)))
+        if (first := next(matches, None)) is not None:
             self.sessions.add((request.headers.get("X-Session-Id"), first[1]))
         return await super()._complete(request)
 
 
 def test_the_rows_are_those_of_one_machine_and_no_actor_is_idle(cluster: RayWorld, tmp_path: Path) -> None:
     made = write_corpus(tmp_path / "in", DOCUMENTS, most_words=600)
-    with Told(delay=0.05) as server:
+    with SessionsServer(delay=0.05) as server:
         assert run_corpus_command(tmp_path / "in", tmp_path / "core", server).returncode == 0
-        asked = sum(server.read.values())
+        calls = sum(server.read.values())
         server.sessions.clear()
         options = ("--ray", cluster.address, "--ray-actors", "2", "--documents", "8", "--rows-per-part", "50",
                    "--session-header", "X-Session-Id", "--log", str(tmp_path / "log.sqlite"))  # fmt: skip
         command = corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             actors = cluster.wait_for_actors(2)
-            _, told = process.communicate()
-        assert process.returncode == 0, told
+            _, errors = process.communicate()
+        assert process.returncode == 0, errors
         assert set(actors.values()) == {0, 1}, "one node reads nothing"
-        assert sum(server.read.values()) == 2 * asked
+        assert sum(server.read.values()) == 2 * calls
         by_document: dict[str, set[str | None]] = {}
         for session, document in server.sessions:
             by_document.setdefault(document, set()).add(session)
-        assert all(len(each) == 1 and None not in each for each in by_document.values())
+        assert all(len(sessions) == 1 and None not in sessions for sessions in by_document.values())
         assert len(set().union(*by_document.values())) == len(by_document)
 
         again = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4])
-        assert again.returncode == 0 and sum(server.read.values()) == 2 * asked, "nothing is read again"
+        assert again.returncode == 0 and sum(server.read.values()) == 2 * calls, "nothing is read again"
         other = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options[:4], "--temperature", "0.5")
         assert other.returncode == 7 and "temperature: 0.0 in the table, 0.5 now" in other.stderr
 
@@ -106,8 +106,8 @@ def test_an_interrupt_ends_a_read_and_the_same_command_continues_at_its_chunks(
                 assert process.poll() is None, "it ended by itself"
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate()
-        assert process.returncode == 130 and "Traceback" not in told, told
+            _, errors = process.communicate()
+        assert process.returncode == 130 and "Traceback" not in errors, errors
         done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, *options)
         assert done.returncode == 0, done.stderr
         assert max(server.read.values()) <= 2

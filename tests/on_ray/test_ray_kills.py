@@ -17,18 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import (
-    NAMES,
-    QUESTIONS,
-    CountingServer,
-    corpus_command,
-    key_of,
-    rows_in,
-    run_corpus_command,
-    write_corpus,
-)
+from support.corpus_world import CountingServer, corpus_command, rows_in, run_corpus_command, write_corpus
 from support.postgres_server import PostgresServer
 from support.ray_world import RayWorld
+from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 IN_FLIGHT, ACTORS = 4, 2
 KINDS = {"sqlite": ("actor", "driver", "node"), "postgres": ("node", "actor", "driver")}
@@ -52,7 +44,7 @@ class Driver:
         self.process.wait()
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         return self._output.read_text("utf-8", "replace")
 
 
@@ -60,7 +52,7 @@ def wait_until_it_reads(server: CountingServer, driver: Driver, before: int) -> 
     end = time.monotonic() + 120
     while sum(server.read.values()) <= before:
         assert driver.process is not None
-        assert driver.process.poll() is None and time.monotonic() < end, driver.told
+        assert driver.process.poll() is None and time.monotonic() < end, driver.output
         time.sleep(0.01)
 
 
@@ -81,9 +73,9 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
     if checkpoints == "postgres":
         server_of_states: PostgresServer = request.getfixturevalue("postgres")
         options += ["--checkpoints", server_of_states.url]
-    out, done_of = tmp_path / "out", Counter[str]()
+    out, victims = tmp_path / "out", Counter[str]()
     with CountingServer(faults=0.1, delay=0.05) as server:
-        driver = Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "told.txt")
+        driver = Driver(corpus_command(tmp_path / "in", out, server, *options), tmp_path / "output.txt")
         driver.start()
         for number in range(kills):
             wait_until_it_reads(server, driver, sum(server.read.values()))
@@ -98,29 +90,18 @@ def test_a_corpus_survives_the_death_of_actors_nodes_and_driver(
                 cluster.add_node()
             else:
                 cluster.kill_actor(moments.choice(sorted(cluster.wait_for_actors(1))))
-            done_of[kind] += 1
+            victims[kind] += 1
         assert driver.process is not None
-        assert driver.process.wait() == 0, driver.told
-        asked = sum(server.read.values())
+        assert driver.process.wait() == 0, driver.output
+        calls = sum(server.read.values())
         again = run_corpus_command(tmp_path / "in", out, server, *options)
-        assert again.returncode == 0 and sum(server.read.values()) == asked, "something is read again"
+        assert again.returncode == 0 and sum(server.read.values()) == calls, "something is read again"
     rows = rows_in(out)
-    counted = Counter((row["document"], row["question"]) for row in rows)
-    assert counted == {(name, question): 1 for name in made for question in QUESTIONS}
-    for row in rows:
-        number = made[row["document"]]
-        if number is None:
-            assert row["error_kind"] == "DocumentError" and row["answer"] is None
-        else:
-            assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]), row
-            assert row["error"] is None and row["evidence"]
-    chunks: dict[str, int] = {}
-    for (section, _), count in server.read.items():
-        chunks[section] = max(count, chunks.get(section, 0))
-    repeated = sum(count - 1 for count in chunks.values())
+    require_each_row_once(rows, made)
+    chunks, repeated = count_chunks(server)
     assert repeated <= kills * IN_FLIGHT * ACTORS
     record_property("rows", len(rows))
-    record_property("chunks", len(chunks))
-    record_property("kills", dict(done_of))
+    record_property("chunks", chunks)
+    record_property("kills", dict(victims))
     record_property("chunks read again per kill", round(repeated / kills, 2))
     record_property("documents in flight", IN_FLIGHT * ACTORS)

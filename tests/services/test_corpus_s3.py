@@ -25,18 +25,18 @@ def test_documents_and_their_table_are_in_a_bucket(bucket, tmp_path: Path) -> No
     with CountingServer(faults=0.1) as server:
         done = run_corpus_command("s3://bucket/in", "s3://bucket/out", server, "--rows-per-part", "10")
         assert done.returncode == 0, done.stderr
-        asked = sum(server.read.values())
+        calls = sum(server.read.values())
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
         shutil.rmtree(data_folder() / "corpora")  # another machine continues
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
-        assert sum(server.read.values()) == asked
+        assert sum(server.read.values()) == calls
         bucket.pipe("bucket/in/0/d0.txt", text_of(50, 120).encode())
         assert run_corpus_command("s3://bucket/in", "s3://bucket/out", server).returncode == 0
-    found = {(row["document"], row["question"]): row["answer"] for row in rows(bucket, "out")}
-    assert len(found) == len(rows(bucket, "out")) == 13 * len(QUESTIONS)
-    assert found["0/d0.txt", QUESTIONS[0]] == key_of(50, "harbor")
-    assert found["1/d4.txt", QUESTIONS[1]] == key_of(4, "castle")
-    assert found["broken.pdf", QUESTIONS[2]] is None
+    answers = {(row["document"], row["question"]): row["answer"] for row in rows(bucket, "out")}
+    assert len(answers) == len(rows(bucket, "out")) == 13 * len(QUESTIONS)
+    assert answers["0/d0.txt", QUESTIONS[0]] == key_of(50, "harbor")
+    assert answers["1/d4.txt", QUESTIONS[1]] == key_of(4, "castle")
+    assert answers["broken.pdf", QUESTIONS[2]] is None
     assert len(list(TableFolder("s3://bucket/out").rows(["id"]))) == 13 * len(QUESTIONS)
 
 

@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpus_world import BUDGET, NAMES, QUESTIONS, CountingServer, corpus_command, key_of, text_of
+from support.corpus_world import BUDGET, QUESTIONS, CountingServer, corpus_command, text_of
 from support.postgres_server import PASSWORD, PostgresServer
 from support.scripts import document_with, perfect_reader
+from unit.corpus.test_corpus_kills import count_chunks, require_each_row_once
 
 from memagent_corpus import TableFolder
 from memagent_graph import Budget, Limits, MemAgent, ScriptedPolicy
@@ -85,7 +85,7 @@ async def test_a_server_that_is_restarted_costs_nothing(postgres: PostgresServer
 async def test_many_processes_may_make_the_tables_at_once(postgres: PostgresServer) -> None:
     savers = await asyncio.gather(*(open_saver(postgres.url) for _ in range(6)))
     for saver in savers:
-        await saver.conn.close()
+        await saver.aclose()
     assert postgres.execute("SELECT count(*) FROM checkpoints") == [(0,)]
 
 
@@ -102,9 +102,11 @@ async def test_a_server_that_cannot_be_used_is_named_without_its_password(
 ) -> None:
     with pytest.raises(CheckpointError, match=reason) as raised:
         await reader(change(postgres.url), tmp_path).aread(TEXT, QUESTIONS[0])
-    told = str(raised.value)
-    assert "postgresql://memagent@127.0.0.1:" in told and "PGPASSWORD" in told
-    assert not {"secret", "wrong", PASSWORD} & set(told.replace("/", " ").replace(":", " ").replace("@", " ").split())
+    message = str(raised.value)
+    assert "postgresql://memagent@127.0.0.1:" in message and "PGPASSWORD" in message
+    assert not {"secret", "wrong", PASSWORD} & set(
+        message.replace("/", " ").replace(":", " ").replace("@", " ").split()
+    )
 
 
 def test_the_command_that_resumes_has_no_password(
@@ -113,18 +115,9 @@ def test_the_command_that_resumes_has_no_password(
     (tmp_path / "book.txt").write_text(TEXT)
     with CountingServer() as server:
         options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET)
-        command = [
-            sys.executable,
-            "-m",
-            "memagent_graph",
-            "read",
-            str(tmp_path / "book.txt"),
-            "-q",
-            QUESTIONS[0],
-            *options,
-        ]
+        command = [sys.executable, "-m", "memagent_graph", "read", str(tmp_path / "book.txt"), "-q", QUESTIONS[0]]
         stopped = subprocess.run(
-            [*command, "--max-chunks", "2", "--run-id", "r", "--checkpoints", postgres.url],
+            [*command, *options, "--max-chunks", "2", "--run-id", "r", "--checkpoints", postgres.url],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert f"memagent resume r --checkpoints {postgres.url_without_password}" in stopped.stderr + stopped.stdout
@@ -162,18 +155,11 @@ def test_a_corpus_that_is_killed_continues_on_other_machines(
                 os.kill(process.pid, signal.SIGKILL)
         with start(kills) as process:
             assert process.wait(120) == 0, process.communicate()[1]
-        asked = sum(server.read.values())
+        calls = sum(server.read.values())
         with start(kills + 1) as process:
             assert process.wait(120) == 0, process.communicate()[1]
-        assert sum(server.read.values()) == asked, "a machine that knows only the table reads nothing again"
-    rows = list(TableFolder("s3://bucket/out").rows())
-    counted = Counter((row["document"], row["question"]) for row in rows)
-    assert counted == {(f"d{number}.txt", question): 1 for number in range(documents) for question in QUESTIONS}
-    for row in rows:
-        number = int(row["document"][1:-4])
-        assert row["answer"] == key_of(number, NAMES[QUESTIONS.index(row["question"])]) and row["evidence"], row
-    chunks: dict[str, int] = {}
-    for (section, _), count in server.read.items():
-        chunks[section] = max(count, chunks.get(section, 0))
-    assert sum(count - 1 for count in chunks.values()) <= kills * IN_FLIGHT
+        assert sum(server.read.values()) == calls, "a machine that knows only the table reads nothing again"
+    made: dict[str, int | None] = {f"d{number}.txt": number for number in range(documents)}
+    require_each_row_once(list(TableFolder("s3://bucket/out").rows()), made)
+    assert count_chunks(server)[1] <= kills * IN_FLIGHT
     assert [postgres.execute(f"SELECT count(*) FROM {table}") for table in TABLES] == [[(0,)]] * 3

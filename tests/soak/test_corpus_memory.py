@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PEAK = (
-    "import sys; from benchmarks.corpus import measure_peak_megabytes; print(measure_peak_megabytes(int(sys.argv[1])))"
-)
+import pytest
 
-
-def peak(documents: int) -> float:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-c", PEAK, str(documents)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return float(done.stdout)
+from benchmarks.corpus import measure_peak_megabytes
 
 
 def test_memory_is_flat_with_the_number_of_documents(
-    size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
+    size: Callable[[int, int], int], record_property: Callable[[str, Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, many = peak(size(5, 200)), peak(size(30, 100_000))
+    monkeypatch.chdir(Path(__file__).parents[2])  # the measured processes import the benchmarks from there
+    few, many = measure_peak_megabytes(size(5, 200)), measure_peak_megabytes(size(30, 100_000))
     record_property("MB at the fewest", round(few))
     record_property("MB at the most", round(many))
     assert many - few <= 60

@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
+from collections.abc import Sequence
+
+_IMAGE = zlib.compress(b"\x80" * 64)
+
+
+def pdf_of(
+    contents: Sequence[str], *, annotations: str = "", objects: str = "", root: str = "", resources: str = ""
+) -> bytes:
+    """A PDF of pages with these contents; other objects have numbers from 50."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(contents)))
+    image = 4 + 2 * len(contents)
+    bodies: dict[int, bytes] = {
+        2: f"<< /Type /Pages /Kids [{kids}] /Count {len(contents)} >>".encode(),
+        3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        image: b"<< /Type /XObject /Subtype /Image /Width 8 /Height 8 /ColorSpace /DeviceGray /BitsPerComponent 8 "
+        b"/Filter /FlateDecode /Length %d >>\nstream\n%s\nendstream" % (len(_IMAGE), _IMAGE),
+        1: f"<< /Type /Catalog /Pages 2 0 R {root} >>".encode(),
+    }
+    for number, content in enumerate(contents):
+        bodies[4 + 2 * number] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R {annotations} "
+            f"/Resources << /Font << /F1 3 0 R {resources} >> /XObject << /I {image} 0 R >> >> >>"
+        ).encode()
+        stream = content.encode("latin-1")
+        bodies[5 + 2 * number] = b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream)
+    for line in filter(None, objects.split("\n\n")):
+        number_, _, body = line.partition(":")
+        bodies[int(number_)] = body.encode("latin-1")
+    data, places = b"%PDF-1.7\n", {}
+    for number, body in sorted(bodies.items()):
+        places[number] = len(data)
+        data += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = "".join(f"{n} 1\n{place:010d} 00000 n \n" for n, place in places.items())
+    start = len(data)
+    data += f"xref\n0 1\n0000000000 65535 f \n{table}".encode()
+    return data + f"trailer << /Size {max(places) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+
+
+def pdf_line(text: str) -> str:
+    """What shows a line of text on a page of a PDF."""
+    return f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
 
 
 def pdf(*pages: str) -> bytes:
     """A small PDF with one line of text per page."""
-    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for number, text in enumerate(pages):
-        content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
-            "/Resources << /Font << /F1 3 0 R >> >> >>"
-        )
-        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
-    data = b"%PDF-1.4\n"
-    places = []
-    for number, body in enumerate(objects, 1):
-        places.append(len(data))
-        data += f"{number} 0 obj\n{body}\nendobj\n".encode()
-    start = len(data)
-    table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    data += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}".encode()
-    return data + f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF".encode()
+    return pdf_of([pdf_line(text) for text in pages])
 
 
 def docx(*paragraphs: str) -> bytes:

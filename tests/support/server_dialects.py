@@ -73,9 +73,9 @@ def _with(**fields: Any) -> Dialect:
     return Dialect(lambda reply, number: {**reply, **fields})
 
 
-def _finish(word: Any, *events: str, **choice: Any) -> Dialect:
+def _finish(word: Any, *events: str, **fields: Any) -> Dialect:
     """A server that ends every reply with this word."""
-    return Dialect(_choice(lambda each: each.update({"finish_reason": word, **choice})), events=frozenset(events))
+    return Dialect(_choice(lambda choice: choice.update({"finish_reason": word, **fields})), events=frozenset(events))
 
 
 def _at_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
@@ -87,10 +87,6 @@ def _at_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
         return reply
 
     return Dialect(changed, events=frozenset(events))
-
-
-def _refused(word: Any) -> Dialect:
-    return _at_second(lambda each: each.update({"finish_reason": word}), "refused")
 
 
 def _failed(**fields: Any) -> Dialect:
@@ -123,6 +119,7 @@ def _text(part: str) -> Reply:
     return {"type": "text", "text": part}
 
 
+_ALL_LOGPROBS = {"logprobs": True}
 _THOUGHT = "maybe the key of harbor is 1"
 _UNUSED = '{"choices": [{"index": 0, "message": %s, "finish_reason": "stop", %s}]}'
 
@@ -153,13 +150,7 @@ def _stream(text: str, reason: str) -> web.Response:
 
 
 FINISH_REASONS = {
-    **{
-        f"cut, as {word!r}": _finish(word, "truncated")
-        for word in (
-            "MAX_TOKENS", "max_tokens", "maxTokens", "model_length", "incomplete", "FinishReason.MAX_TOKENS",
-            "FINISH_REASON_MAX_TOKENS", "max_output_tokens", "context_length_exceeded", "token-limit", "max_new_tokens",
-        )
-    },
+    "cut, as 'MAX_TOKENS'": _finish("MAX_TOKENS", "truncated"),
     "cut, and no reason": Dialect(
         lambda reply, number: {
             **reply,
@@ -173,33 +164,20 @@ FINISH_REASONS = {
     "cut, in the provider's own word": _finish("stop", "truncated", native_finish_reason="MAX_TOKENS"),
     "ended, with another word of the provider's": _finish("stop", native_finish_reason="banana"),
     "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
-    **{
-        f"refused, as {word!r}": _refused(word)
-        for word in (
-            "SAFETY", "refusal", "content-filter", "RECITATION", "guardrail_intervened", "sensitive",
-            "PROHIBITED_CONTENT", "blocked", "ContentFiltered",
-        )
-    },
-    **{
-        f"failed, as {word!r}": _failed(finish_reason=word)
-        for word in ("error", "abort", "cancelled", "network_error", "insufficient_system_resource", "TIMEOUT")
-    },
+    "refused, as 'SAFETY'": _at_second(lambda choice: choice.update({"finish_reason": "SAFETY"}), "refused"),
+    "failed, as 'abort'": _failed(finish_reason="abort"),
     "failed, as an error in the choice": _failed(error={"code": 502, "message": "upstream"}),
     "failed, as an error beside the choices": Dialect(
         lambda reply, number: {**reply, "error": {"message": "upstream"}} if number == 1 else reply,
         events=frozenset({"request_retried"}),
     ),
-    "ended, as 'end_turn'": _finish("end_turn"),
-    "ended, as 'STOP'": _finish("STOP"),
-    "ended, as 'eos_token'": _finish("eos_token"),
     "ended, without a reason": _finish(None),
     "unknown, as 'banana'": _finish("banana", "unusual_finish"),
     "unknown, as a number": _finish(7, "unusual_finish"),
     "a tool was called": _finish("tool_calls", "unusual_finish"),
-}  # fmt: skip
+}
 
 CONTENTS = {
-    "a text part": _content(lambda text: [_text(text)]),
     "thinking and a text part": _content(
         lambda text: [{"type": "thinking", "thinking": [_text(_THOUGHT)]}, _text(text)]
     ),
@@ -215,14 +193,13 @@ CONTENTS = {
     "a list of texts": _content(lambda text: [text]),
     "an object": _content(_text),
     "a text with a value": _content(lambda text: [{"type": "text", "text": {"value": text, "annotations": []}}]),
-    "leading white space": _content(lambda text: f"\n\n {text}"),
-    "a message that is a text": Dialect(_choice(lambda each: each.update(message=each["message"]["content"]))),
-    "a delta": Dialect(_choice(lambda each: each.update(delta=each.pop("message")))),
+    "a message that is a text": Dialect(_choice(lambda choice: choice.update(message=choice["message"]["content"]))),
+    "a delta": Dialect(_choice(lambda choice: choice.update(delta=choice.pop("message")))),
     "a refusal among the parts": _at_second(
-        lambda each: each["message"].update(content=[{"type": "refusal", "refusal": "I cannot."}]), "refused"
+        lambda choice: choice["message"].update(content=[{"type": "refusal", "refusal": "I cannot."}]), "refused"
     ),
     "a refusal as an object": _at_second(
-        lambda each: each["message"].update(content=None, refusal={"text": "I cannot."}), "refused"
+        lambda choice: choice["message"].update(content=None, refusal={"text": "I cannot."}), "refused"
     ),
 }
 
@@ -234,12 +211,10 @@ SHAPES = {
         }
     ),
     "log-probs with items that are null": Dialect(
-        _choice(lambda each: each.update(logprobs={"content": [None, None]}))
+        _choice(lambda choice: choice.update(logprobs={"content": [None, None]}))
     ),
-    "log-probs without a word": Dialect(_choice(lambda each: each.update(logprobs={}))),
-    "log-probs as numbers": Dialect(_choice(lambda each: each.update(logprobs=[-0.5, -0.5]))),
+    "log-probs without a word": Dialect(_choice(lambda choice: choice.update(logprobs={}))),
     "a log-prob that is NaN": _raw('"logprobs": {"content": [{"logprob": NaN}]}'),
-    "a log-prob that is infinite": _raw('"logprobs": {"content": [{"logprob": -Infinity}]}'),
     "NaN in a field of its own": _raw('"score": NaN'),
     "a byte order mark": _raw('"x": 1', lambda text: text.encode("utf-8-sig")),
     "a number of a hundred digits": _raw(f'"created": {"9" * 100}'),
@@ -257,15 +232,18 @@ SHAPES = {
         lambda reply, number: _bytes(b'data: {"error": {"message": "upstream"}}\n\n') if number == 1 else reply,
         events=frozenset({"request_retried"}),
     ),
-    "a token id below 0": Dialect(_choice(lambda each: each.update(token_ids=[-1]))),
-    "a token id beyond 32 bits": Dialect(_choice(lambda each: each.update(token_ids=[2**32]))),
+    "a token id below 0": Dialect(
+        _choice(lambda choice: choice.update(token_ids=[-1])),
+        events=frozenset({"logprobs_dropped"}),
+        settings=_ALL_LOGPROBS,
+    ),
+    "a token id beyond 32 bits": Dialect(_choice(lambda choice: choice.update(token_ids=[2**32]))),
     "counts as texts": _with(usage={"prompt_tokens": "12", "completion_tokens": "3"}),
     "counts with a point": _with(usage={"prompt_tokens": 12.0, "completion_tokens": 3.0}),
     "counts in Anthropic's words": _with(usage={"input_tokens": 12, "output_tokens": 3}),
     "counts below 0": _with(usage={"prompt_tokens": -1, "completion_tokens": 3}),
     "counts that are zero": _with(usage={"prompt_tokens": 0, "completion_tokens": 0}),
     "counts in a list": _with(usage=[12, 3]),
-    "counts in a word": _with(usage="many"),
     "details of counts in a list": _with(
         usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
     ),
@@ -273,40 +251,22 @@ SHAPES = {
     "an id that is a number": _with(id=7),
     "no model": _with(model=None),
     "a model that is an object": _with(model={"name": "m"}),
-    "reasoning as an object": Dialect(_choice(lambda each: each["message"].update(reasoning={"text": _THOUGHT}))),
-    "reasoning as a list": Dialect(_choice(lambda each: each["message"].update(reasoning_content=[_text(_THOUGHT)]))),
+    "reasoning as an object": Dialect(_choice(lambda choice: choice["message"].update(reasoning={"text": _THOUGHT}))),
     "an error that is null": _with(error=None),
-    "a refusal that is empty": Dialect(_choice(lambda each: each["message"].update(refusal=""))),
+    "a refusal that is empty": Dialect(_choice(lambda choice: choice["message"].update(refusal=""))),
 }
 
 REASONING = {
     "<think>": _content(lambda text: f"<think>{_THOUGHT}</think>\n\n{text}"),
-    "a lone end of <think>": _content(lambda text: f"{_THOUGHT}\n</think>\n\n{text}"),
-    "<thought>": _content(lambda text: f"<thought>\n{_THOUGHT}\n</thought>\n{text}"),
-    "[THINK]": _content(lambda text: f"[THINK]{_THOUGHT}[/THINK]{text}"),
-    "symbols": _content(lambda text: f"◁think▷{_THOUGHT}◁/think▷{text}"),
-    "Command A's tokens": _content(
-        lambda text: f"<|START_THINKING|>{_THOUGHT}<|END_THINKING|><|START_RESPONSE|>{text}<|END_RESPONSE|>"
-    ),
     "channels": _content(
         lambda text: (
             f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{text}"
         )
     ),
-    "channels without their tokens": _content(lambda text: f"analysisHm, {_THOUGHT}.assistantfinal{text}"),
-    "Gemma's channel": _content(lambda text: f"<|channel>thought\n{_THOUGHT}\n<channel|>{text}"),
-    "an echo of <|begin_of_text|>": _content(lambda text: f"<|begin_of_text|><|begin_of_text|>{text}"),
-    "an echo of <s>": _content(lambda text: f"<s> {text}</s>"),
-    "an echo of a header": _content(lambda text: f"assistant\n\n{text}"),
-    "zeros at the end": _content(lambda text: f"{text}\0\0"),
-    "padding": _content(lambda text: f"{text}<pad><pad>"),
     "a next turn": _content(lambda text: f"{text}<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?"),
-    "an echo of <|im_end|>": _content(lambda text: f"{text}<|im_end|>"),
-    "an echo of <|eot_id|>": _content(lambda text: f"{text}<|eot_id|>"),
-    "an echo of </s>": _content(lambda text: f"{text}</s>"),
 }
+"""One of each kind; all ways of writing it are in `test_reasoning`."""
 
-_ALL_LOGPROBS = {"logprobs": True}
 REFUSED_FIELDS = {
     "max_tokens": _refuses(
         "max_tokens",
@@ -344,12 +304,6 @@ REFUSED_FIELDS = {
         "sampling_changed",
         settings={"seed": 1},
     ),
-    "seed, as Mistral says it": _refuses(
-        "seed",
-        {"message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs"}]}},
-        "sampling_changed",
-        settings={"seed": 1},
-    ),
     "seed, in a list as Google says it": _refuses(
         "seed", [{"error": {"code": 400, "message": 'Unknown name "seed": Cannot find field.'}}], "sampling_changed",
         settings={"seed": 1},
@@ -379,11 +333,9 @@ REFUSED_FIELDS = {
 
 MODEL_LISTS = {
     "404": Dialect(models=_page("not here", 404)),
-    "405": Dialect(models=_page("", 405)),
     "401": Dialect(models=_error(401)),
     "500": Dialect(models=_error(500)),
     "a page": Dialect(models=_page("<html>hello</html>")),
-    "nothing": Dialect(models=_page("")),
     "data that is null": Dialect(models={"object": "list", "data": None}),
     "a bare array": Dialect(models=[{"id": "fake"}, {"id": "other"}]),
     "names alone": Dialect(models={"data": ["fake", "other"]}),

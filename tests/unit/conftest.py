@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import settings
 from support.scripts import perfect_reader
 
-from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load_prompts
+from memagent_graph import Budget, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
+from memagent_graph.documents import conversion
 
 # How fast this is, benchmarks measure. Examples differ from run to run, but for CI.
 settings.register_profile("untimed", deadline=None, max_examples=25)
@@ -37,9 +40,32 @@ def certificates_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> DocumentStore:
+    return DocumentStore(tmp_path / "documents")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    with closing(RunLog(tmp_path / "runs.sqlite")) as log:
+        yield log
+
+
+@pytest.fixture
+def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert files in this process: one of their own, which tests of its bounds have, takes long to start."""
+
+    def run(task: Any, source: Any, result: Any, bounds: Any, cancellation: Any) -> int:
+        with os.fdopen(os.dup(source.fileno()), "rb") as file:
+            conversion.conversion_program.convert(task, file, result)
+        return 0
+
+    monkeypatch.setattr(conversion, "_run", run)
+
+
+@pytest.fixture
 def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
     """Readers with small budgets and a scripted policy; closed when the test ends."""
-    made: list[MemAgent] = []
+    readers: list[MemAgent] = []
 
     def make(policy: Any = None, **options: Any) -> MemAgent:
         reader = MemAgent(
@@ -52,9 +78,9 @@ def make_reader(tmp_path: Path) -> Iterator[Callable[..., MemAgent]]:
                 **options,
             },
         )
-        made.append(reader)
+        readers.append(reader)
         return reader
 
     yield make
-    for reader in made:
+    for reader in readers:
         reader.close()

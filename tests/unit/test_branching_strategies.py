@@ -1,4 +1,4 @@
-"""Branches side by side: order, merges in rounds, bounds, resumed waves, segments."""
+"""Branches side by side: order, merges in rounds, bounds, waves that broke off, segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.scripts import document_with, part
 from support.strategies import reads_perfectly
 
-from memagent_graph import Budget, Document, Limits, ScriptedPolicy, StopReason, load_prompts
+from memagent_graph import Budget, Document, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError
 from memagent_graph.policies.profile import load_profile
@@ -54,11 +54,11 @@ def reader(make_reader):
     return reader
 
 
-def mapped(policy) -> list[str]:
+def map_prompts(policy) -> list[str]:
     return [prompt for prompt in policy.prompts if "one of many parts" in prompt]
 
 
-def merged(policy) -> list[str]:
+def merge_prompts(policy) -> list[str]:
     return [prompt for prompt in policy.prompts if "<findings>" in prompt]
 
 
@@ -67,7 +67,7 @@ async def test_chunks_are_asked_side_by_side_within_the_bound(reader, bound) -> 
     policy = Counting()
     assert (await reader(policy, branches=bound).aread(LONG, QUESTION)).answer == "4711"
     assert policy.most == bound
-    assert len(mapped(policy)) > 10
+    assert len(map_prompts(policy)) > 10
 
 
 async def test_a_failure_ends_the_read_once_those_at_work_have_finished_and_no_other_begins(reader) -> None:
@@ -91,7 +91,7 @@ async def test_what_chunks_contribute_is_combined_in_the_documents_order_and_non
     result = await reader(policy).aread(text, QUESTION)
     assert part(policy.prompts[-1], "memory") == "harbor 1\nharbor 2\nharbor 3"
     assert result.answer == "3"
-    assert not merged(policy)
+    assert not merge_prompts(policy)
 
 
 async def test_where_no_chunk_contributes_the_answer_is_asked_from_an_empty_memory(reader) -> None:
@@ -99,7 +99,7 @@ async def test_where_no_chunk_contributes_the_answer_is_asked_from_an_empty_memo
     result = await reader(policy).aread(LONG, "What is the key of nowhere?")
     assert (result.answer, result.memory) == ("unknown", "")
     assert part(policy.prompts[-1], "memory") == "(empty)"
-    assert not merged(policy)
+    assert not merge_prompts(policy)
 
 
 async def test_a_document_of_one_chunk_is_asked_about_once_and_its_finding_is_kept_whole(reader) -> None:
@@ -123,17 +123,17 @@ async def test_what_is_outside_a_box_is_kept_from_call_to_call(reader) -> None:
 
     policy = Counting(script)
     await reader(policy).aread(LONG, QUESTION)
-    assert finding in part(merged(policy)[0], "findings")
+    assert finding in part(merge_prompts(policy)[0], "findings")
     assert "and more." in part(policy.prompts[-1], "memory")
 
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader, own) -> None:
     def script(prompt: str) -> str:
-        found = re.findall(r"F\d+", prompt)
+        facts = re.findall(r"F\d+", prompt)
         if "<section>" in prompt and "word" in prompt:
-            return " ".join([*found, "and " * 20]) if found else "none"
-        return " ".join(dict.fromkeys(found)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
+            return " ".join([*facts, "and " * 20]) if facts else "none"
+        return " ".join(dict.fromkeys(facts)) if "<section>" in prompt or "<findings>" in prompt else "\\boxed{done}"
 
     policy = Counting(script)
     text = document_with({number / 80: f"F{number}" for number in range(80)}, words=2400)
@@ -153,37 +153,11 @@ async def test_findings_that_do_not_fit_are_merged_in_rounds_and_in_order(reader
     assert numbers
 
 
-async def test_merges_that_never_shrink_end_as_each_round_leaves_half(reader) -> None:
-    policy = Counting(lambda prompt: "word " * 55 if "boxed" not in prompt else "\\boxed{1}")
-    result = await reader(policy).aread(LONG, QUESTION)
-    chunks = len(mapped(policy))
-    assert result.stop_reason is StopReason.ANSWERED
-    assert chunks // 2 <= len(merged(policy)) < chunks
-
-
-async def test_merges_that_find_nothing_leave_nothing(reader) -> None:
-    policy = Counting(lambda prompt: "none" if "<findings>" in prompt else "word " * 40)
-    await reader(policy).aread(LONG, QUESTION)
-    assert part(policy.prompts[-1], "memory") in {"(empty)", ("word " * 40).strip()}
-
-
-async def test_a_limit_stops_between_waves_and_within_and_the_rest_is_read_on_resuming(reader, tmp_path) -> None:
-    policy = Counting()
-    agent = reader(policy, MapReduce(width=8), checkpoints=tmp_path / "checkpoints.sqlite")
-    stopped = await agent.aread(LONG, QUESTION, run_id="one", limits=Limits(max_chunks=11))
-    assert (stopped.stop_reason, stopped.chunks_read) == (StopReason.MAX_CHUNKS, 11)
-    assert len(policy.prompts) == 11
-    done = await agent.aresume("one")
-    assert done.answer == "4711"
-    assert done.chunks_read == len(mapped(policy)) == len(set(mapped(policy)))
-    await agent.aclose()
-
-
 async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_resumed(reader, tmp_path) -> None:
-    broken = True
+    is_broken = True
 
     def script(prompt: str):
-        return PolicyError("gone") if broken and FACT in prompt else reads_perfectly(prompt)
+        return PolicyError("gone") if is_broken and FACT in prompt else reads_perfectly(prompt)
 
     policy = Counting(script)
     policy.slow = FACT  # so that the others of its wave are done
@@ -191,11 +165,11 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
     with pytest.raises(PolicyError, match="gone") as failure:
         await agent.aread(LONG, QUESTION, run_id="one")
     assert failure.value.branch == str(failure.value.chunk_index)
-    asked, broken = len(policy.prompts), False
+    requests, is_broken = len(policy.prompts), False
     result = await agent.aresume("one")
     assert result.answer == "4711"
-    assert len(policy.prompts) == asked + 2, "the chunk that failed, and the answer"
-    assert result.chunks_read == asked
+    assert len(policy.prompts) == requests + 2, "the chunk that failed, and the answer"
+    assert result.chunks_read == requests
     await agent.aclose()
 
 
@@ -230,8 +204,8 @@ async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_
         assert count == 1 or TOKENIZER.count(join_findings(findings.values(), context)) <= context.budget.memory_tokens
     for group in groups:
         assert len(group) >= 2
-        shown = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
-        assert TOKENIZER.count(shown) <= chunk_tokens
+        text = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
+        assert TOKENIZER.count(text) <= chunk_tokens
 
 
 async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(reader) -> None:
@@ -244,17 +218,14 @@ async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(r
 
 @pytest.mark.parametrize("words", [3, 700])
 @pytest.mark.parametrize("count", [1, 3, 500])
-async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(
-    reader, monkeypatch, words, count
-) -> None:
-    monkeypatch.setattr("memagent_graph.reading.branching._MAX_CURSORS", 5)
+async def test_segments_have_all_chunks_once_and_are_as_long_as_each_other_up_to_one(reader, words, count) -> None:
     agent = reader(Counting())
     document = agent.store.add(Document.of(document_with({}, words=words)))
     step = StepContext.detached({"document": document, "question": QUESTION}, await agent.aprepare())
     cursor, starts = {"index": 0, "char": 0, "byte": 0, "piece_char": 0, "piece_byte": 0, "piece_tokens": 0}, []
-    while (chosen := await step.next_chunk(cursor, to_read=False)) is not None:
+    while (choice := await step.next_chunk(cursor, to_read=False)) is not None:
         starts.append(cursor)
-        cursor = chosen[1]
+        cursor = choice[1]
     segments = await cut_segments(step, count)
     assert len(segments) == min(count, len(starts))
     begins = [segment["cursor"]["index"] for segment in segments]

@@ -26,6 +26,8 @@ BALTIC = {
     "Estonian": "Eile õhtul läksin poodi. Oli juba hilja, õues sadas vihma, öö tuli, šokolaad, köök ja õun.",
 }
 TURKISH = "Dün akşam taze ekmek almak için dükkâna gittim. Artık çok geçti, şimdi ığdır güzel, İzmir de öyle."
+RUSSIAN = "Вчера вечером я пошёл в магазин, чтобы купить хлеба и молока."
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 
 
 @pytest.mark.parametrize("times", [1, 200])
@@ -35,11 +37,11 @@ TURKISH = "Dün akşam taze ekmek almak için dükkâna gittim. Artık çok geç
     + [("cp1250", text) for text in CENTRAL.values()]
     + [("cp1257", text) for text in BALTIC.values()]
     + [("cp1254", TURKISH)]
-    + [("cp1251", "Вчера вечером я пошёл в магазин, чтобы купить хлеба и молока.")],
-    ids=[*TEXTS, *CENTRAL, *BALTIC, "Turkish", "Russian"],
+    + [("cp1251", RUSSIAN), ("koi8-r", RUSSIAN), ("shift_jis", JAPANESE)],
+    ids=[*TEXTS, *CENTRAL, *BALTIC, "Turkish", "Russian", "Russian in KOI8", "Japanese"],
 )
 def test_a_text_is_read_in_the_charset_of_its_language(charset, text, times):
     data = (text * times).encode(charset)
-    found = detect_charset(data[:65_536])
-    assert found is not None
-    assert data.decode(found) == text * times
+    name = detect_charset(data[:65_536])
+    assert name is not None
+    assert data.decode(name) == text * times

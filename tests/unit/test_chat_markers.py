@@ -53,13 +53,12 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_marker_of_a_known_family_goes_out_as_it_is(family) -> None:
-
     for marker in FAMILIES[family]:
         for text in (marker, f"x{marker}y", marker * 2, f"<{marker}", marker.upper(), marker[:1] + marker):
-            shown = GUARDED.neutralise(text)
-            assert marker.casefold() not in shown.casefold()
-            assert shown.replace("\\", "") == text
-            assert GUARDED.neutralise(shown) == shown
+            neutral = GUARDED.neutralise(text)
+            assert marker.casefold() not in neutral.casefold()
+            assert neutral.replace("\\", "") == text
+            assert GUARDED.neutralise(neutral) == neutral
 
 
 @pytest.mark.parametrize(
@@ -77,56 +76,50 @@ def test_other_text_stays_as_it_is(text) -> None:
 @given(st.lists(st.sampled_from([*ALL, "<", "|", ">", "\\", "[", "]", "a", " ", "im_end", "INST", "｜"]), max_size=12))
 def test_no_marker_is_left_or_made_by_what_stands_beside_it(parts) -> None:
     text = "".join(parts)
-    shown = GUARDED.neutralise(text)
-    assert markers_in(shown) == frozenset()
-    assert shown.replace("\\", "") == text.replace("\\", "")
+    neutral = GUARDED.neutralise(text)
+    assert markers_in(neutral) == frozenset()
+    assert neutral.replace("\\", "") == text.replace("\\", "")
 
 
-async def prompts_of(policy, **options):
-    agent = MemAgent(policy, budget=SMALL, run_log=False, **options)
-    try:
+async def prompts_of(policy, tokenizer="embedded", **options):
+    async with MemAgent(policy, budget=SMALL, run_log=False, tokenizer=tokenizer, **options) as agent:
         return (await agent.aprepare()).prompts
-    finally:
-        await agent.aclose()
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model's folder with control tokens that no family has, a template with [INST], and a word among its tokens."""
-    folder = tmp_path / "model"
-    folder.mkdir()
     specification = json.loads((Path(__file__).parents[2] / "memagent_graph/embedded/tokenizer.json").read_text())
     last = max(token["id"] for token in specification["added_tokens"])
     extra = {**specification["added_tokens"][-1], "id": last, "content": "{{stop}}", "special": True}
     specification["added_tokens"][-1] = extra
     specification["model"]["vocab"]["{{stop}}"] = specification["model"]["vocab"].pop("<|end|>", last)
-    (folder / "tokenizer.json").write_text(json.dumps(specification))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(specification))
     config = {
         "eos_token": {"content": "@@end@@"}, "chat_template": "[INST] {{ x }} [/INST]",
         "added_tokens_decoder": {"1": {"content": "word"}, "2": {"content": "%%turn%%"}},
     }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text("<|role|>{{ x }}")
-    return folder
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("<|role|>{{ x }}")
+    return tmp_path
 
 
 async def test_a_served_model_s_own_tokens_count_and_not_those_of_the_tokenizer_that_is_named(model) -> None:
     with FakeServer(lambda body, number: "x", root=str(model)) as server:
-        policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        prompts = await prompts_of(policy, tokenizer="embedded")
+        prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     text = "{{stop}} @@end@@ %%turn%% [INST] <|role|> word <|im_end|>"
     assert prompts.neutralise(text) == "{\\{stop}} @\\@end@@ %\\%turn%% [\\INST] <\\|role|> word <|im_end|>"
 
 
 async def test_where_the_model_s_own_tokens_are_not_known_those_of_all_families_are_guarded() -> None:
     with FakeServer(lambda body, number: "x") as server:
-        of_server = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url), tokenizer="embedded")
+        of_server = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     unreachable = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    of_nobody = await prompts_of(unreachable, tokenizer="embedded", prompts=load_prompts())
-    scripted = await prompts_of(ScriptedPolicy([]), tokenizer="embedded", prompts=load_prompts())
+    of_nobody = await prompts_of(unreachable, prompts=load_prompts())
+    scripted = await prompts_of(ScriptedPolicy([]), prompts=load_prompts())
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 
-    chat = await prompts_of(ChatModelPolicy(GenericFakeChatModel(messages=iter([]))), tokenizer="embedded")
+    chat = await prompts_of(ChatModelPolicy(GenericFakeChatModel(messages=iter([]))))
     for prompts in (of_server, of_nobody, scripted, chat):
         for marker in ALL:
             assert marker not in prompts.neutralise(f"a {marker} b")
@@ -135,7 +128,7 @@ async def test_where_the_model_s_own_tokens_are_not_known_those_of_all_families_
 async def test_what_vllm_says_of_its_tokenizer_is_guarded_beside_the_families() -> None:
     info = {"eos_token": "@@end@@", "added_tokens_decoder": {"7": "%%turn%%"}, "chat_template": "x", "bos_token": None}
     with FakeServer(lambda body, number: "x", vllm=True, tokenizer_info=info) as server:
-        prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url), tokenizer="embedded")
+        prompts = await prompts_of(OpenAICompatiblePolicy(base_url=server.base_url))
     assert prompts.neutralise("@@end@@ %%turn%% <|im_end|>") == "@\\@end@@ %\\%turn%% <\\|im_end|>"
 
 
@@ -163,14 +156,13 @@ def hostile_reader(prompt: str) -> str:
     """Copies what is hostile into memory, as long as that may be."""
     if "<section>" not in prompt:
         return "\\boxed{4711}"
-    found = re.findall(r"The key of harbor is \d+\.", part(prompt, "section") + part(prompt, "memory"))
-    return " ".join([*found[:1], *ALL[:12]])
+    facts = re.findall(r"The key of harbor is \d+\.", part(prompt, "section") + part(prompt, "memory"))
+    return " ".join([*facts[:1], *ALL[:12]])
 
 
-def test_places_in_the_document_and_budgets_hold_though_much_is_escaped() -> None:
+def test_places_in_the_document_and_budgets_hold_though_much_is_escaped(make_reader) -> None:
     policy, tokenizer = ScriptedPolicy(hostile_reader), load_tokenizer("embedded")
-    with MemAgent(policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), run_log=False) as agent:
-        result = agent.read(HOSTILE, QUESTION)
+    result = make_reader(policy, run_log=False).read(HOSTILE, QUESTION)
     assert result.answer == "4711"
     ends = [0]
     for update, prompt in zip(result.updates, policy.prompts, strict=False):
@@ -189,34 +181,22 @@ def test_places_in_the_document_and_budgets_hold_though_much_is_escaped() -> Non
     assert all(HOSTILE[item.start_char : item.end_char] == item.quote for item in result.evidence)
 
 
-def test_a_question_is_counted_as_it_is_shown() -> None:
+def test_a_question_is_counted_as_it_is_shown(make_reader) -> None:
     question = "<|im_end|>" * 6
-    tokenizer = load_tokenizer("embedded")
-    shown = GUARDED.neutralise(question)
-    assert tokenizer.count(question) < tokenizer.count(shown)
-    budget = Budget(
-        context_window=1000,
-        question_tokens=tokenizer.count(question),
-        memory_tokens=60,
-        chunk_tokens=100,
-        answer_tokens=60,
-    )
-    policy = ScriptedPolicy(hostile_reader)
-    with (
-        MemAgent(policy, tokenizer="embedded", budget=budget, prompts=load_prompts(), run_log=False) as agent,
-        pytest.raises(BudgetError, match=f"the question has {tokenizer.count(shown)} tokens"),
-    ):
-        agent.read("some text", question)
+    count = load_tokenizer("embedded").count
+    tokens = count(GUARDED.neutralise(question))
+    reader = make_reader(run_log=False, budget=replace(SMALL, question_tokens=count(question)))
+    with pytest.raises(BudgetError, match=f"the question has {tokens} tokens"):
+        reader.read("some text", question)
 
 
-def test_a_memory_that_only_escaping_makes_too_long_is_cut_and_said_to_be() -> None:
-    tokenizer, prompts = load_tokenizer("embedded"), GUARDED
+def test_a_memory_that_only_escaping_makes_too_long_is_cut_and_said_to_be(make_reader) -> None:
+    count = load_tokenizer("embedded").count
     memory = "<|im_end|> " * 60
-    while tokenizer.count(memory) > SMALL.memory_tokens:
+    while count(memory) > SMALL.memory_tokens:
         memory = memory[:-11]
-    assert tokenizer.count(prompts.neutralise(memory)) > SMALL.memory_tokens
+    assert count(GUARDED.neutralise(memory)) > SMALL.memory_tokens
     policy = ScriptedPolicy(lambda prompt: memory if "<section>" in prompt else "\\boxed{x}")
-    with MemAgent(policy, tokenizer="embedded", budget=SMALL, prompts=load_prompts(), run_log=False) as agent:
-        result = agent.read("some words " * 20, QUESTION)
+    result = make_reader(policy, run_log=False).read("some words " * 20, QUESTION)
     assert {event.kind for event in result.events} == {EventKind.OVERLONG}
-    assert tokenizer.count(prompts.neutralise(result.memory)) <= SMALL.memory_tokens
+    assert count(GUARDED.neutralise(result.memory)) <= SMALL.memory_tokens

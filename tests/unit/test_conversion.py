@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,13 +12,13 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import docx, pdf
-from support.made_documents import opened, sheets, slides, tc, word, zipped
+from support.made_documents import sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.documents import Document, DocumentStore, conversion
 from memagent_graph.documents.sources import MEDIA_TYPES
-from memagent_graph.errors import DocumentError
+from memagent_graph.errors import DocumentError, MissingExtraError, install_command
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
 
@@ -36,17 +37,8 @@ def bomb(paragraphs: int) -> bytes:
     return file.getvalue()
 
 
-def many_pages(count: int) -> bytes:
-    """A PDF that claims a page very many times."""
-    data = pdf("A page.")
-    return data.replace(b"/Kids [4 0 R]", b"/Kids [" + b"4 0 R " * count + b"]").replace(
-        b"/Count 1", f"/Count {count}".encode()
-    )
-
-
 HOSTILE = {
     "a.docx": bomb(300_000),
-    "a.pdf": many_pages(200_000),
     "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
 }
 
@@ -54,15 +46,15 @@ HOSTILE = {
 @pytest.fixture
 def children(monkeypatch):
     """The processes that were started."""
-    started = []
+    processes = []
     popen = subprocess.Popen
 
     def start(*arguments, **options):
-        started.append(popen(*arguments, **options))
-        return started[-1]
+        processes.append(popen(*arguments, **options))
+        return processes[-1]
 
     monkeypatch.setattr(conversion.subprocess, "Popen", start)
-    return started
+    return processes
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -75,7 +67,6 @@ def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tm
     assert not [*tmp_path.glob(".incoming-*")]
 
 
-@_LINUX
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
 def test_what_is_nested_without_end_keeps_its_text_and_grows_no_further(tags: str) -> None:
     words = [f"w{number}" for number in range(1000)]
@@ -88,7 +79,7 @@ def test_a_line_break_in_preformatted_text_is_one() -> None:
     assert render_markdown("<pre>a<br>b</pre>") == "```\na\nb\n```"
 
 
-@pytest.mark.parametrize("name", ["a.docx", "a.html"])
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "120")
     store = DocumentStore(tmp_path)
@@ -96,17 +87,13 @@ def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(n
         store.add(Document.from_bytes(HOSTILE[name], name=name))
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [("a.html", b"<p>" + b"word " * 4000), ("a.docx", docx("word " * 4000)), ("a.pdf", pdf(*["some text"] * 2000))],
-)
-def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(name, data, tmp_path, monkeypatch):
+def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
-    store = DocumentStore(tmp_path)
+    store, page = DocumentStore(tmp_path), Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html")
     with pytest.raises(DocumentError, match=r"more than 0\.01 MB of text.*MEMAGENT_CONVERSION_TEXT_MB=0\.04"):
-        store.add(Document.from_bytes(data, name=name))
+        store.add(page)
     monkeypatch.delenv("MEMAGENT_CONVERSION_TEXT_MB")
-    assert store.add(Document.from_bytes(data, name=name))["size"] > 10_000
+    assert store.add(page)["size"] > 10_000
 
 
 _PEAK = """
@@ -129,10 +116,7 @@ def test_ten_times_the_pages_take_no_more_memory(tmp_path):
     assert peaks[1] < 1.3 * peaks[0]
 
 
-def test_bounds_come_from_the_environment_for_every_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
-    with pytest.raises(DocumentError, match="MB of text"):
-        DocumentStore(tmp_path).add(Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html"))
+def test_a_bound_that_is_no_number_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
     with pytest.raises(
         DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB must be a number above 0, got 'much'.*such as 500"
@@ -147,16 +131,16 @@ def test_plain_text_starts_no_process(tmp_path, children):
 
 
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
-    started = threading.Event()
+    begin = threading.Event()
     processes = []
     watch = Cancellation.watch
 
-    def noted(self, end):
+    def note(self, end):
         processes.append(end.__self__)
-        started.set()
+        begin.set()
         return watch(self, end)
 
-    monkeypatch.setattr(Cancellation, "watch", noted)
+    monkeypatch.setattr(Cancellation, "watch", note)
 
     async def main():
         reader = MemAgent(
@@ -164,7 +148,7 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
         )
         source = Document.from_bytes(HOSTILE["a.docx"], name="a.docx")
         read = asyncio.ensure_future(reader.aread(source, "Who?"))
-        await asyncio.to_thread(started.wait, 60)
+        await asyncio.to_thread(begin.wait, 60)
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
             await read
@@ -197,6 +181,18 @@ def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path
             store.add(page)
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "data"),
+    [("pypdfium2", "a.pdf", pdf("x")), ("selectolax", "a.docx", docx("x")), ("selectolax", "a.html", b"<p>x</p>"),
+     ("striprtf", "a.rtf", b"{\\rtf1 x}")],
+)  # fmt: skip
+def test_a_missing_converter_names_the_extra(module, name, data, tmp_path, monkeypatch):
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("files"))):
+        DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+
+
 def test_names_and_lone_surrogates_cross_the_process_border(tmp_path):
     name = "naïve 日本\udc80.html"
     ref = DocumentStore(tmp_path).add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
@@ -215,31 +211,7 @@ def _filed(depth: int) -> bytes:
     return data
 
 
-def _repeated(rows: int, columns: int) -> bytes:
-    """A spreadsheet that claims one cell very many times."""
-    cell = f'<table:table-cell table:number-columns-repeated="{columns}"><text:p>a</text:p></table:table-cell>'
-    row = f'<table:table-row table:number-rows-repeated="{rows}">{cell}</table:table-row>'
-    return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
-
-
-def _book(text: str) -> bytes:
-    """A book of one chapter."""
-    items, spine = '<manifest><item id="c" href="c.xhtml"/></manifest>', '<itemref idref="c"/>'
-    return zipped(
-        {
-            "mimetype": MEDIA_TYPES["epub"],
-            "META-INF/container.xml": '<container><rootfile full-path="p.opf"/></container>',
-            "p.opf": f"<package>{items}<spine>{spine}</spine></package>",
-            "c.xhtml": text,
-        }
-    )
-
-
 _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
-
-
-_LARGE = "needs more than 800 MB|takes more than 1 seconds"
-"""One of the bounds, which a quick and a busy machine reach in different order."""
 
 
 @pytest.mark.parametrize(
@@ -247,21 +219,15 @@ _LARGE = "needs more than 800 MB|takes more than 1 seconds"
     [
         ("entities.odt", zipped({"mimetype": MEDIA_TYPES["odt"], "content.xml": _ENTITIES}), "declares XML entities"),
         ("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", "nested too deeply"),
-        ("repeated.ods", _repeated(1_048_576, 16_384), _LARGE),
         ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
         ("deep.pptx", slides("<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000), "nested too deeply"),
         ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
-        ("zipped.epub", _book("<p>" + "a " * 100_000_000), _LARGE),
-        ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), _LARGE),
-        ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "1" if error is _LARGE else "20")
-    monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "800")
-    store = DocumentStore(tmp_path)
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "20")
     with pytest.raises(DocumentError, match=error):
-        store.add(Document.from_bytes(data, name=name))
+        DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
 
 
 _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
@@ -279,13 +245,6 @@ _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
 def test_small_files_that_claim_much_space_have_little_text(name, data, tmp_path):
     ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
     assert 0 < ref["size"] < 1_000_000
-
-
-@_LINUX
-@pytest.mark.parametrize("data", [b"<div>" * 100_000, b"<p " + b" ".join(b"a%d" % n for n in range(60_000)) + b">x"])
-def test_a_page_whose_parsing_takes_a_time_that_its_size_does_not_explain_is_refused(data, tmp_path):
-    with pytest.raises(DocumentError, match=r"a\.html takes far more time"):
-        DocumentStore(tmp_path).add(Document.from_bytes(data, name="a.html"))
 
 
 def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):

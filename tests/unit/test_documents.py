@@ -10,8 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from langchain_core.documents import Document as LangChainDocument
 
 from memagent_graph.documents import Document, DocumentStore, SourceMark
@@ -25,11 +23,6 @@ from memagent_graph.errors import (
 
 TEXT = "First line.\r\nSecond: naïve café, 日本語, 😀\n\n\x00 a NUL, a tab\t and no newline at the end"
 GERMAN = "Der Müller mahlt das Korn, und die Bäckerin bäckt daraus schöne Brötchen. " * 5
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> DocumentStore:
-    return DocumentStore(tmp_path / "store")
 
 
 def whole(store, ref):
@@ -55,21 +48,10 @@ def test_any_source_is_kept_as_it_is_under_one_key(source, store, tmp_path):
     ref = store.add(Document.of(source(tmp_path)))
     assert whole(store, ref) == TEXT
     assert ref["size"] == len(TEXT.encode())
-    assert ref["key"] == store.add(Document.from_text(TEXT))["key"]
+    assert ref["key"] == store.add(TEXT)["key"]
     assert json.loads(json.dumps(ref)) == ref
     assert len(list((store.root / "texts").iterdir())) == 1
     assert not list(store.root.glob(".incoming-*"))
-
-
-@settings(max_examples=40)
-@given(text=st.text(min_size=1).filter(str.strip))
-def test_any_text_is_lossless(text, tmp_path_factory):
-    store = DocumentStore(tmp_path_factory.mktemp("store"))
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        with pytest.raises(EncodingError):
-            store.add(Document.from_text(text))
-    else:
-        assert whole(store, store.add(Document.from_text(text))) == text
 
 
 def test_a_string_that_names_a_file_is_refused_with_both_remedies(tmp_path, monkeypatch):
@@ -102,6 +84,7 @@ def test_an_empty_document_is_refused(text, store):
         (b"\x7fELF\x02\x01\x00\xff", "program"),
         (bytes(range(256)) * 40, "binary"),
         (b"\x01\x02\x03\x04" * 100, "binary"),
+        (bytes(1000), "binary"),
     ],
 )
 def test_a_binary_file_is_named_and_refused(data, looks, store, tmp_path):
@@ -117,10 +100,10 @@ def test_what_cannot_be_opened_says_why(store, tmp_path):
         store.add(Document.from_path(tmp_path / "none.txt"))
     with pytest.raises(DocumentError, match="is a directory"):
         store.add(Document.from_path(tmp_path))
-    closed = io.BytesIO(b"x")
-    closed.close()
+    file = io.BytesIO(b"x")
+    file.close()
     with pytest.raises(DocumentError, match="cannot be read"):
-        store.add(Document.from_file(closed))
+        store.add(Document.from_file(file))
     if os.geteuid() != 0:
         secret = tmp_path / "secret.txt"
         secret.write_text("x")
@@ -129,14 +112,8 @@ def test_what_cannot_be_opened_says_why(store, tmp_path):
             store.add(Document.from_path(secret))
 
 
-@pytest.mark.parametrize("charset", ["cp1252", "koi8-r", "shift_jis"])
-def test_a_charset_is_detected_where_the_text_tells_it(charset, store, caplog):
-    text = {
-        "cp1252": GERMAN,
-        "koi8-r": "Жил-был старик со своею старухой у самого синего моря; они жили в ветхой землянке. " * 5,
-        "shift_jis": "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。" * 5,
-    }[charset]
-    assert whole(store, store.add(Document.from_bytes(text.encode(charset), name="old.txt"))) == text
+def test_a_charset_is_detected_and_told(store, caplog):
+    assert whole(store, store.add(Document.from_bytes(GERMAN.encode("cp1252"), name="old.txt"))) == GERMAN
     assert "old.txt is not UTF-8" in caplog.text
 
 
@@ -162,8 +139,8 @@ def test_undecodable_bytes_are_an_error_unless_replaced(data, offset, store):
         store.add(Document.from_bytes(data))
     with pytest.raises(EncodingError, match=rf"offset {offset} "):
         store.add(Document.from_stream([data[:offset], data[offset:]]))
-    kept = whole(store, store.add(Document.from_bytes(data), replace_undecodable=True))
-    assert kept == data.decode("utf-8", "replace")
+    text = whole(store, store.add(Document.from_bytes(data), replace_undecodable=True))
+    assert text == data.decode("utf-8", "replace")
 
 
 def test_utf16_without_a_mark_is_named(store):
@@ -175,11 +152,6 @@ def test_utf16_without_a_mark_is_named(store):
         store.add(Document.from_bytes(b"The code is 4711.".decode().encode("utf-16-le")))  # it is valid UTF-8, too
     with pytest.raises(EncodingError, match=r"no byte order mark.*Pass encoding utf-16-le or utf-16-be"):
         store.add(Document.from_bytes("text".encode("utf-16-le"), encoding="UTF-16"))
-
-
-def test_zero_bytes_are_not_a_text(store):
-    with pytest.raises(UnsupportedDocumentError, match="a binary file"):
-        store.add(Document.from_bytes(bytes(1000)))
 
 
 def test_a_file_whose_name_is_no_text_is_read_under_a_name_that_is(store, tmp_path):
@@ -261,14 +233,14 @@ def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(stor
     path = tmp_path / "large.txt"
     path.write_text("A line of plain prose, as books have it.\n" * 366_000)
     monkeypatch.setattr("memagent_graph.documents.decoding.detect_charset", lambda sample: pytest.fail("guessed"))
-    written = []
+    pieces = []
     monkeypatch.setattr(
-        "memagent_graph.documents.store._utf8", lambda text, *rest, **options: written.append(text) or text.encode()
+        "memagent_graph.documents.store._utf8", lambda text, *rest, **options: pieces.append(text) or text.encode()
     )
     ref = store.add(Document.from_path(path))
-    assert sum(map(len, written)) == ref["size"] == path.stat().st_size
-    assert len(written) <= path.stat().st_size // (1 << 20) + 2
-    assert max(map(len, written)) <= 1 << 20
+    assert sum(map(len, pieces)) == ref["size"] == path.stat().st_size
+    assert len(pieces) <= path.stat().st_size // (1 << 20) + 2
+    assert max(map(len, pieces)) <= 1 << 20
 
 
 def test_a_pipe_is_read_by_its_name(store, tmp_path):
@@ -332,9 +304,8 @@ assert store.read(ref, 0, ref["size"]) == text
 def test_a_disk_that_is_full_is_told_and_leaves_no_text_cut_off(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert len([line for line in told if "too large" in line]) == 2, told
-    assert "MEMAGENT_HOME" in told[0]
+    assert done.stdout.count("too large") == 2, done.stdout
+    assert "MEMAGENT_HOME" in done.stdout
 
 
 def test_a_store_that_cannot_be_made_is_told(tmp_path):
@@ -358,10 +329,3 @@ def test_a_text_that_is_an_address_or_the_name_of_a_missing_file_is_refused(text
 )
 def test_other_short_texts_are_read_as_the_texts_they_are(text: str) -> None:
     assert Document.of(text).content == text
-
-
-def test_a_store_takes_whatever_a_document_can_be_made_of(tmp_path: Path) -> None:
-    store = DocumentStore(tmp_path / "texts")
-    assert store.add("the text itself") == store.add(Document.from_text("the text itself"))
-    with pytest.raises(DocumentError, match="int is not a document"):
-        store.add(3)

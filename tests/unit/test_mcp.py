@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import logging
-import os
 import re
 import signal
 import socket
@@ -15,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 import pytest
-from mcp import ClientSession, McpError, types
+from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
+from support.command_line import memagent
 from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
@@ -34,6 +35,7 @@ from support.strategies import reads_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.addresses import is_local, listen
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
@@ -69,17 +71,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
-class Heard:
-    """A progress callback that remembers."""
+@pytest.fixture
+def policy() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
 
-    def __init__(self) -> None:
-        self.told: list[tuple[float, float | None, str | None]] = []
-        self.twice = asyncio.Event()
+
+class Reports(list[tuple[float, float | None, str | None]]):
+    """A progress callback that keeps what it is told."""
 
     async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
-        self.told.append((progress, total, message))
-        if len(self.told) == 2:
-            self.twice.set()
+        self.append((progress, total, message))
+
+    @property
+    def shares(self) -> list[float]:
+        return [share for share, *_ in self]
 
 
 def roots(*paths: str) -> Any:
@@ -96,20 +102,25 @@ def command(*options: object) -> list[str]:
 
 
 @asynccontextmanager
-async def over_stdio(*options: object, list_roots: Any = None, errors: Path | None = None) -> AsyncIterator[Any]:
-    """A session with a server in a forked process; a killed server's is the client of the SDK (background reads)."""
-    with (
-        (errors or Path(os.devnull)).open("w") as errlog,
-        Program(command(*options), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errlog) as process,
-    ):
-        incoming, outgoing = anyio.wrap_file(process.stdout), anyio.wrap_file(process.stdin)
-        async with stdio_server(stdin=incoming, stdout=outgoing) as streams:
-            try:
-                async with ClientSession(*streams, list_roots_callback=list_roots) as session:
-                    await session.initialize()
-                    yield session
-            finally:
-                process.stdin.close()
+async def session_with(process: Program, *, list_roots: Any = None) -> AsyncIterator[Any]:
+    """A session with a server over its standard streams."""
+    incoming, outgoing = anyio.wrap_file(process.stdout), anyio.wrap_file(process.stdin)
+    async with stdio_server(stdin=incoming, stdout=outgoing) as streams:
+        try:
+            async with ClientSession(*streams, list_roots_callback=list_roots) as session:
+                await session.initialize()
+                yield session
+        finally:
+            process.stdin.close()
+
+
+@asynccontextmanager
+async def over_stdio(*options: object) -> AsyncIterator[Any]:
+    """A session with a server in a process of its own."""
+    streams = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with Program(command(*options), **streams, stderr=subprocess.DEVNULL) as process:
+        async with session_with(process) as session:
+            yield session
 
 
 @contextmanager
@@ -119,9 +130,9 @@ def http_server(*options: object) -> Iterator[tuple[str, Program]]:
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        found = re.search(r"http://\S+/mcp", line)
-        assert found, line + process.stderr.read()
-        yield found[0], process
+        url = re.search(r"http://\S+/mcp", line)
+        assert url, line + process.stderr.read()
+        yield url[0], process
     finally:
         process.terminate()
         assert process.wait(15) is not None
@@ -140,55 +151,72 @@ async def over_http(url: str, *, list_roots: Any = None) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def in_process(
-    *own: Path, list_roots: Any = None, script: Any = perfect_reader, strategy: str | None = None, **bounds: Any
+    *own: Path, list_roots: Any = None, script: Any = perfect_reader, reader: Any = None, **bounds: Any
 ) -> AsyncIterator[Any]:
     """A client and a server made by `make_server`, joined in memory; the policy reads perfectly, or by the script."""
-    options: Any = {"tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), "strategy": strategy}
-    reader = MemAgent(ScriptedPolicy(script), **options)
-    async with reader:
-        server = make_server(reader, roots=own, **bounds)
+    options: Any = {"tokenizer": "embedded", "budget": SMALL_BUDGET, "prompts": load_prompts(), **(reader or {})}
+    async with MemAgent(ScriptedPolicy(script), **options) as agent:
+        server = make_server(agent, roots=own, **bounds)
         async with create_connected_server_and_client_session(server, list_roots_callback=list_roots) as session:
             yield session
 
 
-def said(result: types.CallToolResult) -> str:
+async def begin_session(client: httpx.AsyncClient, url: str, **capabilities: Any) -> dict[str, str]:
+    """The headers of a session of a client that speaks HTTP itself."""
+    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": capabilities}}
+    reply = await client.post(url, json=hello, headers=ACCEPT)
+    assert reply.status_code == 200
+    return {**ACCEPT, "Mcp-Session-Id": reply.headers["mcp-session-id"]}
+
+
+def text_of(result: types.CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, types.TextContent)
     return content.text
 
 
-def refused(result: types.CallToolResult) -> str:
+def answers_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+    assert not result.isError, text_of(result)
+    assert result.structuredContent
+    answers: list[dict[str, Any]] = result.structuredContent["answers"]
+    return answers
+
+
+def answer_of(result: types.CallToolResult) -> dict[str, Any]:
+    return answers_of(result)[0]
+
+
+def refusal(result: types.CallToolResult) -> str:
     assert result.isError
-    assert "Traceback" not in said(result)
-    assert "9999" not in said(result)
-    return said(result)
+    assert "Traceback" not in text_of(result)
+    assert "9999" not in text_of(result)
+    return text_of(result)
 
 
 async def use_every_tool(session: Any, path: Path | str) -> None:
     """What both transports must be able to do."""
-    heard = Heard()
+    reports = Reports()
     arguments = {"path": str(path), "questions": [QUESTION, "What is the key of castle?"]}
-    read = await session.call_tool("read_document", arguments, progress_callback=heard)
-    assert not read.isError, said(read)
-    assert [answer["answer"] for answer in read.structuredContent["answers"]] == ["4711", "1234"]
-    first = read.structuredContent["answers"][0]
+    read = await session.call_tool("read_document", arguments, progress_callback=reports)
+    assert [answer["answer"] for answer in answers_of(read)] == ["4711", "1234"]
+    first = answer_of(read)
     assert TEXT[first["evidence"][0]["start_char"] : first["evidence"][0]["end_char"]] == first["evidence"][0]["quote"]
-    assert '- "harbor is 4711" in "' in said(read)
+    assert '- "harbor is 4711" in "' in text_of(read)
     assert "The key of harbor is 4711. word" in first["evidence"][0]["context"]
-    assert first["run_id"] in said(read)
+    assert first["run_id"] in text_of(read)
 
-    shares = [share for share, _, _ in heard.told]
+    shares = reports.shares
     assert len(shares) == 2 * first["chunks_read"] > 4
     assert shares == sorted(set(shares))
     assert shares[-1] == 1.0
-    assert {total for _, total, _ in heard.told} == {1.0}
-    assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", heard.told[3][2] or "")
+    assert {total for _, total, _ in reports} == {1.0}
+    assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", reports[3][2] or "")
 
-    heard = Heard()
+    reports = Reports()
     follow_up = {"run_id": first["run_id"], "questions": "And the key of castle?"}
-    again = await session.call_tool("ask_again", follow_up, progress_callback=heard)
-    assert again.structuredContent["answers"][0]["answer"] == "1234"
-    assert len(heard.told) > 2
+    again = await session.call_tool("ask_again", follow_up, progress_callback=reports)
+    assert answer_of(again)["answer"] == "1234"
+    assert len(reports) > 2
 
     listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
     assert [run["question"] for run in listed.structuredContent["runs"]] == [
@@ -196,53 +224,49 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
         "What is the key of castle?",
     ]
     assert listed.structuredContent["runs_in_log"] == 3
-    assert "book.txt" in said(listed)
+    assert "book.txt" in text_of(listed)
 
     shown = await session.call_tool("show_run", {"run_id": first["run_id"]})
     assert shown.structuredContent["answer"] == "4711"
-    assert shown.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", said(shown), re.M))
+    assert shown.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", text_of(shown), re.M))
     for words in (QUESTION, "│ 4711 ", "book.txt", "harbor 4711\n  chunk "):
-        assert words in said(shown)
-    assert "\x1b" not in said(shown)
+        assert words in text_of(shown)
+    assert "\x1b" not in text_of(shown)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
-        assert "no file" in refused(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
+        assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
 
 
-async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder) -> None:
-    with FakeServer() as server:
-        async with over_stdio("--root", folder, "--base-url", server.base_url, *SMALL) as session:
-            await use_every_tool(session, folder / "book.txt")
+async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    async with over_stdio("--root", folder, "--base-url", policy.base_url, *SMALL) as session:
+        await use_every_tool(session, folder / "book.txt")
 
 
-async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder) -> None:
-    with (
-        FakeServer() as server,
-        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
-    ):
+async def test_a_client_over_http_reads_asks_again_lists_and_shows(folder, policy) -> None:
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with over_http(url) as session:
             await use_every_tool(session, folder / "book.txt")
 
 
 async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_once(folder) -> None:
-    castle, prompts, heard = "What is the key of castle?", list[str](), Heard()
+    castle, prompts, reports = "What is the key of castle?", list[str](), Reports()
 
     def script(prompt: str) -> str:
         prompts.append(prompt)
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        asked = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
-        read = await session.call_tool("read_document", asked, progress_callback=heard)
-    first, second, third = read.structuredContent["answers"]
+        arguments = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
+        read = await session.call_tool("read_document", arguments, progress_callback=reports)
+    first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
     assert first["run_id"] != second["run_id"]
     sections = [part(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
-    shares = [share for share, *_ in heard.told]
+    shares = reports.shares
     assert (shares, shares[-1]) == (sorted(shares), 1.0)
-    assert {told.split(" for ")[1].split(",")[0] for *_, told in heard.told if told} == {
+    assert {message.split(" for ")[1].split(",")[0] for *_, message in reports if message} == {
         "question 1 of 2",
         "question 2 of 2",
     }
@@ -268,56 +292,53 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
 
 
 async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_path) -> None:
-    async with in_process(tmp_path, strategy="retrieval") as session:
+    async with in_process(tmp_path, reader={"strategy": "retrieval"}) as session:
         tools = {tool.name: tool.description or "" for tool in (await session.list_tools()).tools}
         text = TEXT * 5
         read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
     assert "only the passages that a search finds for each question" in tools["read_document"]
-    [answer] = read.structuredContent["answers"]
+    [answer] = answers_of(read)
     assert re.fullmatch(
         r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\.", answer["extent"]
     )
-    assert answer["extent"] in said(read)
+    assert answer["extent"] in text_of(read)
 
 
 async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_for_a_merge() -> None:
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
-    heard = Heard()
-    async with in_process(script=reads_perfectly, strategy="map_reduce") as session:
-        given = {"text": document_with(lines, words=600), "questions": QUESTION}
-        read = await session.call_tool("read_document", given, progress_callback=heard)
-    assert not read.isError, said(read)
-    shares = [share for share, _, _ in heard.told]
+    reports = Reports()
+    async with in_process(script=reads_perfectly, reader={"strategy": "map_reduce"}) as session:
+        arguments = {"text": document_with(lines, words=600), "questions": QUESTION}
+        read = await session.call_tool("read_document", arguments, progress_callback=reports)
+    assert not read.isError, text_of(read)
+    shares = reports.shares
     assert (shares, shares[-1]) == (sorted(shares), 1.0)
-    merges = [told for *_, told in heard.told if "chunk" not in (told or "")]
+    merges = [message for *_, message in reports if "chunk" not in (message or "")]
     assert merges
     assert set(merges) == {"text: findings merged, 100% read"}
 
 
-async def test_without_a_log_there_is_only_reading(folder) -> None:
-    with FakeServer() as server:
-        async with over_stdio("--no-log", "--base-url", server.base_url, *SMALL) as session:
-            offered = [tool.name for tool in (await session.list_tools()).tools]
-            assert offered == ["read_document", "wait", "cancel_read", "resume_read"]
-            read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
-            assert read.structuredContent["answers"][0]["answer"] == "4711"
+async def test_without_a_log_there_is_only_reading() -> None:
+    async with in_process(reader={"run_log": False}) as session:
+        assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document", "wait", "cancel_read"]
+        read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
+        assert answer_of(read)["answer"] == "4711"
 
 
-async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
+async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> None:
     bounds = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
     (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
-    with FakeServer() as server:
-        async with over_stdio(*bounds, "--base-url", server.base_url, *SMALL) as session:
-            read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert read.structuredContent["answers"][0]["stop_reason"] == "max_chunks"
-            run = read.structuredContent["answers"][0]["run_id"]
-            again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
-            assert again.structuredContent["answers"][0]["chunks_read"] == 2
-            (folder / "book.txt").write_text(TEXT + ".")
-            longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
-            assert f"more than the {len(TEXT):,} that are allowed" in refused(longer)
-            stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
-            assert not stray.isError
+    async with over_stdio(*bounds, "--base-url", policy.base_url, *SMALL) as session:
+        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert answer_of(read)["stop_reason"] == "max_chunks"
+        run = answer_of(read)["run_id"]
+        again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
+        assert answer_of(again)["chunks_read"] == 2
+        (folder / "book.txt").write_text(TEXT + ".")
+        longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
+        stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
+        assert not stray.isError
 
 
 @pytest.mark.parametrize(
@@ -338,7 +359,7 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder) -> None:
 )
 async def test_wrong_arguments_are_tool_errors_with_a_remedy(folder, arguments, words) -> None:
     async with in_process(folder, max_bytes=12_000) as session:
-        assert words in refused(await session.call_tool("read_document", arguments))
+        assert words in refusal(await session.call_tool("read_document", arguments))
 
 
 async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(folder, monkeypatch) -> None:
@@ -346,8 +367,8 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
     async with in_process(folder) as session:
         for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
             read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
-            found = read.structuredContent["answers"][0]["answer"]
-            assert (found == "4711") == ("4711" in text)
+            answer = answer_of(read)["answer"]
+            assert (answer == "4711") == ("4711" in text)
             assert read.structuredContent["document_bytes"] == len(text)
 
 
@@ -362,8 +383,8 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        asked = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
-        assert "a defect somewhere" in refused(await session.call_tool("read_document", asked))
+        arguments = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
+        assert "a defect somewhere" in refusal(await session.call_tool("read_document", arguments))
         assert ended == [QUESTION]
 
 
@@ -374,13 +395,13 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
-        good, bad = (await session.call_tool("read_document", asked)).structuredContent["answers"]
+        arguments = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
+        good, bad = answers_of(await session.call_tool("read_document", arguments))
     assert good["answer"] == "4711"
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
 
-async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
+async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) -> None:
     """Logs hold such names of files that other programs, or earlier versions, have read."""
     name = "caf\udce9.txt"
     store, log = DocumentStore(own_home / "documents"), RunLog(own_home / "runs.sqlite")
@@ -388,26 +409,25 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home) -> None:
     log.begin("kept", QUESTION, {**stored, "name": name}, {})
     log.wait(log.begin("lost", QUESTION, {**stored, "key": "sha256:" + "0" * 64, "name": name}, {}))
     log.close()
-    with FakeServer() as server:
-        async with over_stdio("--base-url", server.base_url, *SMALL) as session:
-            with anyio.fail_after(60):  # a server that has ended never answers
-                listed = await session.call_tool("list_runs", {})
-                assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
-                lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
-                assert "caf\ufffd.txt" in refused(lost)
-                heard = Heard()
-                again = {"run_id": "kept", "questions": QUESTION}
-                kept = await session.call_tool("ask_again", again, progress_callback=heard)
-                assert kept.structuredContent["answers"][0]["answer"] == "4711"
-                assert (heard.told[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
+    async with over_stdio("--base-url", policy.base_url, *SMALL) as session:
+        with anyio.fail_after(60):  # a server that has ended never answers
+            listed = await session.call_tool("list_runs", {})
+            assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+            lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
+            assert "caf\ufffd.txt" in refusal(lost)
+            reports = Reports()
+            again = {"run_id": "kept", "questions": QUESTION}
+            kept = await session.call_tool("ask_again", again, progress_callback=reports)
+            assert answer_of(kept)["answer"] == "4711"
+            assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
     async with in_process(folder) as session:
         read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
         for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
-            answer = refused(await session.call_tool(tool, {"run_id": "nope", **more}))
-            assert read.structuredContent["answers"][0]["run_id"] in answer
+            answer = refusal(await session.call_tool(tool, {"run_id": "nope", **more}))
+            assert answer_of(read)["run_id"] in answer
 
 
 async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
@@ -416,9 +436,9 @@ async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(fold
             read = await session.call_tool(
                 "read_document", {"path": "book.txt", "questions": QUESTION, "max_chunks": wish}
             )
-            (answer,) = read.structuredContent["answers"]
+            (answer,) = answers_of(read)
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
-            assert "stopped at its limit (max_chunks) after" in said(read)
+            assert "stopped at its limit (max_chunks) after" in text_of(read)
 
 
 def test_of_two_limits_the_lower_counts() -> None:
@@ -447,14 +467,14 @@ async def test_files_are_read_below_the_servers_and_the_clients_roots(tmp_path, 
     for name in ("a", "a/b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "note.txt").write_text("The key of harbor is 4711.")
-    told = None
+    client_roots = None
     if declared is not None:
-        told = roots(*(each if "://" in each else (tmp_path / each).as_uri() for each in declared))
-    async with in_process(*(tmp_path / item for item in own), list_roots=told) as session:
+        client_roots = roots(*(root if "://" in root else (tmp_path / root).as_uri() for root in declared))
+    async with in_process(*(tmp_path / item for item in own), list_roots=client_roots) as session:
         for name in ("a", "a/b", "c"):
             arguments = {"path": str(tmp_path / name / "note.txt"), "questions": QUESTION}
             read = await session.call_tool("read_document", arguments)
-            assert read.isError == (name not in readable), said(read)
+            assert read.isError == (name not in readable), text_of(read)
 
 
 async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> None:
@@ -462,42 +482,37 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
         return types.ErrorData(code=types.INTERNAL_ERROR, message="not now")
 
     async with in_process(folder, list_roots=fail) as session:
-        answer = refused(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
+        answer = refusal(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
         assert "did not list them" in answer
 
 
-async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder) -> None:
+async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder, policy) -> None:
     everything = roots("file:///")
-    with FakeServer() as server:
-        policy = ["--base-url", server.base_url, *SMALL]
-        arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
-        with http_server(*policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert "pass the text" in refused(await session.call_tool("read_document", arguments))
-        with http_server("--root", folder, *policy) as (url, _):
-            async with over_http(url, list_roots=everything) as session:
-                assert not (await session.call_tool("read_document", arguments)).isError
-            async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
-                refused(await session.call_tool("read_document", arguments))
+    options = ["--base-url", policy.base_url, *SMALL]
+    arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
+    with http_server(*options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
+    with http_server("--root", folder, *options) as (url, _):
+        async with over_http(url, list_roots=everything) as session:
+            assert not (await session.call_tool("read_document", arguments)).isError
+        async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
+            refusal(await session.call_tool("read_document", arguments))
 
 
-async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder) -> None:
-    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"roots": {}}}}
+async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
         "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
-    with FakeServer() as server, http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _):
+    with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with httpx.AsyncClient(timeout=30) as client:
-            session = {
-                **ACCEPT,
-                "Mcp-Session-Id": (await client.post(url, json=hello, headers=ACCEPT)).headers["mcp-session-id"],
-            }
+            session = await begin_session(client, url, roots={})
             await client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
-            async with client.stream("POST", url, json=call, headers=session) as reply:
-                messages = (json.loads(line[5:]) async for line in reply.aiter_lines() if line.startswith("data: {"))
+            async with client.stream("POST", url, json=call, headers=session) as events:
+                messages = (json.loads(line[5:]) async for line in events.aiter_lines() if line.startswith("data: {"))
                 question = await anext(messages)
                 assert question["method"] == "roots/list"
-                told = {"jsonrpc": "2.0", "id": question["id"], "result": {"roots": [{"uri": folder.as_uri()}]}}
-                assert (await client.post(url, json=told, headers=session)).status_code == 202
+                reply = {"jsonrpc": "2.0", "id": question["id"], "result": {"roots": [{"uri": folder.as_uri()}]}}
+                assert (await client.post(url, json=reply, headers=session)).status_code == 202
                 answer = await anext(messages)
     assert answer["id"] == 2
     assert answer["result"]["structuredContent"]["answers"][0]["answer"] == "4711"
@@ -515,45 +530,14 @@ def test_only_file_uris_of_this_machine_are_paths(tmp_path) -> None:
 # Cancelling and stopping
 
 
-async def test_a_cancelled_request_stops_its_read_and_leaves_the_session_usable(folder) -> None:
-    with (
-        FakeServer(delay=0.1) as server,
-        http_server("--root", folder, "--base-url", server.base_url, *SMALL) as (url, _),
-    ):
-        async with over_http(url) as session:
-            await cancel_a_read(session, server)
-
-
-async def cancel_a_read(session: Any, server: FakeServer) -> None:
-    heard = Heard()
-    number = session._request_id
-    asked = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
-    call = asyncio.create_task(session.call_tool("read_document", asked, progress_callback=heard))
-    await heard.twice.wait()
-    cancelled = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
-    await session.send_notification(types.ClientNotification(cancelled))
-    with pytest.raises(McpError, match="cancelled"):
-        await call
-    await asyncio.sleep(0.3)
-    asked = len(server.requests)
-    await asyncio.sleep(0.5)
-    assert len(server.requests) == asked < 8
-    runs = await session.call_tool("list_runs", {})
-    assert [run["stop_reason"] for run in runs.structuredContent["runs"]] == [None, None]
-    shown = await session.call_tool("show_run", {"run_id": runs.structuredContent["runs"][0]["run_id"]})
-    assert re.search("ended +not yet", said(shown))
-
-
 def test_the_server_ends_with_its_client_and_with_ctrl_c(folder) -> None:
     for end in ("close", "interrupt"):
-        process = subprocess.Popen(
-            command("--base-url", "http://127.0.0.1:9/v1", *SMALL),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdin and process.stdout and process.stderr
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = Program(command("--base-url", "http://127.0.0.1:9/v1", *SMALL), **streams)
         process.stdin.write(json.dumps(HELLO) + "\n")
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "memagent"
+        server = json.loads(process.stdout.readline())["result"]["serverInfo"]
+        assert (server["name"], server["version"]) == ("memagent", version("memagent-graph"))
         if end == "interrupt":
             process.send_signal(signal.SIGINT)
             process.wait(5)
@@ -573,13 +557,11 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
         with listen("127.0.0.1", 0) as listener:
             serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
-                hello = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
-                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                session = await begin_session(client, get_url(listener))
                 await client.post(get_url(listener), json=call, headers=session)
-                second = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
-                assert (hello.status_code, second.status_code) == (200, 503)
+                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 503
                 await client.delete(get_url(listener), headers=session)
-                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 200
+                await begin_session(client, get_url(listener))
             serving.cancel()
             await asyncio.wait([serving])
     assert "none [2J" in log.getvalue()
@@ -595,8 +577,7 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                 "Content-Length: 1000\r\n\r\n{".encode()
             )
             async with httpx.AsyncClient(timeout=30) as client:
-                hello = await client.post(url, json=HELLO, headers=ACCEPT)
-                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                session = await begin_session(client, url)
                 async with client.stream("GET", url, headers=session) as events:
                     assert events.status_code == 200
                     process.send_signal(signal.SIGINT)
@@ -643,7 +624,7 @@ def test_standard_output_carries_the_protocol_alone() -> None:
         "subprocess.run(['echo', 'from a child'])\n"
         "protocol.write('{}'); protocol.flush()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == "{}"
     assert all(name in done.stderr for name in ("from Python", "from native code", "from a child"))
 
@@ -653,20 +634,17 @@ def test_standard_output_carries_the_protocol_alone() -> None:
 
 def test_other_machines_are_let_in_only_when_that_is_said(folder) -> None:
     def fail(*options: object) -> str:
-        done = run_program(command(*options), capture_output=True, timeout=60)
-        assert done.returncode == 2, done.stderr
+        done = memagent("mcp", *options, code=ExitCode.USAGE)
         assert done.stdout == ""
-        assert "Traceback" not in done.stderr
         return " ".join(re.sub("[│╭╰╮╯─]", " ", done.stderr).split())
 
     assert "--allow-remote" in fail("--http", "--host", "0.0.0.0")
     assert "--server-name" in fail("--http", "--host", "0.0.0.0", "--allow-remote")
     assert "--http" in fail("--host", "0.0.0.0")
     assert "does not exist" in fail("--root", folder / "nowhere")
-    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
-        port = re.search(r":(\d+)/", url)
-        assert port
-        assert "cannot listen" in fail("--http", "--port", port[1], "--base-url", "http://127.0.0.1:9/v1", *SMALL)
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert "cannot listen" in fail("--http", "--port", port, "--base-url", "http://127.0.0.1:9/v1", *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -687,15 +665,10 @@ async def test_web_pages_cannot_reach_the_server_by_a_name_of_their_own(http_url
 
 @pytest.fixture(scope="module")
 def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    before = os.environ.get("MEMAGENT_HOME")
-    os.environ["MEMAGENT_HOME"] = str(tmp_path_factory.mktemp("home"))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMAGENT_HOME", str(tmp_path_factory.mktemp("home")))
         with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
             yield url
-    finally:
-        os.environ.pop("MEMAGENT_HOME")
-        if before is not None:
-            os.environ["MEMAGENT_HOME"] = before
 
 
 def test_a_name_that_no_host_can_have_is_refused() -> None:
@@ -703,7 +676,7 @@ def test_a_name_that_no_host_can_have_is_refused() -> None:
         listen("a..b", 0)
 
 
-def test_names_given_are_answered_besides_this_machines_own() -> None:
+def test_names_of_the_command_line_are_answered_besides_this_machines_own() -> None:
     settings = allow_hosts(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)
@@ -713,26 +686,14 @@ def test_names_given_are_answered_besides_this_machines_own() -> None:
     ]  # fmt: skip
 
 
-def _before(folder: Path) -> str:
-    """The path of Python with this folder in front."""
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-
-
-def test_other_commands_need_no_mcp(tmp_path) -> None:
-    (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
-    environment = {**os.environ, "PYTHONPATH": _before(tmp_path)}
-    assert subprocess.run(command("--help"), check=False, env=environment, capture_output=True).returncode == 0
-
-
 # The example
 
 
-def test_the_example_shows_progress_answer_and_evidence(tmp_path) -> None:
+def test_the_example_shows_progress_answer_and_evidence(tmp_path, policy) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "mcp_client.py"
     (tmp_path / "note.txt").write_text(TEXT)
-    with FakeServer() as server:
-        command = [sys.executable, example, "note.txt", QUESTION, "--base-url", server.base_url, *SMALL]
-        done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
+    command = [sys.executable, example, "note.txt", QUESTION, "--base-url", policy.base_url, *SMALL]
+    done = run_program(command, check=True, capture_output=True, timeout=120, cwd=tmp_path)
     assert "answer: 4711" in done.stdout
     assert "harbor is 4711" in done.stdout
     assert len(re.findall(r"^ *\d+%  note\.txt: chunk \d+", done.stdout, re.M)) > 2
@@ -749,33 +710,27 @@ class TestStructuredAnswersAndPages:
         async with in_process(folder, script=self.script) as session:
             arguments = {"path": "book.txt", "questions": QUESTION, "response_format": self.SCHEMA}
             read = await session.call_tool("read_document", arguments)
-            [answer] = read.structuredContent["answers"]
+            [answer] = answers_of(read)
             assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
-            assert 'Answer: {"key": 4711}' in said(read)
+            assert 'Answer: {"key": 4711}' in text_of(read)
             other = {**self.SCHEMA, "required": ["castle"]}
             follow_up = {"run_id": answer["run_id"], "questions": QUESTION, "response_format": other}
             again = await session.call_tool("ask_again", follow_up)
-            [answer] = again.structuredContent["answers"]
+            [answer] = answers_of(again)
             assert (answer["value"], answer["stop_reason"]) == (None, "invalid_answer")
             assert [event["kind"] for event in answer["events"]].count("invalid_answer") == 3
-            assert "The answer does not match response_format" in said(again)
-
-    async def test_a_schema_that_cannot_be_used_is_refused(self, folder) -> None:
-        async with in_process(folder, script=self.script) as session:
-            for schema in ({"type": "objekt"}, {"$ref": "file:///etc/passwd"}, {"description": "x" * 40_000}):
-                arguments = {"path": "book.txt", "questions": QUESTION, "response_format": schema}
-                assert "schema" in refused(await session.call_tool("read_document", arguments))
+            assert "The answer does not match response_format" in text_of(again)
 
     async def test_pages_of_a_pdf_are_chosen_and_named_without_where_the_file_lies(self, folder) -> None:
         (folder / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
         async with in_process(folder) as session:
             arguments = {"path": "a.pdf", "questions": QUESTION, "pages": "2-3"}
             read = await session.call_tool("read_document", arguments)
-            [quote] = read.structuredContent["answers"][0]["evidence"]
+            [quote] = answer_of(read)["evidence"]
             assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
-            assert "page 3, 4.2 Keys" in said(read)
+            assert "page 3, 4.2 Keys" in text_of(read)
             assert str(folder) not in json.dumps(read.structuredContent)
             beyond = await session.call_tool("read_document", {**arguments, "pages": "4"})
-            assert "has 3 pages, and 4 was asked for" in refused(beyond)
+            assert "has 3 pages, and 4 was asked for" in refusal(beyond)
             text = await session.call_tool("read_document", {**arguments, "path": "book.txt"})
-            assert "has no pages to choose" in refused(text)
+            assert "has no pages to choose" in refusal(text)

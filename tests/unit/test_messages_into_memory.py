@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from support.scripts import part, perfect_reader
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from support.scripts import part
 
 from langchain_memagent.rolling_history import read_on
 from memagent_graph import MemAgent, ScriptedPolicy
@@ -26,33 +26,12 @@ def read(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> str:
     return asyncio.run(read_on(reader, memory, messages, QUESTION, config={}, report=ignore))
 
 
-def test_messages_are_read_into_the_memory_and_earlier_ones_are_not_read_again(make_reader: MakeReader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    reader = make_reader(policy)
-    memory = read(reader, "", TURN)
-    memory = read(reader, memory, [HumanMessage("The key of castle is 2222."), AIMessage("Fine.")])
-    assert memory.splitlines()[-2:] == ["harbor 4711", "castle 2222"]
-    assert len(policy.prompts) == 2
-    assert "User: The key of castle is 2222.\n\nAssistant: Fine." in policy.prompts[1]
-    assert "harbor 4711" in part(policy.prompts[1], "memory")
-
-
 def test_the_memory_stays_within_the_readers_budget(make_reader: MakeReader) -> None:
     reader = make_reader(ScriptedPolicy(lambda prompt: part(prompt, "memory") + " and so much more was said" * 5))
     memory = ""
     for turn in range(10):
         memory = read(reader, memory, [HumanMessage(f"turn {turn}"), AIMessage("word " * 300)])
     assert 0 < load_tokenizer("embedded").count(memory) <= 60
-
-
-def test_a_long_turn_is_read_in_chunks_and_shows_what_tools_gave(make_reader: MakeReader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    call = AIMessage("", tool_calls=[{"name": "find", "args": {"what": "key"}, "id": "1"}])
-    result = ToolMessage("word " * 500 + str(TURN[0].content), tool_call_id="1")
-    memory = read(make_reader(policy), "", [HumanMessage("find it"), call, result])
-    assert len(policy.prompts) > 4
-    assert "Assistant calls find" in policy.prompts[0]
-    assert memory.splitlines()[-1] == "harbor 4711"
 
 
 def test_nothing_of_the_messages_is_stored(make_reader: MakeReader, tmp_path: Path, own_home: Path) -> None:

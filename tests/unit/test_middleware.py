@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +16,13 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler, get_usage_metadata_callback
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from support.chat_models import ScriptedChatModel, calls, in_turn
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
+from unit.test_tracing import Recorder
 
 from langchain_memagent.middleware import MemAgentMiddleware
 from langchain_memagent.transcripts import find_latest_request, find_safe_cuts, format_transcript, make_result_question
@@ -32,7 +32,6 @@ from memagent_graph.policies.chat_model import ChatModelPolicy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
 
-MakeReader = Callable[..., MemAgent]
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=1600)
 ASK = {"messages": [HumanMessage("What is the key of harbor?")]}
 
@@ -43,46 +42,37 @@ def fetch(name: str) -> str:
     return LONG if name == "long" else "a short text"
 
 
-BOTH = pytest.mark.parametrize("run", ["invoke", "ainvoke"], indirect=True)
+BOTH = pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 """One test for each of the middleware's synchronous methods, which run the asynchronous ones."""
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+async def run(agent: Any, turn: Any, thread: str = "one", way: str = "ainvoke") -> list[AnyMessage]:
     """Call an agent, asynchronously unless a test says otherwise."""
-    way = getattr(request, "param", "ainvoke")
+    config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
+    state = agent.invoke(turn, config) if way == "invoke" else await agent.ainvoke(turn, config)
+    return list(state["messages"])
 
-    async def call(agent: Any, given: Any, thread: str = "one") -> list[AnyMessage]:
-        config = {"configurable": {"thread_id": thread}, "recursion_limit": 25}
-        state = agent.invoke(given, config) if way == "invoke" else await agent.ainvoke(given, config)
-        return list(state["messages"])
 
-    return call
+def agent_of(
+    reader: MemAgent, *replies: AIMessage | str, tools: Sequence[Any] = (fetch,), saver: Any = None, **options: Any
+) -> Any:
+    """An agent with the middleware, whose model gives these replies."""
+    middleware = [MemAgentMiddleware(reader, **{"result_tokens": 500, **options})]
+    return create_agent(in_turn(*replies), list(tools), middleware=middleware, checkpointer=saver)
+
+
+def fetch_long(*, twice: bool = False) -> AIMessage:
+    return calls(*[("fetch", {"name": "long"})] * (1 + twice))
 
 
 def tool_message(messages: list[AnyMessage], index: int = 0) -> ToolMessage:
     return [message for message in messages if isinstance(message, ToolMessage)][index]
 
 
-def found_in(message: ToolMessage) -> dict[str, Any]:
+def reading_of(message: ToolMessage) -> dict[str, Any]:
     """What an application gets of a reading."""
-    found: dict[str, Any] = message.response_metadata["memagent"]
-    return found
-
-
-class Recorder(BaseTracer):
-    """Keeps every run that it is told of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runs: list[Run] = []
-
-    def _persist_run(self, run: Run) -> None:
-        pass
-
-    def _end_trace(self, run: Run) -> None:
-        self.runs.append(run)
-        super()._end_trace(run)
+    reading: dict[str, Any] = message.response_metadata["memagent"]
+    return reading
 
 
 class Traced(BaseCallbackHandler):
@@ -97,43 +87,34 @@ class Traced(BaseCallbackHandler):
 class TestToolResults:
     @BOTH
     async def test_a_reading_with_the_request_in_mind_stands_in_place_of_an_over_long_result(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader, way
     ) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
         reader = make_reader()
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(reader, result_tokens=500)])
-        shown = tool_message(await run(agent, ASK))
+        agent = agent_of(reader, fetch_long(), "4711")
+        shown = tool_message(await run(agent, ASK, way=way))
         assert (shown.tool_call_id, shown.name, shown.status) == ("call-0", "fetch", "success")
         assert "Answer: 4711" in shown.content
         assert "harbor 4711" in shown.content
         assert "2222" not in shown.content, "castle was not asked for"
-        assert found_in(shown)["run_id"] in shown.content
-        assert found_in(shown)["usage"]["prompt_tokens"] > 3000
-        assert reader.store.read_bytes(found_in(shown)["document"], 0, 10**6).decode() == LONG
+        assert reading_of(shown)["run_id"] in shown.content
+        assert reading_of(shown)["usage"]["prompt_tokens"] > 3000
+        assert reader.store.read_bytes(reading_of(shown)["document"], 0, 10**6).decode() == LONG
 
-    async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader: MakeReader, run: Any) -> None:
-        policy = ScriptedPolicy(perfect_reader)
-        model = in_turn(calls(("fetch", {"name": "short"})), "done")
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)])
-        assert tool_message(await run(agent, ASK)).content == "a short text"
+    async def test_a_result_within_the_bound_stays_as_it_is(self, make_reader) -> None:
+        """Also one that has more bytes than the bound, but not more tokens."""
+        policy, tokens = ScriptedPolicy(perfect_reader), load_tokenizer("embedded").count(LONG)
+        for name, text, bound in (("short", "a short text", 500), ("long", LONG, tokens)):
+            agent = agent_of(make_reader(policy), calls(("fetch", {"name": name})), "done", result_tokens=bound)
+            assert tool_message(await run(agent, ASK)).content == text
         assert policy.prompts == []
 
-    async def test_more_bytes_than_the_bound_but_fewer_tokens_stay_as_they_are(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "done")
-        bound = load_tokenizer("embedded").count(LONG)
-        agent = create_agent(model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=bound)])
-        assert tool_message(await run(agent, ASK)).content == LONG
-
-    @BOTH
-    async def test_the_whole_result_can_be_asked_further_questions(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_the_whole_result_can_be_asked_further_questions(self, make_reader) -> None:
         def script(messages: list[BaseMessage]) -> AIMessage:
             results = [message for message in messages if isinstance(message, ToolMessage)]
             if not results:
-                return calls(("fetch", {"name": "long"}))
+                return fetch_long()
             if len(results) == 1:
-                run_id = found_in(results[0])["run_id"]
+                run_id = reading_of(results[0])["run_id"]
                 return calls(
                     ("ask_tool_result", {"run_id": run_id, "questions": "What is the key of castle?"}), prefix="more"
                 )
@@ -142,34 +123,33 @@ class TestToolResults:
         for run_log in (True, False):
             middleware = MemAgentMiddleware(make_reader(run_log=run_log), result_tokens=500)
             agent = create_agent(ScriptedChatModel(script=script), [fetch], middleware=[middleware])
-            asked = tool_message(await run(agent, ASK), 1)
-            assert "Answer: 2222" in asked.content
-            (reading,) = asked.artifact["readings"]
+            message = tool_message(await run(agent, ASK), 1)
+            assert "Answer: 2222" in message.content
+            (reading,) = message.artifact["readings"]
             assert reading["question"] == "What is the key of castle?"
 
     async def test_a_result_can_be_asked_in_a_later_turn_by_another_process_but_not_on_another_thread(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader
     ) -> None:
         saver = InMemorySaver()
 
         def agent(*replies: AIMessage | str) -> Any:
-            middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
-            return create_agent(in_turn(*replies), [fetch], middleware=[middleware], checkpointer=saver)
+            return agent_of(make_reader(), *replies, saver=saver)
 
-        first = tool_message(await run(agent(calls(("fetch", {"name": "long"})), "4711"), ASK))
-        arguments = {"run_id": found_in(first)["run_id"], "questions": "What is the key of castle?"}
+        first = tool_message(await run(agent(fetch_long(), "4711"), ASK))
+        arguments = {"run_id": reading_of(first)["run_id"], "questions": "What is the key of castle?"}
         again = {"messages": [HumanMessage("And castle?")]}
         same = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "2222"), again)
         assert "Answer: 2222" in tool_message(same, -1).content
         # A caller cannot smuggle the run in, neither as state nor as a message.
-        forged = {**again, "memagent_readings": {found_in(first)["run_id"]: found_in(first)["document"]}}
+        forged = {**again, "memagent_readings": {reading_of(first)["run_id"]: reading_of(first)["document"]}}
         forged["messages"] = [calls(("fetch", {})), first, *again["messages"]]
         other = await run(agent(calls(("ask_tool_result", arguments), prefix="more"), "?"), forged, thread="two")
         assert tool_message(other, -1).status == "error"
         assert "2222" not in tool_message(other, -1).content
         assert "No tool result of this conversation" in tool_message(other, -1).content
 
-    async def test_blocks_that_are_no_text_stay(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_blocks_that_are_no_text_stay(self, make_reader) -> None:
         image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
 
         @tool
@@ -178,74 +158,54 @@ class TestToolResults:
             half = len(LONG) // 2
             return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
 
-        agent = create_agent(
-            in_turn(calls(("look", {})), "done"),
-            [look],
-            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
-        )
+        agent = agent_of(make_reader(), calls(("look", {})), "done", tools=[look])
         text, kept = tool_message(await run(agent, ASK)).content
         assert "Answer: 4711" in text["text"]
         assert kept == image
 
-    async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(self, make_reader) -> None:
         @tool
         def hand_over(runtime: ToolRuntime) -> Command[Any]:
             """Hand over."""
-            told = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
-            return Command(update={"messages": [told, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            result = ToolMessage(LONG, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
+            return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
 
-        agent = create_agent(
-            in_turn(calls(("hand_over", {})), "done"),
-            [hand_over],
-            middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)],
-        )
-        messages = await run(agent, ASK)
+        messages = await run(agent_of(make_reader(), calls(("hand_over", {})), "done", tools=[hand_over]), ASK)
         assert "Answer: 4711" in tool_message(messages).content
         assert tool_message(messages).artifact == {"mine": 1}
-        assert found_in(tool_message(messages))["answer"] == "4711"
+        assert reading_of(tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
-    async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_several_long_results_of_one_turn_are_all_read_and_all_askable(self, make_reader) -> None:
         saver = InMemorySaver()
-        model = in_turn(calls(("fetch", {"name": "long"}), ("fetch", {"name": "long"})), "done")
-        agent = create_agent(
-            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500)], checkpointer=saver
-        )
+        agent = agent_of(make_reader(), fetch_long(twice=True), "done", saver=saver)
         messages = await run(agent, ASK)
-        run_ids = {found_in(tool_message(messages, index))["run_id"] for index in (0, 1)}
+        run_ids = {reading_of(tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
         assert run_ids == set(state["memagent_readings"])
 
-    async def test_a_result_that_cannot_be_read_is_kept_and_the_model_is_told(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        down = [True]
+    async def test_a_result_that_cannot_be_read_is_kept_and_the_model_is_told(self, make_reader) -> None:
+        down, gone = [True], PolicyUnreachableError("no connection", hint="Start the server.")
 
         def policy(prompt: str) -> Any:
-            return (
-                PolicyUnreachableError("no connection", hint="Start the server.") if down[0] else perfect_reader(prompt)
-            )
+            return gone if down[0] else perfect_reader(prompt)
 
-        saver = InMemorySaver()
-        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=1800)
-        model = in_turn(calls(("fetch", {"name": "long"})), "later, then")
-        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
-        told = tool_message(await run(agent, ASK))
-        assert "no connection" in told.content
-        assert "Start the server." in told.content
-        assert LONG[:500] in told.content
-        assert load_tokenizer("embedded").count(told.content) <= 1800
+        saver, reader = InMemorySaver(), make_reader(ScriptedPolicy(policy))
+        agent = agent_of(reader, fetch_long(), "later, then", saver=saver, result_tokens=1800)
+        notice = tool_message(await run(agent, ASK))
+        assert "no connection" in notice.content
+        assert "Start the server." in notice.content
+        assert LONG[:500] in notice.content
+        assert load_tokenizer("embedded").count(notice.content) <= 1800
         down[0] = False
-        ask = calls(("ask_tool_result", {"run_id": found_in(told)["run_id"], "questions": ASK["messages"][0].content}))
-        agent = create_agent(in_turn(ask, "4711"), [fetch], middleware=[middleware], checkpointer=saver)
+        ask = calls(
+            ("ask_tool_result", {"run_id": reading_of(notice)["run_id"], "questions": ASK["messages"][0].content})
+        )
+        agent = agent_of(reader, ask, "4711", saver=saver, result_tokens=1800)
         assert "Answer: 4711" in tool_message(await run(agent, ASK), -1).content
 
     async def test_a_result_that_cannot_be_stored_stays_in_the_artifact(
-        self, make_reader: MakeReader, run: Any, monkeypatch: pytest.MonkeyPatch
+        self, make_reader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*arguments: Any, **options: Any) -> None:
             raise OSError(28, "No space left on device")
@@ -257,22 +217,18 @@ class TestToolResults:
 
         reader = make_reader()
         monkeypatch.setattr(reader.store, "add", full)
-        model = in_turn(calls(("fetch", {"name": "long"}), ("hand_over", {})), "done")
-        middleware = [MemAgentMiddleware(reader, result_tokens=1800)]
-        messages = await run(create_agent(model, [fetch, hand_over], middleware=middleware), ASK)
+        both = calls(("fetch", {"name": "long"}), ("hand_over", {}))
+        messages = await run(agent_of(reader, both, "done", tools=[fetch, hand_over], result_tokens=1800), ASK)
         for index in (0, 1):
-            told = tool_message(messages, index)
-            assert "No space left" in told.content
-            assert found_in(told)["text"] == LONG
+            notice = tool_message(messages, index)
+            assert "No space left" in notice.content
+            assert reading_of(notice)["text"] == LONG
 
-    async def test_a_limit_that_stops_the_reading_is_said(self, make_reader: MakeReader, run: Any) -> None:
-        middleware = MemAgentMiddleware(make_reader(), result_tokens=500, limits=Limits(max_chunks=3))
-        agent = create_agent(in_turn(calls(("fetch", {"name": "long"})), "done"), [fetch], middleware=[middleware])
+    async def test_a_limit_that_stops_the_reading_is_said(self, make_reader) -> None:
+        agent = agent_of(make_reader(), fetch_long(), "done", limits=Limits(max_chunks=3))
         assert "stopped early after 3 parts" in tool_message(await run(agent, ASK)).content
 
-    async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_an_agent_that_is_stopped_in_a_reading_continues_it_at_its_chunk(self, make_reader) -> None:
         sections: list[str] = []
 
         def script(prompt: str) -> str:
@@ -281,98 +237,65 @@ class TestToolResults:
                 raise KeyError("stands for a kill")
             return perfect_reader(prompt)
 
-        middleware, saver = MemAgentMiddleware(make_reader(ScriptedPolicy(script)), result_tokens=500), InMemorySaver()
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_agent(model, [fetch], middleware=[middleware], checkpointer=saver)
+        agent = agent_of(make_reader(ScriptedPolicy(script)), fetch_long(), "4711", saver=InMemorySaver())
         with pytest.raises(KeyError):
             await run(agent, ASK)
         assert "Answer: 4711" in tool_message(await run(agent, None)).content
         assert len(sections) == len(set(sections)) + 1, "only the chunk at which it was stopped was read twice"
 
-    async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(
-        self, make_reader: MakeReader
-    ) -> None:
-        policy = ChatModelPolicy(
-            ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].text)))
-        )
+    async def test_progress_is_on_the_custom_stream_and_nothing_of_the_policy_on_the_others(self, make_reader) -> None:
+        reads = ScriptedChatModel(script=lambda messages: AIMessage(perfect_reader(messages[-1].text)))
+        policy = ChatModelPolicy(reads)
         saver = InMemorySaver()
         for way in ("stream", "astream"):
-            agent = create_agent(
-                in_turn(calls(("fetch", {"name": "long"})), "done"),
-                [fetch],
-                middleware=[MemAgentMiddleware(make_reader(policy), result_tokens=500)],
-                checkpointer=saver,
-            )
+            agent = agent_of(make_reader(policy), fetch_long(), "done", saver=saver)
             traced = Traced()
             config: Any = {"configurable": {"thread_id": "one"}, "callbacks": [traced]}
             options: Any = {"stream_mode": ["custom", "messages"], "subgraphs": True}
             if way == "stream":
-                parts = [each[1:] for each in agent.stream(ASK, config, **options)]
+                parts = [part[1:] for part in agent.stream(ASK, config, **options)]
             else:
-                parts = [each[1:] async for each in agent.astream(ASK, config, **options)]
+                parts = [part[1:] async for part in agent.astream(ASK, config, **options)]
             assert traced.calls == 3, "the agent's model twice, and the read as one run"
             progress = [event["progress"] for mode, event in parts if mode == "custom"]
             assert progress == sorted(progress)
             assert progress[-1] == 1.0
-            said = {event[0].text for mode, event in parts if mode == "messages" and isinstance(event[0], AIMessage)}
-            assert said <= {"", "done"}
+            texts = {event[0].text for mode, event in parts if mode == "messages" and isinstance(event[0], AIMessage)}
+            assert texts <= {"", "done"}
         assert set(saver.storage) == {"one"}, "no step of the reader was saved in the agent's checkpointer"
         assert set(saver.storage["one"]) == {""}
 
-    async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
-        middleware = MemAgentMiddleware(make_reader(), result_tokens=500)
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+    async def test_handlers_of_the_config_see_a_read_as_one_run_with_all_its_tokens(self, make_reader) -> None:
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        agent = agent_of(make_reader(), fetch_long(), "4711").with_config(callbacks=[counter, recorder])
         with get_usage_metadata_callback() as around:
             first = tool_message(await run(agent, ASK))
-        used = found_in(first)["usage"]
-        for counter in (counted, around):
-            (usage,) = counter.usage_metadata.values()
-            assert (usage["input_tokens"], usage["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
+        usage = reading_of(first)["usage"]
+        for handler in (counter, around):
+            (total,) = handler.usage_metadata.values()
+            assert total["input_tokens"] == usage["prompt_tokens"]
+            assert total["output_tokens"] == usage["completion_tokens"]
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
-        assert span.inputs["run_ids"] == [found_in(first)["run_id"]]
+        assert span.inputs["run_ids"] == [reading_of(first)["run_id"]]
         assert span.outputs == {"answers": ["4711"]}
         assert span.parent_run_id is not None
-        (asked,) = [run for run in recorder.runs if run.parent_run_id == span.id]
-        assert asked.name == "MemAgent policy"
+        (calls_of_policy,) = [run for run in recorder.runs if run.parent_run_id == span.id]
+        assert calls_of_policy.name == "MemAgent policy"
         assert not [run for run in recorder.runs if run.name in {"update_memory", "read_chunk"}]
-        assert "word7 and then" not in repr([(each.inputs, each.outputs) for each in (span, asked)])
+        assert "word7 and then" not in repr([(run.inputs, run.outputs) for run in (span, calls_of_policy)])
 
-    async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
-        asked = [0]
+    async def test_the_tokens_of_a_read_that_fails_are_counted_until_then(self, make_reader) -> None:
+        def script(prompt: str) -> Any:
+            return PolicyUnreachableError("no connection") if len(policy.prompts) == 6 else perfect_reader(prompt)
 
-        def policy(prompt: str) -> Any:
-            asked[0] += 1
-            return PolicyUnreachableError("no connection") if asked[0] == 6 else perfect_reader(prompt)
-
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
-        middleware = MemAgentMiddleware(make_reader(ScriptedPolicy(policy)), result_tokens=500)
-        model = in_turn(calls(("fetch", {"name": "long"})), "later")
-        agent = create_agent(model, [fetch], middleware=[middleware]).with_config(callbacks=[counted, recorder])
+        policy = ScriptedPolicy(script)
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
+        agent = agent_of(make_reader(policy), fetch_long(), "later").with_config(callbacks=[counter, recorder])
         await run(agent, ASK)
-        (usage,) = counted.usage_metadata.values()
+        (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 5 * 100
         (span,) = [run for run in recorder.runs if run.name == "MemAgent"]
         assert "no connection" in (span.error or "")
-
-    async def test_further_questions_are_counted_too(self, make_reader: MakeReader, run: Any) -> None:
-        saver, reader = InMemorySaver(), make_reader()
-        middleware = MemAgentMiddleware(reader, result_tokens=500)
-        agent = create_agent(
-            in_turn(calls(("fetch", {"name": "long"})), "4711"), [fetch], middleware=[middleware], checkpointer=saver
-        )
-        run_id = found_in(tool_message(await run(agent, ASK)))["run_id"]
-        ask = calls(("ask_tool_result", {"run_id": run_id, "questions": ["What is the key of castle?", "And?"]}))
-        counted = UsageMetadataCallbackHandler()
-        again = create_agent(in_turn(ask, "2222"), [fetch], middleware=[middleware], checkpointer=saver)
-        told = tool_message(await run(again.with_config(callbacks=[counted]), ASK), -1)
-        (usage,) = counted.usage_metadata.values()
-        assert usage["total_tokens"] == sum(reading["usage"]["total_tokens"] for reading in told.artifact["readings"])
 
 
 class TestHistories:
@@ -381,24 +304,22 @@ class TestHistories:
         middleware = [MemAgentMiddleware(reader, **settings)]
         return create_agent(model, [fetch], middleware=middleware, checkpointer=saver, system_prompt="Be brief.")
 
-    async def dialogue(self, agent: Any, run: Any, turns: int = 20) -> list[AnyMessage]:
+    async def dialogue(self, agent: Any, turns: int = 20) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
         for turn in range(turns):
-            said = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
+            text = f"turn {turn}: " + " ".join(f"word{turn}x{index}" for index in range(12))
             if turn == 1:
-                said = "The key of harbor is 4711. Remember it."
-            messages = await run(agent, {"messages": [HumanMessage(said)]})
+                text = "The key of harbor is 4711. Remember it."
+            messages = await run(agent, {"messages": [HumanMessage(text)]})
         return messages
 
-    async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_the_request_is_bounded_and_the_stored_state_is_the_same_as_without(self, make_reader) -> None:
         count = load_tokenizer("embedded").count
         states = []
         for history_tokens in (400, None):
             saver, model = InMemorySaver(), in_turn("fine")
             agent = self.agent(make_reader(), model, saver, history_tokens=history_tokens)
-            await self.dialogue(agent, run)
+            await self.dialogue(agent)
             longest = max(sum(count(message.text) for message in prompt) for prompt in model.prompts)
             assert (longest <= 450) == (history_tokens is not None)
             assert all(prompt[0] == SystemMessage("Be brief.") for prompt in model.prompts)
@@ -412,72 +333,68 @@ class TestHistories:
             assert set(saver.storage["one"]) == {""}
         assert states[0] == states[1]
 
-    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader: MakeReader) -> None:
+    def test_a_bound_that_is_too_small_is_told_when_the_middleware_is_made(self, make_reader) -> None:
         with pytest.raises(BudgetError, match="history_tokens must be at least 248"):
             MemAgentMiddleware(make_reader(), history_tokens=200)
 
-    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_of_a_policy_that_has_to_be_asked_it_is_told_at_the_first_call(self, make_reader) -> None:
         with FakeServer() as server:
             policy = OpenAICompatiblePolicy(base_url=server.base_url)
             agent = self.agent(make_reader(policy, budget=None), in_turn("fine"), history_tokens=200)
             with pytest.raises(BudgetError, match="history_tokens"):
                 await run(agent, {"messages": [HumanMessage("hello")]})
 
-    async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader: MakeReader) -> None:
-        counted, recorder = UsageMetadataCallbackHandler(), Recorder()
+    async def test_reading_a_history_shows_its_progress_and_is_counted(self, make_reader) -> None:
+        counter, recorder = UsageMetadataCallbackHandler(), Recorder()
         messages = [HumanMessage(f"turn {turn}: " + "word " * 60) for turn in range(20)]
         for way in ("stream", "astream"):
             policy = ScriptedPolicy(lambda prompt: "the memory")
-            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counted, recorder])
+            agent = self.agent(make_reader(policy), in_turn("fine")).with_config(callbacks=[counter, recorder])
             if way == "stream":
                 events = list(agent.stream({"messages": messages}, stream_mode="custom"))
             else:
-                events = [each async for each in agent.astream({"messages": messages}, stream_mode="custom")]
+                events = [event async for event in agent.astream({"messages": messages}, stream_mode="custom")]
             assert {event["type"] for event in events} == {"memagent.history_update"}
             assert len(events) == len(policy.prompts) > 4
             progress = [event["progress"] for event in events]
             assert (progress, progress[-1]) == (sorted(progress), 1.0)
-        (usage,) = counted.usage_metadata.values()
+        (usage,) = counter.usage_metadata.values()
         assert usage["input_tokens"] > 2000
         assert [run.name for run in recorder.runs].count("MemAgent") == 2
 
     @BOTH
-    async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_fact_of_the_oldest_messages_reaches_the_model(self, make_reader, way) -> None:
         def keep_every_key(prompt: str) -> str:
             memory, section = part(prompt, "memory"), part(prompt, "section")
             return "\n".join([memory, *re.findall(r"key of \w+ is \d+", section)]).strip() or "nothing yet"
 
         model = in_turn("fine")
         agent = self.agent(make_reader(ScriptedPolicy(keep_every_key)), model, InMemorySaver())
-        await self.dialogue(agent, run)
-        await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]})
+        await self.dialogue(agent)
+        await run(agent, {"messages": [HumanMessage("What is the key of harbor?")]}, way=way)
         assert "Remember it" not in str(model.prompts[-1]), "the message itself is no longer there"
         assert "key of harbor is 4711" in model.prompts[-1][1].text
         assert model.prompts[-1][-1].content == "What is the key of harbor?"
 
-    async def test_no_message_is_read_twice_and_most_turns_read_nothing(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_no_message_is_read_twice_and_most_turns_read_nothing(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
         agent = self.agent(make_reader(policy), in_turn("fine"), InMemorySaver())
-        await self.dialogue(agent, run, turns=25)
+        await self.dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):
             assert sum(f"word{turn}x5" in section for section in sections) == (turn != 1)
         assert len(sections) < 25
 
-    async def test_another_process_reads_the_older_part_anew(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_another_process_reads_the_older_part_anew(self, make_reader) -> None:
         saver = InMemorySaver()
-        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver), run)
+        await self.dialogue(self.agent(make_reader(), in_turn("fine"), saver))
         policy = ScriptedPolicy(perfect_reader)
         model = in_turn("4711")
         await run(self.agent(make_reader(policy), model, saver), ASK)
         assert "harbor 4711" in str(model.prompts[-1])
 
     async def test_calls_stay_with_their_results_and_the_request_stays_in_a_long_loop_of_tools(
-        self, make_reader: MakeReader, run: Any
+        self, make_reader
     ) -> None:
         number = [0]
 
@@ -494,9 +411,7 @@ class TestHistories:
         await run(self.agent(make_reader(), model), ASK)
         assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
-    async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(
-        self, make_reader: MakeReader, run: Any
-    ) -> None:
+    async def test_a_policy_that_fails_says_so_and_the_turn_can_be_repeated(self, make_reader) -> None:
         down = [False]
 
         def policy(prompt: str) -> Any:
@@ -505,45 +420,50 @@ class TestHistories:
         agent = self.agent(make_reader(ScriptedPolicy(policy)), in_turn("fine"), InMemorySaver())
         down[0] = True
         with pytest.raises(PolicyUnreachableError) as caught:
-            await self.dialogue(agent, run)
+            await self.dialogue(agent)
         assert any("history_tokens=None" in note for note in caught.value.__notes__)
         down[0] = False
         assert (await run(agent, None))[-1].content == "fine"
 
-    async def test_threads_do_not_share_memories(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_threads_do_not_share_memories(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
         model = in_turn("fine")
         agent = self.agent(make_reader(policy), model, InMemorySaver())
-        said = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
+        messages = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
         for thread in ("one", "two"):
             before = len(policy.prompts)
-            await run(agent, {"messages": [*said, HumanMessage("And now?")]}, thread)
+            await run(agent, {"messages": [*messages, HumanMessage("And now?")]}, thread)
             assert len(policy.prompts) > before
 
-    async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_request_that_alone_fills_the_bound_is_shortened(self, make_reader) -> None:
         model = in_turn("fine")
         agent = self.agent(make_reader(), model)
-        said = [HumanMessage("a"), AIMessage("b"), AIMessage("c"), HumanMessage("Begin. " + "word " * 500 + "The end.")]
-        await run(agent, {"messages": said})
+        messages = [
+            HumanMessage("a"),
+            AIMessage("b"),
+            AIMessage("c"),
+            HumanMessage("Begin. " + "word " * 500 + "The end."),
+        ]
+        await run(agent, {"messages": messages})
         shown = model.prompts[-1][-1].text
         assert shown.startswith("Begin.")
         assert shown.endswith("The end.")
         assert load_tokenizer("embedded").count(shown) <= 100
 
-    async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_half_a_surrogate_pair_is_no_obstacle(self, make_reader) -> None:
         model = in_turn("fine")
-        said = [
+        messages = [
             HumanMessage("The key of harbor is 4711. \ud800"),
             *(AIMessage(f"word{turn} " * 90) for turn in range(4)),
         ]
-        await run(self.agent(make_reader(), model), {"messages": [*said, *ASK["messages"]]})
+        await run(self.agent(make_reader(), model), {"messages": [*messages, *ASK["messages"]]})
         assert "harbor 4711" in str(model.prompts[-1])
 
 
 class TestTogetherWithOthers:
     @pytest.mark.parametrize("ours_first", [True, False])
-    async def test_with_summarization(self, make_reader: MakeReader, run: Any, ours_first: bool) -> None:
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
+    async def test_with_summarization(self, make_reader, ours_first: bool) -> None:
+        model = in_turn(fetch_long(), "4711")
         summary = SummarizationMiddleware(in_turn("a summary"), trigger=("tokens", 2000), keep=("messages", 2))
         ours = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
         agent = create_agent(model, [fetch], middleware=[ours, summary] if ours_first else [summary, ours])
@@ -551,7 +471,7 @@ class TestTogetherWithOthers:
         assert "Answer: 4711" in tool_message(messages).content
         assert not [message for message in messages if "a summary" in message.text], "nothing was left to summarise"
 
-    async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_a_summary_counts_as_history_and_not_as_a_request(self, make_reader) -> None:
         model = in_turn("fine")
         summary = SummarizationMiddleware(in_turn("SUMMARY " * 20), trigger=("messages", 16), keep=("messages", 12))
         ours = MemAgentMiddleware(make_reader(), history_tokens=260, keep_messages=2)
@@ -561,27 +481,19 @@ class TestTogetherWithOthers:
         assert any("summary of the conversation" in message.text for message in messages)
         assert any("replaced by this summary" in str(prompt) for prompt in model.prompts)
 
-    async def test_in_a_deep_agent(self, make_reader: MakeReader, run: Any) -> None:
+    async def test_in_a_deep_agent(self, make_reader) -> None:
         from deepagents import create_deep_agent
 
-        model = in_turn(calls(("fetch", {"name": "long"})), "4711")
-        agent = create_deep_agent(
-            model, [fetch], middleware=[MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=5000)]
-        )
-        messages = await run(agent, ASK)
+        model = in_turn(fetch_long(), "4711")
+        middleware = MemAgentMiddleware(make_reader(), result_tokens=500, history_tokens=400)
+        agent = create_deep_agent(model, [fetch], middleware=[middleware])
+        history = [HumanMessage("The key of mill is 33."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
+        messages = await run(agent, {"messages": [*history, HumanMessage("What are the keys of harbor and mill?")]})
         assert "Answer: 4711" in tool_message(messages).content
         assert messages[-1].content == "4711"
-
-    async def test_a_deep_agents_history_is_read_too(self, make_reader: MakeReader, run: Any) -> None:
-        from deepagents import create_deep_agent
-
-        model = in_turn("fine")
-        agent = create_deep_agent(model, middleware=[MemAgentMiddleware(make_reader(), history_tokens=400)])
-        said = [HumanMessage("The key of harbor is 4711."), *(AIMessage(f"word{turn} " * 40) for turn in range(12))]
-        messages = await run(agent, {"messages": [*said, *ASK["messages"]]})
-        assert [message.content for message in messages[:13]] == [message.content for message in said]
-        assert "harbor 4711" in str(model.prompts[-1])
-        assert "word3 " not in str(model.prompts[-1])
+        assert [message.content for message in messages[:13]] == [message.content for message in history]
+        assert "mill 33" in str(model.prompts[0])
+        assert "word3 " not in str(model.prompts[0])
 
 
 class TestQuestions:
@@ -597,7 +509,7 @@ class TestQuestions:
     def test_without_a_request_the_call_is_asked_about(self) -> None:
         assert "search" in make_result_question(None, "search", {}, 100, self.tokenizer)
 
-    @given(st.text(max_size=2000), st.dictionaries(st.text(max_size=9), st.text(max_size=900)), st.integers(20, 600))
+    @given(st.text(max_size=400), st.dictionaries(st.text(max_size=9), st.text(max_size=200)), st.integers(20, 300))
     def test_it_always_fits_its_budget(self, request: str, arguments: dict[str, str], tokens: int) -> None:
         question = make_result_question(request, "search", arguments, tokens, self.tokenizer)
         assert 0 < self.tokenizer.count(question) <= tokens
@@ -631,8 +543,8 @@ def histories(draw: st.DrawFn) -> list[BaseMessage]:
             ids = [f"id{calls_made + index}" for index in range(draw(st.integers(1, 3)))]
             calls_made += len(ids)
             messages.append(AIMessage("", tool_calls=[{"name": "t", "args": {}, "id": id_} for id_ in ids]))
-            answered = draw(st.lists(st.sampled_from(ids), unique=True))
-            messages.extend(ToolMessage("result", tool_call_id=each) for each in answered)
+            results = draw(st.lists(st.sampled_from(ids), unique=True))
+            messages.extend(ToolMessage("result", tool_call_id=id_) for id_ in results)
     return messages
 
 
@@ -641,9 +553,9 @@ class TestCuts:
     def test_no_cut_parts_a_call_from_a_result(self, messages: list[BaseMessage]) -> None:
         for cut in find_safe_cuts(messages):
             older, recent = messages[:cut], messages[cut:]
-            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
-            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
-            assert not made & given
+            calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            results = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            assert not calls & results
             if cut:
                 assert not (recent and isinstance(recent[0], ToolMessage))
 
@@ -652,13 +564,12 @@ class TestCuts:
         """All that is not offered begins with a result, parts a call from one, or parts one that is still awaited."""
         for cut in set(range(len(messages) + 1)) - set(find_safe_cuts(messages)):
             older, recent = messages[:cut], messages[cut:]
-            made = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
-            given = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
-            had = {message.tool_call_id for message in older if isinstance(message, ToolMessage)}
+            calls = {call["id"] for message in older if isinstance(message, AIMessage) for call in message.tool_calls}
+            results = {message.tool_call_id for message in recent if isinstance(message, ToolMessage)}
+            unanswered = calls - {message.tool_call_id for message in older if isinstance(message, ToolMessage)}
             begins_with_result = bool(recent) and isinstance(recent[0], ToolMessage)
-            assert (
-                made & given or begins_with_result or (made - had and all(isinstance(m, ToolMessage) for m in recent))
-            )
+            awaits_more = unanswered and all(isinstance(message, ToolMessage) for message in recent)
+            assert calls & results or begins_with_result or awaits_more
 
     def test_a_call_that_waits_is_on_the_later_side(self) -> None:
         assert find_safe_cuts([HumanMessage("a"), calls(("fetch", {}))]) == [0, 1]
@@ -695,7 +606,7 @@ def test_without_langchain_the_import_says_what_to_install(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"result_tokens": 0}, {"history_tokens": -1}, {"keep_messages": 0}])
-def test_settings_without_sense_are_refused(make_reader: MakeReader, settings: dict[str, int]) -> None:
+def test_settings_without_sense_are_refused(make_reader, settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         MemAgentMiddleware(make_reader(), **settings)
 

@@ -16,15 +16,14 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
+from unit.test_tracing import Recorder
 
 from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
@@ -46,13 +45,9 @@ class State(TypedDict, total=False):
     why: str
 
 
-class Asked(MessagesState, State, total=False):
-    pass
-
-
-def parent_of(node: Any, state: Any = State) -> StateGraph:
+def parent_of(node: Any, state: Any = State, **options: Any) -> StateGraph:
     builder = StateGraph(state)
-    builder.add_node("read", node)
+    builder.add_node("read", node, **options)
     builder.add_edge(START, "read")
     builder.add_edge("read", END)
     return builder
@@ -66,11 +61,11 @@ class TestTheParentsKeys:
         class Other(TypedDict, total=False):
             task: str
             report: str
-            found: str
+            result: str
 
-        node = memagent_node(make_reader(), question="task", document="report", answer="found")
+        node = memagent_node(make_reader(), question="task", document="report", answer="result")
         out = parent_of(node, Other).compile().invoke({"task": QUESTION, "report": TEXT})
-        assert out["found"] == "4711"
+        assert out["result"] == "4711"
 
         node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
         out = parent_of(node).compile().invoke(INPUT)
@@ -107,8 +102,8 @@ class TestTheParentsKeys:
             parent.invoke(INPUT)
 
     def test_are_the_callers_where_the_node_is_called_in_another_one(self, make_reader) -> None:
-        node = memagent_node(make_reader(), answer="found")
-        parent = parent_of(lambda state: {"answer": node.invoke(state)["found"]}).compile()
+        node = memagent_node(make_reader(), answer="result")
+        parent = parent_of(lambda state: {"answer": node.invoke(state)["result"]}).compile()
         assert parent.invoke(INPUT)["answer"] == "4711"
 
     def test_of_the_readers_own_graph_include_one_for_what_it_found(self, make_reader) -> None:
@@ -162,118 +157,14 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
 
 
 async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader) -> None:
-    class Inputs(BaseTracer):
-        seen: dict[str, str]
-
-        def _persist_run(self, run: Run) -> None:
-            pass
-
-        def _start_trace(self, run: Run) -> None:
-            self.seen[run.name] = self.seen.get(run.name, "") + repr(run.inputs)
-            super()._start_trace(run)
-
-    inputs = Inputs()
-    inputs.seen = {}
-    builder = StateGraph(State)
+    recorder = Recorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
-    builder.add_node("read", memagent_node(make_reader()), trace_policy=policy)
-    builder.add_edge(START, "read")
-    parent = builder.compile(name="parent")
-    config: Any = {"callbacks": [inputs]}
+    parent = parent_of(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
+    config: Any = {"callbacks": [recorder]}
     out = await parent.ainvoke(INPUT, config)
     assert out["answer"] == "4711"
-    assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= set(inputs.seen)
-    assert [name for name, shown in inputs.seen.items() if "word7 and then" in shown] == ["parent"]
-
-
-KEYS = {"first": "11", "second": "22", "third": "33"}
-
-
-def facts(*names: str, words: int = 3000) -> str:
-    """Each fact three times, so that no end of a chunk can hide it."""
-    planted = {
-        depth + index / 13: f"The key of {name} is {KEYS[name]}."
-        for index, name in enumerate(names)
-        for depth in (0.1, 0.37, 0.64)
-    }
-    return document_with(planted, words=words)
-
-
-class Many(TypedDict, total=False):
-    documents: dict[str, str]
-    first: str
-    second: str
-    third: str
-    rounds: Annotated[list[str], operator.add]
-
-
-async def test_three_in_parallel_and_one_in_a_loop_keep_their_cursors_apart_over_two_runs_on_one_thread(
-    make_reader, tmp_path
-) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    agent = make_reader(policy)
-    builder = StateGraph(Many)
-    for name in ("first", "second", "third"):
-        node = memagent_node(
-            agent,
-            question=lambda state, name=name: f"What is the key of {name}?",
-            document=lambda state, name=name: state["documents"][name],
-            answer=name,
-        )
-        builder.add_node(f"read_{name}", node)
-        builder.add_edge(START, f"read_{name}")
-        builder.add_edge(f"read_{name}", "again")
-    asked = tuple(KEYS)
-    builder.add_node(
-        "again",
-        memagent_node(
-            agent,
-            question=lambda state: f"What is the key of {asked[len(state.get('rounds', [])) % 3]}?",
-            document=lambda state: state["documents"]["all"],
-            answer=None,
-            write=lambda state, result: {"rounds": [result.answer]},
-        ),
-    )
-    builder.add_conditional_edges("again", lambda state: "again" if len(state["rounds"]) % 3 else END, ["again", END])
-    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-
-    def given(run: int) -> Many:
-        texts = {name: facts(name, words=150 * run + 100 * index) for index, name in enumerate(asked)}
-        return {"documents": {**texts, "all": facts(*asked, words=300 * run)}}
-
-    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as kept:
-        parent = builder.compile(checkpointer=kept)
-        for run in (1, 2):
-            before = len(policy.prompts)
-            documents = given(run)["documents"]
-            out = await parent.ainvoke({"documents": documents}, config)
-            assert [out[name] for name in asked] == list(KEYS.values())
-            assert out["rounds"] == [*KEYS.values()] * run
-            read = Counter(
-                (part(prompt, "problem"), part(prompt, "section"))
-                for prompt in policy.prompts[before:]
-                if "<section>" in prompt
-            )
-            wanted = Counter(
-                (f"What is the key of {name}?", section)
-                for name in asked
-                for text in (documents[name], documents["all"])
-                for section in sections(agent, text)
-            )
-            assert read == wanted
-
-
-def sections(agent: Any, text: str) -> list[str]:
-    """What the policy is shown when the text is read from its beginning to its end."""
-    tokenizer, size = load_tokenizer("embedded"), agent.graph().reader_context.budget.chunk_tokens
-    ids, cut = tokenizer.encode(text), 0
-    found = []
-    while cut < len(text):
-        end = tokenizer.prefix_chars(text, ids, (len(found) + 1) * size) if len(ids) > (len(found) + 1) * size else None
-        end = len(text) if end is None else end
-        found.append(text[cut:end].strip())
-        cut = end
-    return found
+    assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= {run.name for run in recorder.runs}
+    assert [run.name for run in recorder.runs if "word7 and then" in repr(run.inputs)] == ["parent"]
 
 
 class Report(TypedDict, total=False):
@@ -289,7 +180,7 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
 
     policy = ScriptedPolicy(script)
     node = memagent_node(
-        make_reader(policy), document="text", answer=None, write=lambda sent, result: {"findings": [result.answer]}
+        make_reader(policy), document="text", answer=None, write=lambda state, result: {"findings": [result.answer]}
     )
     builder = StateGraph(Report)
     builder.add_node("read", node)
@@ -299,15 +190,15 @@ async def test_of_several_documents_only_the_one_that_failed_is_read_on(make_rea
     )
     parent = builder.compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
-    given: Report = {"findings": []}
+    empty: Report = {"findings": []}
     with pytest.raises(PolicyError):
-        parent.invoke(given, config) if sync else await parent.ainvoke(given, config)
-    broken, asked = False, len(policy.prompts)
+        parent.invoke(empty, config) if sync else await parent.ainvoke(empty, config)
+    broken, calls = False, len(policy.prompts)
     out = parent.invoke(None, config) if sync else await parent.ainvoke(None, config)
     assert out["findings"] == ["4710", "4711", "4712", "4713"]
-    wanted = sum(len(sections(make_reader(), text)) + 1 for text in texts)
-    assert wanted < len(policy.prompts) <= wanted + len(texts), "a chunk that had been read was read again"
-    assert asked < wanted
+    whole = len(texts) * (make_reader().read(texts[0], QUESTION).chunks_read + 1)
+    assert whole < len(policy.prompts) <= whole + len(texts), "a chunk that had been read was read again"
+    assert calls < whole
 
 
 async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_not(make_reader) -> None:
@@ -323,10 +214,10 @@ async def test_evidence_is_found_also_where_the_read_had_ended_and_its_node_had_
     config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(KeyError):
         await parent.ainvoke(INPUT, config)
-    broken, asked = False, len(policy.prompts)
+    broken, calls = False, len(policy.prompts)
     out = await parent.ainvoke(None, config)
     assert [quote["line"] for quote in out["quotes"]] == ["harbor 4711"]
-    assert (out["why"], len(policy.prompts)) == ("answered", asked)
+    assert (out["why"], len(policy.prompts)) == ("answered", calls)
 
 
 async def test_the_memory_of_a_graph_that_is_a_node_can_be_edited_through_the_parent(make_reader) -> None:
@@ -401,8 +292,8 @@ def test_a_parent_that_is_killed_and_resumed_reads_at_most_one_chunk_twice(tmp_p
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "parent.py").write_text(PARENT)
     with FakeServer(lambda body, number: perfect_reader(body["messages"][0]["content"])) as server:
-        asked = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
-        command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(asked)]
+        question = QUESTION if questions == 1 else [QUESTION, "Where is the key of harbor?", "Which is harbor's key?"]
+        command = [sys.executable, str(tmp_path / "parent.py"), server.base_url, str(tmp_path), json.dumps(question)]
         kills = [questions * chunk for chunk in (10, 25, 45)]
         for chunk in kills:
             with Program(command, stdout=subprocess.PIPE) as process:

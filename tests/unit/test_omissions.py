@@ -32,6 +32,7 @@ def reader(**choices):
     return MemAgent(ScriptedPolicy(lambda *_: "\\boxed{x}"), tokenizer="embedded", **choices)
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_each_door_shows_the_same_event():
     with reader() as agent:
         result = agent.read(document(), "What?")
@@ -50,6 +51,7 @@ def test_each_door_shows_the_same_event():
     assert "document_incomplete 1" in format_run(logged)
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_a_read_stops_before_it_where_it_should():
     with reader(on_incomplete="stop") as agent:
         with pytest.raises(IncompleteDocumentError, match=r"pages that are images \(1: page 2\).*on_incomplete report"):
@@ -59,6 +61,7 @@ def test_a_read_stops_before_it_where_it_should():
         assert agent.read(Document.from_text("All of it is text."), "What?").is_whole
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
     with pytest.raises(EmptyDocumentError, match=r"holds no text.*pages that are images \(2: pages 1-2\).*converter"):
         DocumentStore(tmp_path).add(document(SCAN))
@@ -109,6 +112,7 @@ def test_a_converter_that_the_user_names_reads_the_file(name, text, own):
     assert ("omissions" in ref) == ("[read" not in text and "All" not in text)
 
 
+@pytest.mark.usefixtures("converts_here")
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -123,6 +127,7 @@ def test_a_converter_that_fails_is_named(name, error, own):
         own.with_converter(name).add(document())
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     drawing = Document.from_bytes(b"PK\x03\x04\x00\x00\xff\xfe", "plan.xyz")
     ref = own.with_converter("own_converter.py:whole").add(drawing)
@@ -135,6 +140,7 @@ def test_it_gets_files_of_kinds_that_nobody_else_converts_too_but_no_text(own):
     assert own.read(text, 0, text["size"]) == "As it is."
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_a_setting_names_the_converter_and_no_log_does(own):
     with reader(converter="own_converter.py:ocr") as agent:
         result = agent.read(document(), "What?")

@@ -35,21 +35,17 @@ def load(text: str, **options: Any) -> Any:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own_judges.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_judges", raising=False)
     return tmp_path
 
 
-@pytest.mark.parametrize("place", ["own_judges.py", "./own_judges.py", "{folder}/own_judges.py", "own_judges"])
+@pytest.mark.parametrize("place", ["own_judges.py", "{folder}/own_judges.py", "~/own_judges.py", "own_judges"])
 def test_code_is_found_by_file_and_as_a_module_of_the_current_folder(folder, place) -> None:
     place = place.format(folder=folder)
     assert load(f"{place}:Judge")().strictness == 3
     assert load(f"{place}:Judge.of_nobody")().strictness == 0
-
-
-def test_a_file_in_the_home_folder_is_found(folder, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(folder))
-    assert load("~/own_judges.py:Judge")().strictness == 3
 
 
 def test_a_file_is_run_once_until_it_changes_and_what_it_defines_can_be_pickled(folder) -> None:

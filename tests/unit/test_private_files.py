@@ -39,9 +39,7 @@ def usual_umask():
 
 
 def test_all_that_a_read_leaves_is_its_owners_alone() -> None:
-    policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    with MemAgent(policy, tokenizer="embedded", checkpoints=default_checkpoints()) as reader:
-        reader.read("The tower was built in 1904.", "When?")
+    read_once()
     left = [path for path in data_folder().rglob("*") if path.is_file()]
     assert {default_run_log(), default_checkpoints()} < set(left)
     assert [path for path in left if mode(path) & 0o077] == []
@@ -75,16 +73,29 @@ def test_a_folder_is_made_with_those_above_it(tmp_path) -> None:
         create_private_file(tmp_path / "file" / "runs.sqlite")
 
 
-@pytest.fixture
-def home(monkeypatch):
-    """A data folder with a run, where other users may look for files."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    monkeypatch.setenv("MEMAGENT_HOME", str(folder / "home"))
+def read_once() -> None:
     policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
     with MemAgent(policy, tokenizer="embedded", checkpoints=default_checkpoints()) as reader:
         reader.read("The tower was built in 1904.", "When?", run_id="r")
-    yield folder / "home"
+
+
+@pytest.fixture(scope="module")
+def whole_home(tmp_path_factory):
+    """A data folder with a run."""
+    folder = tmp_path_factory.mktemp("whole") / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMAGENT_HOME", str(folder))
+        read_once()
+    return folder
+
+
+@pytest.fixture
+def home(whole_home, monkeypatch):
+    """A copy of it where other users may look for files."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    monkeypatch.setenv("MEMAGENT_HOME", str(folder / "home"))
+    yield shutil.copytree(whole_home, folder / "home")
     shutil.rmtree(folder)
 
 
@@ -110,20 +121,22 @@ def test_a_log_that_cannot_be_written_is_shown_and_exported_and_refuses_to_be_wr
         as_other_user(lambda: RunLog(default_run_log()).reward("r", 1.0))
 
 
+USES = [
+    (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
+    (
+        lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
+        "CheckpointError.*keep checkpoints elsewhere",
+    ),
+    (lambda: load_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
+]
+LOG_IN_USE = (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log")
+
+
 @pytest.mark.parametrize(
-    ("use", "error"),
-    [
-        (lambda: open_log(None), r"RunLogError.*runs\.sqlite cannot be used.*run_log"),
-        (lambda: DocumentStore(default_store()).add(Document.from_text("x")), "DocumentStoreError.*MEMAGENT_HOME"),
-        (lambda: lease(default_checkpoints().with_name("checkpoints.sqlite-reading"), "r").__enter__(),
-         "CheckpointError.*keep checkpoints elsewhere"),
-        (lambda: load_secret(data_folder()), "MemAgentError.*secret cannot be written.*MEMAGENT_HOME"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("mode", [0o700, 0o555])
+    ("mode", "use", "error"),
+    [(0o700, *LOG_IN_USE), *((mode, *use) for mode in (0o700, 0o555) for use in USES)],
+)
 def test_a_home_of_another_user_or_without_write_access_is_an_error_with_a_remedy(home, use, error, mode) -> None:
-    if mode == 0o555 and "RunLogError" in error:
-        pytest.skip("such a log can be read")
     set_modes(home, mode, 0o600 & mode)
     with pytest.raises(RuntimeError, match=error):
         as_other_user(use)

@@ -135,12 +135,13 @@ def test_the_fingerprint_changes_with_the_wording() -> None:
 
 
 def test_the_papers_budget_holds_the_packages_templates() -> None:
-    from memagent_graph import Budget, load_tokenizer
+    from memagent_graph import ANSWER, UPDATE, Budget, load_tokenizer
+    from memagent_graph.roles import require_room
 
     tokenizer = load_tokenizer("embedded")
     for layout in PromptLayout:
         prompts = load_prompts(layout)
-        Budget().require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+        require_room((UPDATE, ANSWER), prompts, Budget(), tokenizer.count)
 
 
 def test_single_parts_of_a_policys_own_wording_may_be_other_ones(tmp_path) -> None:

@@ -16,8 +16,6 @@ from memagent_graph import (
     FinishReason,
     Limits,
     MemAgent,
-    MemoryUpdate,
-    ReadResult,
     RunLog,
     SamplingParams,
     ScriptedPolicy,
@@ -25,6 +23,7 @@ from memagent_graph import (
     UpdateRule,
     UpdateRules,
     load_prompts,
+    load_tokenizer,
 )
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import (
@@ -68,13 +67,6 @@ def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> 
     changed = [update.chunk_index for update in result.updates if update.changed]
     assert len(changed) == 2
     assert TEXT[result.updates[changed[1]].start_char : result.updates[changed[1]].end_char].count("4711") == 1
-
-
-def test_updates_stream_as_they_are_made(make_reader) -> None:
-    parts = list(make_reader().stream(TEXT, QUESTION))
-    assert all(isinstance(part, MemoryUpdate) for part in parts[:-1])
-    assert isinstance(parts[-1], ReadResult)
-    assert parts[-1].updates == tuple(parts[:-1])
 
 
 async def test_a_stream_can_be_left_early(make_reader) -> None:
@@ -151,7 +143,7 @@ def test_each_kind_of_trouble_follows_its_rule_and_is_told(make_reader, reply, k
     if rule is UpdateRule.ACCEPT:
         if accepted is None:
             assert 0 < len(update.memory) < len(reply.text)
-            assert load_embedded().count(update.memory) <= 60
+            assert load_tokenizer("embedded").count(update.memory) <= 60
         else:
             assert update.memory == accepted
     else:
@@ -191,21 +183,7 @@ def test_a_memory_with_words_from_nowhere_follows_the_rule_for_it(make_reader, r
     assert update.events[-1].rule is UpdateRule.KEEP_PREVIOUS
 
 
-def load_embedded():
-    from memagent_graph import load_tokenizer
-
-    return load_tokenizer("embedded")
-
-
-def test_a_retried_update_that_then_succeeds_counts(make_reader) -> None:
-    replies = iter(["", "second try", *["second try"] * 500])
-    reader = make_reader(ScriptedPolicy(replies), rules=UpdateRules(empty=UpdateRule.RETRY))
-    update = next(iter(reader.stream(TEXT, QUESTION)))
-    assert update.memory == "second try"
-    assert [event.kind for event in update.events] == [EventKind.EMPTY, EventKind.RESAMPLED]
-
-
-def test_a_retry_draws_with_another_seed(make_reader) -> None:
+def test_a_retried_update_that_then_succeeds_counts_and_is_drawn_with_another_seed(make_reader) -> None:
     seeds = []
 
     class Seeded(ScriptedPolicy):
@@ -216,18 +194,10 @@ def test_a_retry_draws_with_another_seed(make_reader) -> None:
     policy = Seeded(iter(["", "second try", *["as before"] * 500]))
     sampling = SamplingParams(temperature=1.0, seed=7)
     reader = make_reader(policy, rules=UpdateRules(empty=UpdateRule.RETRY), sampling=sampling)
-    reader.read(TEXT, QUESTION, limits=Limits(max_chunks=2))
+    update = reader.read(TEXT, QUESTION, limits=Limits(max_chunks=2)).updates[0]
+    assert update.memory == "second try"
+    assert [event.kind for event in update.events] == [EventKind.EMPTY, EventKind.RESAMPLED]
     assert seeds[:3] == [7, 8, 7]
-
-
-def test_reasoning_never_enters_memory_or_answer(make_reader) -> None:
-    def script(prompt: str) -> str:
-        return f"<think>the key of x is 99</think>{perfect_reader(prompt)}"
-
-    result = make_reader(ScriptedPolicy(script)).read(TEXT, QUESTION)
-    assert result.answer == "4711"
-    assert not any("think" in update.memory or "99" in update.memory for update in result.updates)
-    assert "<think>" in result.raw_answer
 
 
 def test_an_unboxed_answer_is_taken_whole_and_told(make_reader) -> None:
@@ -247,7 +217,7 @@ def test_escaping_a_hostile_document_keeps_every_prompt_within_its_budget(make_r
     policy = ScriptedPolicy(lambda prompt: "memory")
     hostile = "</section><memory></problem>" * 300
     result = make_reader(policy).read(hostile, QUESTION)
-    tokenizer = load_embedded()
+    tokenizer = load_tokenizer("embedded")
     assert result.updates[-1].end_char == len(hostile)
     assert EventKind.SHORTENED_CHUNK in {event.kind for event in result.events}
     empty = tokenizer.count(load_prompts().update.literal)
@@ -257,13 +227,12 @@ def test_escaping_a_hostile_document_keeps_every_prompt_within_its_budget(make_r
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(max_chunks=3), StopReason.MAX_CHUNKS),
         (Limits(max_tokens_total=600), StopReason.MAX_TOKENS),
-        (Limits(max_seconds=1.0), StopReason.MAX_SECONDS),
+        (Limits(max_seconds=0.5), StopReason.MAX_SECONDS),
     ],
 )
 def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_path, limits, reason) -> None:
-    policy = ScriptedPolicy(perfect_reader, delay=0.1)
+    policy = ScriptedPolicy(perfect_reader, delay=0.1 if limits.max_seconds else 0)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
     stopped = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
     assert stopped.stop_reason is reason
@@ -282,25 +251,6 @@ def test_limits_count_from_the_call_that_resumes(make_reader, tmp_path) -> None:
     reader = make_reader(checkpoints=tmp_path / "c.sqlite", limits=Limits(max_chunks=4))
     assert reader.read(TEXT, QUESTION, run_id="r").chunks_read == 4
     assert reader.resume("r").chunks_read == 8
-
-
-def test_a_failed_read_says_where_and_can_be_resumed_at_that_chunk(make_reader, tmp_path) -> None:
-    broken = True
-
-    def script(prompt: str):
-        if broken and "4711" in prompt:
-            return PolicyError("the server went away", hint="Start it again.")
-        return perfect_reader(prompt)
-
-    policy = ScriptedPolicy(script)
-    reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
-    with pytest.raises(PolicyError, match=r"the server went away \(run r, chunk \d+\)") as caught:
-        reader.read(TEXT, QUESTION, run_id="r")
-    broken = False
-    asked = len(policy.prompts)
-    result = reader.resume("r")
-    assert result.answer == "4711"
-    assert len(policy.prompts) - asked == result.chunks_read - caught.value.chunk_index + 1
 
 
 def test_a_chunk_that_cannot_be_read_does_not_cost_the_memory_before_it(make_reader, tmp_path, monkeypatch) -> None:
@@ -333,9 +283,14 @@ def test_a_finished_run_gives_its_result_again_without_asking_anyone(make_reader
 
 
 def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, tmp_path) -> None:
-    reader = make_reader(checkpoints=tmp_path / "c.sqlite")
+    log = RunLog(tmp_path / "runs.sqlite")
+    reader = make_reader(checkpoints=tmp_path / "c.sqlite", run_log=log)
     first = reader.read(TEXT, QUESTION, run_id="r")
     reader.edit_memory("r", first.chunks_read - 2, "harbor 1")
+    assert [row.position for row in log.conversations("r")] == list(range(first.chunks_read - 1))
+    assert log.get("r").stop_reason is None
+    (edit,) = log.events("r")
+    assert (edit.kind, edit.position, edit.text) == ("memory_edited", first.chunks_read - 2, "harbor 1")
     second = reader.resume("r")
     assert second.answer == "1"
     assert second.chunks_read == first.chunks_read
@@ -347,6 +302,7 @@ def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, t
     assert third.updates[0].memory == "harbor 2"
     assert third.answer == "4711"
     assert len(third.updates) == first.chunks_read
+    log.close()
 
 
 def test_wrong_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None:
@@ -372,16 +328,6 @@ def test_a_run_is_not_resumed_with_another_document_or_other_settings(make_reade
     with pytest.raises(RunMismatchError, match="chunk size"):
         changed.resume("r")
     assert reader.resume("r", document=TEXT).answer == "4711"
-
-
-@pytest.mark.parametrize(
-    ("question", "error", "words"), [(" ", MemAgentError, "empty"), ("why " * 90, BudgetError, "question has")]
-)
-def test_bad_questions_are_refused_before_anything_is_asked(make_reader, question, error, words) -> None:
-    policy = ScriptedPolicy([])
-    with pytest.raises(error, match=words):
-        make_reader(policy).read(TEXT, question)
-    assert not policy.prompts
 
 
 def test_a_budget_that_does_not_fit_names_what_to_shrink(make_reader) -> None:
@@ -437,7 +383,7 @@ async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, 
 
 async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_reader, tmp_path) -> None:
     def writers() -> int:
-        return sum(thread.name == "memagent-run-log" for thread in threading.enumerate())
+        return sum(thread.name == "memagent-writer" for thread in threading.enumerate())
 
     before = writers()
     async with make_reader(run_log=tmp_path / "own.sqlite") as reader:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
@@ -17,6 +18,7 @@ from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 from typing_extensions import TypedDict
+from unit.test_node import parent_of
 
 from langchain_memagent import ReadLongDocument, memagent_node
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
@@ -41,9 +43,10 @@ class State(TypedDict, total=False):
     question: str | list[str]
     document: Any
     answer: Any
+    turns: Annotated[list[str], operator.add]
 
 
-def reading_call(text: str) -> dict[str, Any]:
+def make_call(text: str) -> dict[str, Any]:
     """A call of the tool, as a node makes it."""
     arguments = {"text": text, "questions": [QUESTION]}
     return {"name": "read_long_document", "args": arguments, "id": "call", "type": "tool_call"}
@@ -54,31 +57,32 @@ def reading_of(message: Any) -> dict[str, Any]:
 
 
 class Failing:
-    """A policy's script that is down once, at the section that holds a text; `asked` counts what it replied to."""
+    """A policy's script that is down once, at the section that holds a text; it counts its replies and failures."""
 
-    def __init__(self, at: str = "2222", error: MemAgentError | None = None) -> None:
-        self.at, self.error = at, error or PolicyOverloadedError("too busy")
-        self.asked = self.failed = 0
+    def __init__(
+        self,
+        at: str = "2222",
+        error: MemAgentError | None = None,
+        script: Callable[[str], str] = perfect_reader,
+    ) -> None:
+        self.at, self.error, self.script = at, error or PolicyOverloadedError("too busy"), script
+        self.replies = self.failures = 0
 
     def __call__(self, prompt: str) -> Any:
-        if self.at in part(prompt, "section") and not self.failed:
-            self.failed += 1
+        if self.at in part(prompt, "section") and not self.failures:
+            self.failures += 1
             return self.error
-        self.asked += 1
-        return perfect_reader(prompt)
+        self.replies += 1
+        return self.script(prompt)
 
 
 def graph_of(node: Any, **compiled: Any) -> Any:
-    builder = StateGraph(State)
-    builder.add_node("read", node, retry_policy=RETRY)
-    builder.add_edge(START, "read")
-    builder.add_edge("read", END)
-    return builder.compile(**compiled)
+    return parent_of(node, State, retry_policy=RETRY).compile(**compiled)
 
 
-async def run(graph: Any, given: Any, *, sync: bool) -> Any:
+async def run(graph: Any, state: Any, *, sync: bool) -> Any:
     config: Any = {"configurable": {"thread_id": "one"}}
-    return graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
+    return graph.invoke(state, config) if sync else await graph.ainvoke(state, config)
 
 
 def calls_of_a_whole_read(make_reader: MakeReader, text: str = TEXT) -> int:
@@ -95,35 +99,36 @@ async def test_a_node_that_is_tried_again_continues_at_its_chunk(make_reader, sy
     script = Failing()
     node = memagent_node(make_reader(ScriptedPolicy(script)))
     graph = graph_of(node, checkpointer=InMemorySaver() if kept else None)
-    found = await run(graph, {"question": question, "document": TEXT}, sync=sync)
-    assert found["answer"] == ("4711" if isinstance(question, str) else ["4711"])
-    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+    state = await run(graph, {"question": question, "document": TEXT}, sync=sync)
+    assert state["answer"] == ("4711" if isinstance(question, str) else ["4711"])
+    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
 
 
-@pytest.mark.parametrize(("sync", "kept"), [(True, True), (False, False)])
-async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader, sync, kept) -> None:
+async def test_reads_of_one_node_are_each_continued_and_never_taken_for_each_other(make_reader) -> None:
     """A node calls a tool twice; the second read fails."""
-    script = Failing("2222")
+    script = Failing()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
     other = TEXT.replace("4711", "1111").replace("2222", "3333")
 
-    def read_both(state: State) -> Any:
-        return {"answer": [reading_of(tool.invoke(reading_call(text)))["answer"] for text in (other, TEXT)]}
+    async def read_both(state: State) -> Any:
+        return {"answer": [reading_of(await tool.ainvoke(make_call(text)))["answer"] for text in (other, TEXT)]}
 
-    async def aread_both(state: State) -> Any:
-        return {"answer": [reading_of(await tool.ainvoke(reading_call(text)))["answer"] for text in (other, TEXT)]}
-
-    graph = graph_of(read_both if sync else aread_both, checkpointer=InMemorySaver() if kept else None)
-    assert (await run(graph, {}, sync=sync))["answer"] == ["1111", "4711"]
-    assert (script.failed, script.asked) == (1, 2 * calls_of_a_whole_read(make_reader))
+    assert (await run(graph_of(read_both), {}, sync=False))["answer"] == ["1111", "4711"]
+    assert (script.failures, script.replies) == (1, 2 * calls_of_a_whole_read(make_reader))
 
 
-async def test_a_loop_reads_anew_at_every_turn(make_reader) -> None:
+async def test_a_loop_reads_anew_at_every_turn_of_every_run_on_its_thread(make_reader) -> None:
     policy = ScriptedPolicy(perfect_reader)
-    graph = graph_of(memagent_node(make_reader(policy)), checkpointer=InMemorySaver())
-    for _ in range(2):
-        assert (await run(graph, {"question": QUESTION, "document": TEXT}, sync=False))["answer"] == "4711"
-    assert len(policy.prompts) == 2 * calls_of_a_whole_read(make_reader)
+    builder = StateGraph(State)
+    write: Any = lambda state, result: {"turns": [result.answer]}  # noqa: E731
+    builder.add_node("read", memagent_node(make_reader(policy), answer=None, write=write))
+    builder.add_edge(START, "read")
+    builder.add_conditional_edges("read", lambda state: "read" if len(state["turns"]) % 2 else END, ["read", END])
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for runs in (1, 2):
+        state = await run(graph, {"question": QUESTION, "document": TEXT}, sync=False)
+        assert state["turns"] == ["4711"] * 2 * runs
+        assert len(policy.prompts) == 2 * runs * calls_of_a_whole_read(make_reader)
 
 
 @pytest.mark.parametrize(("sync", "kept"), [(True, True), (False, False)])
@@ -135,20 +140,20 @@ async def test_a_tool_that_a_middleware_calls_again_continues_at_its_chunk(make_
     agent = create_agent(model, [tool], middleware=[again], checkpointer=InMemorySaver() if kept else None)
     state = await run(agent, {"messages": [("user", QUESTION)]}, sync=sync)
     assert "Answer: 4711" in state["messages"][-2].text
-    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
 
 
 def test_an_agent_without_checkpoints_reads_on_when_its_model_asks_again(make_reader) -> None:
     script = Failing()
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)))
-    wanted = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
-    model = in_turn(calls(wanted, prefix="a"), calls(wanted, prefix="b"), "It is 4711.")
+    read = ("read_long_document", {"questions": [QUESTION], "text": TEXT})
+    model = in_turn(calls(read, prefix="a"), calls(read, prefix="b"), "It is 4711.")
     *_, failed, _, message, _ = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"]
     assert "The read failed" in failed.text
     assert failed.text.endswith("Ask the same question about the same document again to read on from there.")
     assert message.text.startswith("Answer: 4711")
     assert message.artifact["readings"][0]["run_id"] == failed.artifact["readings"][0]["run_id"]
-    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
 
 
 def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> None:
@@ -159,7 +164,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
     with reader.copy(checkpoints=default_checkpoints()) as other:
         assert other.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
-    assert (script.failed, script.asked) == (1, calls_of_a_whole_read(make_reader))
+    assert (script.failures, script.replies) == (1, calls_of_a_whole_read(make_reader))
 
 
 async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(make_reader) -> None:
@@ -168,7 +173,7 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
     tool = ReadLongDocument(agent=make_reader(policy, limits=Limits(max_chunks=3)))
 
     async def read(state: State) -> Any:
-        reading = reading_of(await tool.ainvoke(reading_call(TEXT)))
+        reading = reading_of(await tool.ainvoke(make_call(TEXT)))
         return {"answer": [interrupt("?"), reading["stop_reason"], reading["chunks_read"]]}
 
     graph = graph_of(read, checkpointer=InMemorySaver())
@@ -178,29 +183,49 @@ async def test_a_node_that_is_executed_again_reads_no_further_than_its_limit(mak
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        DocumentError("gone"),
-        BudgetError("too long"),
-        PolicyAuthenticationError("a wrong key"),
-    ],
+    "error", [DocumentError("gone"), BudgetError("too long"), PolicyAuthenticationError("a wrong key")]
 )
 async def test_what_trying_again_does_not_mend_is_not_tried_again(make_reader, error) -> None:
     script = Failing(error=error)
     graph = graph_of(memagent_node(make_reader(ScriptedPolicy(script))))
     with pytest.raises(PermanentError):
         await run(graph, {"question": QUESTION, "document": TEXT}, sync=True)
-    assert script.failed == 1
+    assert script.failures == 1
     assert not isinstance(PolicyUnreachableError("no connection"), PermanentError)
 
 
+async def test_progress_of_branches_never_falls_and_counts_what_was_read_before_a_failure(make_reader) -> None:
+    def say_both(prompt: str) -> str:
+        reply = reads_perfectly(prompt)
+        return "\\boxed{12, then 4711}" if reply == "\\boxed{4711}" else reply
+
+    policy = ScriptedPolicy(Failing("4711", script=say_both))
+    tool = ReadLongDocument(agent=make_reader(policy, strategy="map_reduce:width=8", branches=3), on_failure="raise")
+    text = document_with({0.1: "The key of harbor is 12.", 0.7: "The key of harbor is 4711."}, words=3000)
+    model = in_turn(calls(("read_long_document", {"questions": [QUESTION], "text": text})), "Done.")
+    agent = create_agent(model, [tool], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "one"}}
+    events: list[Any] = []
+    with pytest.raises(PolicyOverloadedError):
+        async for event in agent.astream({"messages": [("user", QUESTION)]}, config, stream_mode="custom"):
+            events.append(event)
+    again: list[Any] = [event async for event in agent.astream(None, config, stream_mode="custom")]
+    reading = reading_of((await agent.aget_state(config)).values["messages"][-2])
+    sections = {part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt}
+    assert (reading["answer"], reading["chunks_read"]) == ("12, then 4711", len(sections))
+    assert {item["quote"] for item in reading["evidence"]} == {"harbor is 12", "harbor is 4711"}
+    for reports in (events, again):
+        shares = [report["progress"] for report in reports]
+        assert shares == sorted(shares)
+        assert len({report["run_id"] for report in reports}) == 1
+    assert events[-1]["progress"] > 0.5
+    assert again[0]["progress"] > 0.5, "what was read before counts"
+    assert again[-1]["progress"] == 1.0
+    chunks = {report["chunk_index"] for report in (*events, *again)} - {None}
+    assert chunks == set(range(reading["chunks_read"]))
+
+
 # Breaking off
-
-
-def counting() -> tuple[ScriptedPolicy, list[str]]:
-    """A policy that takes a moment for each reply, and what it has been asked."""
-    policy = ScriptedPolicy(perfect_reader, delay=0.05)
-    return policy, policy.prompts
 
 
 def nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
@@ -216,19 +241,19 @@ def nested(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: s
 
 @pytest.mark.parametrize(("kind", "levels"), [("node", 0), ("node", 2), ("agent", 0)])
 def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -> None:
-    policy, prompts = counting()
+    policy = ScriptedPolicy(perfect_reader, delay=0.05)
     graph = nested(make_reader, policy, levels, kind)
-    given: Any = {"messages": [("user", QUESTION)]} if kind == "agent" else {"question": QUESTION, "document": TEXT}
-    parts = graph.stream(given, stream_mode="custom", subgraphs=True)
+    state: Any = {"messages": [("user", QUESTION)]} if kind == "agent" else {"question": QUESTION, "document": TEXT}
+    parts = graph.stream(state, stream_mode="custom", subgraphs=True)
     next(parts)
     parts.close()
-    asked = len(prompts)
-    assert asked <= 4 < calls_of_a_whole_read(make_reader)
+    calls_made = len(policy.prompts)
+    assert calls_made <= 4 < calls_of_a_whole_read(make_reader)
     threading.Event().wait(0.2)
-    ended = len(prompts)
-    assert ended <= asked + 1, "the call that was being made may still reach the policy"
+    ended = len(policy.prompts)
+    assert ended <= calls_made + 1, "the call that was being made may still reach the policy"
     threading.Event().wait(0.2)
-    assert len(prompts) == ended
+    assert len(policy.prompts) == ended
 
 
 def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in_other_branches(make_reader) -> None:
@@ -237,10 +262,10 @@ def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in
     class Silent(ScriptedPolicy):
         first = True
 
-        async def complete(self, *given: Any, **more: Any) -> Any:
+        async def complete(self, *arguments: Any, **options: Any) -> Any:
             if self.first:
                 self.first = False
-                return await super().complete(*given, **more)
+                return await super().complete(*arguments, **options)
             try:
                 return await asyncio.sleep(3600)
             except asyncio.CancelledError:

@@ -6,18 +6,15 @@ import os
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.callbacks import BaseCallbackHandler
 from support import conversations
-from support.programs import Program
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -31,11 +28,12 @@ from memagent_graph import (
     UpdateRule,
     UpdateRules,
 )
-from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
+from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
-from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind, writer
+from memagent_graph.run_log import Conversation, Outcome, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.packing import pack_ids, pack_logprobs, pack_text, unpack_ids, unpack_logprobs, unpack_text
+from memagent_graph.run_log.rows import connect
 
 TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)
 QUESTION = "What is the key of harbor?"
@@ -143,27 +141,13 @@ def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> Non
     ]  # fmt: skip
 
 
-def test_an_edit_supersedes_what_came_of_the_memory_it_replaced(make_reader, log, tmp_path) -> None:
-    reader = make_reader(run_log=log, checkpoints=tmp_path / "c.sqlite")
-    first = reader.read(TEXT, QUESTION, run_id="r")
-    reader.edit_memory("r", 3, "harbor 99")
-    assert [row.position for row in log.conversations("r")] == [0, 1, 2, 3]
-    assert log.get("r").stop_reason is None
-    (edit,) = log.events("r")
-    assert (edit.kind, edit.position, edit.text) == ("memory_edited", 3, "harbor 99")
-    reader.resume("r")
-    rows = list(log.conversations("r"))
-    assert [row.position for row in rows] == list(range(first.chunks_read + 1))
-    assert len(list(log.conversations("r", superseded=True))) == 2 * (first.chunks_read + 1) - 4
-
-
 def test_discarded_attempts_are_kept_apart_and_events_stand_by_their_attempt(make_reader, log) -> None:
-    asked = 0
+    calls = 0
 
     def script(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        return "" if asked in {2, 3} else perfect_reader(prompt)
+        nonlocal calls
+        calls += 1
+        return "" if calls in {2, 3} else perfect_reader(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY)
     reader = make_reader(ScriptedPolicy(script), run_log=log, rules=rules)
@@ -192,16 +176,6 @@ def test_a_kept_memory_and_a_cut_one_can_be_told_from_what_was_written(make_read
     assert second.memory.startswith("long")
     assert len(second.memory) < len(second.text)
     assert [event.kind for event in second.events] == ["overlong"]
-
-
-def test_a_failed_read_leaves_what_it_had_read(make_reader, log) -> None:
-    def script(prompt: str):
-        return PolicyError("gone") if "4711" in prompt else perfect_reader(prompt)
-
-    with pytest.raises(PolicyError) as caught:
-        make_reader(ScriptedPolicy(script), run_log=log).read(TEXT, QUESTION, run_id="r")
-    assert len(list(log.conversations("r"))) == caught.value.chunk_index
-    assert log.get("r").stop_reason is None
 
 
 def test_redacted_texts_take_their_ids_with_them(make_reader, tmp_path) -> None:
@@ -264,19 +238,19 @@ def test_runs_are_found_by_what_is_known_of_them_and_deleted_with_all_they_have(
     log.wait(log.end("r1", "answered", "yes"))
     log.reward("r2", 1.0)
 
-    def found(**terms) -> list[str]:
+    def matches(**terms) -> list[str]:
         return [record.run_id for record in log.runs(RunFilter(**terms))]
 
-    assert found() == ["r2", "r1", "r0"]
-    assert found(newest=1) == ["r2"]
-    assert found(question="QUESTION 1") == found(document="B.txt") == found(policy="Policy 1") == ["r1"]
-    assert found(stop_reason="answered") == ["r1"]
-    assert found(stop_reason="unfinished") == ["r2", "r0"]
-    assert found(reward="reward") == ["r2"]
-    assert found(run_ids=["r0", "r9"]) == ["r0"]
-    assert found(until=0.0) == []
+    assert matches() == ["r2", "r1", "r0"]
+    assert matches(newest=1) == ["r2"]
+    assert matches(question="QUESTION 1") == matches(document="B.txt") == matches(policy="Policy 1") == ["r1"]
+    assert matches(stop_reason="answered") == ["r1"]
+    assert matches(stop_reason="unfinished") == ["r2", "r0"]
+    assert matches(reward="reward") == ["r2"]
+    assert matches(run_ids=["r0", "r9"]) == ["r0"]
+    assert matches(until=0.0) == []
     assert log.delete(["r0", "r2", "r9"]) == 2
-    assert found() == ["r1"]
+    assert matches() == ["r1"]
     with sqlite3.connect(log.path) as connection:
         counts = [
             connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("conversations", "rewards")
@@ -309,21 +283,15 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
     assert log.rewards("r") == []
 
 
-def test_one_conversation_counts_at_each_position_whatever_is_written(log) -> None:
-    log.begin("r", QUESTION, REF, {})
-    log.wait(log.record(conversation(0)))
-    with pytest.raises(RunLogError, match="UNIQUE"):
-        log.wait(log.record(conversation(0)))
-    assert len(list(log.conversations("r"))) == 1
-
-
-def test_a_row_that_fails_takes_no_other_with_it(log) -> None:
+def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position(log) -> None:
     log.wait(log.begin("r", QUESTION, REF, {}))
     futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
     log.wait(futures[0])
     log.wait(futures[2])
     with pytest.raises(RunLogError, match="FOREIGN KEY"):
         log.wait(futures[1])
+    with pytest.raises(RunLogError, match="UNIQUE"):
+        log.wait(log.record(conversation(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
 
 
@@ -345,36 +313,14 @@ async def test_readers_read_while_writers_write(make_reader, log) -> None:
     assert all(len(list(log.conversations(result.run_id))) == result.chunks_read + 1 for result in results)
 
 
-def test_several_processes_write_to_one_log(tmp_path) -> None:
-    script = """
-import sys
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
-reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
-                  store=sys.argv[1] + "/documents", run_log=sys.argv[1] + "/new/runs.sqlite")
-for _ in range(5):
-    print(reader.read("some text " * 200, "what?").run_id)
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    processes = [Program(command, stdout=subprocess.PIPE) for _ in range(3)]
-    ids = [run_id for process in processes for run_id in process.communicate(timeout=60)[0].split()]
-    log = RunLog(tmp_path / "new" / "runs.sqlite")
-    assert sorted(record.run_id for record in log.runs()) == sorted(ids)
-    assert len(ids) == 15
-    assert {len(list(log.conversations(run_id))) for run_id in ids} == {len(list(log.conversations(ids[0])))}
-
-
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
-    from memagent_graph.run_log import writer
-    from memagent_graph.run_log.rows import connect
-
-    def small(path: Path, **options) -> sqlite3.Connection:
-        connection = connect(path, **options)
+    def small() -> sqlite3.Connection:
+        connection = connect(log.path)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
         return connection
 
-    monkeypatch.setattr(writer, "connect", small)
+    monkeypatch.setattr(log._writer, "_connect", small)
     noise = "".join(chr(0x4E00 + index * 7919 % 20000) for index in range(3000))
     policy = ScriptedPolicy(
         lambda prompt: Completion(
@@ -464,8 +410,6 @@ def test_an_unknown_run_is_named_with_the_newest(log) -> None:
 
 
 def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
-    from langchain_core.callbacks import BaseCallbackHandler
-
     seen: set[str] = set()
 
     class Tracer(BaseCallbackHandler):
@@ -486,17 +430,17 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
 
 
 def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
-    asked: list[bool | None] = []
+    wishes: list[bool | None] = []
 
     class Watching(ScriptedPolicy):
         async def complete(self, prompt, sampling):
-            asked.append(sampling.logprobs)
+            wishes.append(sampling.logprobs)
             return await super().complete(prompt, sampling)
 
     for wish in (True, False, None):
         sampling = SamplingParams(logprobs=wish)
         make_reader(Watching(perfect_reader), run_log=log, sampling=sampling).read("short", QUESTION)
-    assert asked == [True, True, False, False, False, False]
+    assert wishes == [True, True, False, False, False, False]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.lists(st.floats(width=32, allow_nan=False)), st.text())
@@ -524,9 +468,9 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
     threads = [threading.Thread(target=closing, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    written = [log.record(conversation(position, f"text {position}")) for position in range(200)]
-    for each in written:
-        each.result(20)
+    entries = [log.record(conversation(position, f"text {position}")) for position in range(200)]
+    for entry in entries:
+        entry.result(20)
     stop.set()
     for thread in threads:
         thread.join(20)
@@ -539,17 +483,17 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
 def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continues(
     make_reader, log, tmp_path, replaced
 ) -> None:
-    asked = 0
+    calls = 0
 
     def reply(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
             for path in tmp_path.glob(f"{log.path.name}*"):
                 path.rename(path.with_name("moved-" + path.name))
             if replaced:
                 shutil.copy(tmp_path / f"moved-{log.path.name}", log.path)
-        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+        return f"memory {calls}" if "<section>" in prompt else r"\boxed{1904}"
 
     result = make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="moved")
     stopped = [event for event in result.events if event.kind is EventKind.LOGGING_STOPPED]
@@ -574,7 +518,7 @@ def test_a_run_is_read_as_of_one_moment_while_it_is_written(log) -> None:
 def test_a_file_that_could_not_be_opened_once_is_opened_by_the_next_entry(tmp_path, monkeypatch) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "connect", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
+        patched.setattr(log._writer, "_connect", lambda: (_ for _ in ()).throw(sqlite3.OperationalError("locked")))
         with pytest.raises(RunLogError, match="locked"):
             log.wait(log.begin("a", QUESTION, REF, {}))
     log.wait(log.begin("b", QUESTION, REF, {}))

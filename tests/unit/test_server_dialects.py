@@ -13,9 +13,11 @@ from support.fake_server import FakeServer
 from support.server_dialects import DIALECTS, TOO_LONG_IN_WORDS, counting_server
 
 from memagent_graph import Budget, MemAgent, ReadResult
-from memagent_graph.cli.examination import Health, examine
+from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.errors import PolicyRequestError, PolicyResponseError, PromptCutError
 from memagent_graph.events import EventKind
+from memagent_graph.policies.api_variants import parse_finish_reason
+from memagent_graph.policy import FinishReason
 from memagent_graph.tokenizers import load_tokenizer
 
 TEXT = "The key of harbor is 4711. " + "and then some words " * 20
@@ -38,10 +40,6 @@ async def read(server: FakeServer, text: str = TEXT, budget: Budget = BUDGET, **
         return await reader.aread(text, QUESTION)
 
 
-def test_enough_dialects_are_spoken() -> None:
-    assert len(DIALECTS) >= 60
-
-
 @pytest.mark.parametrize("name", DIALECTS)
 async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
     dialect = DIALECTS[name]
@@ -49,6 +47,19 @@ async def test_the_fact_is_found_and_what_happened_is_said(name: str) -> None:
         result = await read(server, **dialect.settings)
     assert result.answer == "4711"
     assert {event.kind.value for event in result.events} == dialect.events
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (FinishReason.LENGTH, "maxTokens model_length FinishReason.MAX_TOKENS FINISH_REASON_MAX_TOKENS token-limit"),
+        (FinishReason.REFUSED, "refusal content-filter RECITATION guardrail_intervened blocked ContentFiltered"),
+        (FinishReason.FAILED, "error cancelled network_error insufficient_system_resource TIMEOUT"),
+        (FinishReason.STOP, "end_turn STOP eos_token"),
+    ],
+)
+def test_a_reason_to_stop_is_understood_in_any_spelling(reason: FinishReason, words: str) -> None:
+    assert {parse_finish_reason(word) for word in words.split()} == {reason}
 
 
 @pytest.mark.parametrize("name", TOO_LONG_IN_WORDS)
@@ -64,15 +75,6 @@ async def test_a_refusal_that_speaks_of_length_is_final_and_names_the_remedy(nam
     assert len(server.requests) == 1
 
 
-async def test_a_refusal_that_is_about_something_else_does_not_speak_of_length() -> None:
-    with (
-        FakeServer(lambda body, number: web.json_response({"error": {"message": "no credit"}}, status=402)) as server,
-        pytest.raises(PolicyRequestError) as caught,
-    ):
-        await read(server)
-    assert "chunk-tokens" not in str(caught.value)
-
-
 async def test_a_refused_field_is_left_out_from_then_on_and_its_limit_is_kept() -> None:
     with DIALECTS["refused field: max_tokens"].server() as server:
         await read(server)
@@ -85,10 +87,11 @@ async def test_a_refused_field_is_left_out_from_then_on_and_its_limit_is_kept() 
 async def test_a_field_is_not_given_up_where_that_does_not_help() -> None:
     with (
         FakeServer(lambda body, number: web.json_response({"error": "seed, or something else"}, status=400)) as server,
-        pytest.raises(PolicyRequestError),
+        pytest.raises(PolicyRequestError) as caught,
     ):
         await read(server, seed=1)
     assert [("seed" in body) for body in server.requests] == [True, False]
+    assert "Lower chunk_tokens" not in str(caught.value), "it is not about length"
 
 
 async def test_a_reply_that_keeps_breaking_off_is_an_error_that_says_so() -> None:
@@ -99,11 +102,6 @@ async def test_a_reply_that_keeps_breaking_off_is_an_error_that_says_so() -> Non
     ):
         await read(server)
     assert len(server.requests) == 3
-
-
-async def test_a_wrong_name_is_an_error_that_says_what_is_served() -> None:
-    with FakeServer() as server, pytest.raises(PolicyRequestError, match="it serves fake"):
-        await read(server, model="other")
 
 
 LONG_TEXT = "The key of harbor is 4711. " + "and then some words " * 2000
@@ -154,12 +152,12 @@ async def test_a_server_that_counts_otherwise_did_not_cut(name: str) -> None:
     assert (result.answer, result.events) == ("4711", ())
 
 
-@pytest.mark.parametrize(("window", "health"), [(1500, Health.BAD), (100_000, Health.GOOD)])
-async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, health: Health) -> None:
+@pytest.mark.parametrize(("window", "status"), [(1500, CheckStatus.FAILED), (100_000, CheckStatus.OK)])
+async def test_doctor_sends_a_prompt_of_the_size_that_it_allows(window: int, status: CheckStatus) -> None:
     with counting_server(OWN_COUNT, window) as server:
         async with MemAgent(
             base_url=server.base_url, model="fake", tokenizer="embedded", budget=LONG_BUDGET, run_log=False
         ) as reader:
-            *_, last = [check async for check in examine(reader)]
-    assert (last.subject, last.health) == ("longest prompt", health)
-    assert ("--context-window" in (last.remedy or "")) is (health is Health.BAD)
+            *_, last = [check async for check in check_policy(reader)]
+    assert (last.subject, last.status) == ("longest prompt", status)
+    assert ("--context-window" in (last.remedy or "")) is (status is CheckStatus.FAILED)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 from support.fake_server import FakeServer
-from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG, choice
+from support.server_faults import BUSY, ELSEWHERE, EMPTY, FINAL, MALFORMED, TOO_LONG
 
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, SamplingParams, UpdateRule
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, RunLog, SamplingParams, UpdateRule
 from memagent_graph.errors import (
     PolicyAuthenticationError,
     PolicyError,
@@ -43,26 +45,19 @@ async def ask(server: FakeServer, **options) -> Completion:
 
 
 @pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
-async def test_what_a_repetition_can_help_is_repeated(name) -> None:
-    fault = (MALFORMED | TOO_LONG | BUSY)[name]
-    with FakeServer(lambda body, number: fault() if number < RETRIES else "at last") as server:
+async def test_what_a_repetition_can_help_is_repeated_and_what_none_helped_is_an_error_that_says_so(name) -> None:
+    fault, faults = (MALFORMED | TOO_LONG | BUSY)[name], 2 * RETRIES + 1
+    with FakeServer(lambda body, number: fault() if number < faults else "at last") as server:
+        with pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught:
+            await ask(server)
+        assert len(server.requests) == RETRIES + 1
         completion = await ask(server)
     assert (completion.text, completion.retries) == ("at last", RETRIES)
-
-
-@pytest.mark.parametrize("name", [*MALFORMED, *TOO_LONG, *BUSY])
-async def test_what_no_repetition_helped_is_an_error_that_says_so(name) -> None:
-    fault = (MALFORMED | TOO_LONG | BUSY)[name]
-    with (
-        FakeServer(lambda body, number: fault()) as server,
-        pytest.raises(PolicyError, match=f"after {RETRIES} retries|no connection to") as caught,
-    ):
-        await ask(server)
-    assert len(server.requests) == RETRIES + 1
     assert caught.value.hint
     assert len(str(caught.value)) < 1200
     if name in BUSY:
         assert isinstance(caught.value, PolicyOverloadedError)
+        assert ("it broke" in str(caught.value)) is name.isdigit(), "what the server said is told"
     elif "gzip" not in name:
         assert isinstance(caught.value, PolicyResponseError)
 
@@ -76,19 +71,12 @@ async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
         await ask(server)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
-
-
-@pytest.mark.parametrize("name", [each for each in FINAL if "another" in each])
-async def test_a_redirect_to_another_server_names_the_base_url_to_use(name) -> None:
-    with FakeServer(lambda body, number: FINAL[name]()) as server, pytest.raises(PolicyResponseError) as caught:
-        await ask(server)
-    assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
-    assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
+    if "another" in name:
+        assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
+        assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
 
 async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_scheme() -> None:
-    from aiohttp import web
-
     with FakeServer() as other:
         targets = [
             other.base_url + "/chat/completions?key=secret",
@@ -112,8 +100,6 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_a_redirect_within_the_server_is_followed_with_the_whole_request(status) -> None:
-    from aiohttp import web
-
     def respond(body, number):
         return web.Response(status=status, headers={"Location": "completions?again"}) if number == 0 else "there"
 
@@ -161,22 +147,8 @@ def test_a_completion_without_a_text_keeps_the_memory_and_says_by_which_rule(nam
     assert result.answer == undisturbed[0]
 
 
-def test_a_memory_that_was_cut_off_is_taken_and_said_to_be_so() -> None:
-    cut = choice(message={"content": "harbor 4711"}, finish_reason="length")
-    good = FakeServer().respond
-    with (
-        FakeServer(lambda body, number: cut() if number == 2 else good(body, number)) as server,
-        reader(server, run_log=False) as agent,
-    ):
-        result = agent.read(TEXT, QUESTION)
-    (event,) = result.events
-    assert (event.kind, event.chunk_index, event.rule) == (EventKind.TRUNCATED, 2, UpdateRule.ACCEPT)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) -> None:
-    import zlib
-
     sent = 0
 
     async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
@@ -198,11 +170,11 @@ async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    policy = OpenAICompatiblePolicy("fake", base_url=url, max_retries=0, max_reply_bytes=2_000_000)
+    policy = OpenAICompatiblePolicy("fake", base_url=url, max_retries=0)
     gc.collect()
     tracemalloc.start()
     try:
-        with pytest.raises(PolicyResponseError, match="a reply that is too long: it has more than 2,000,000 bytes"):
+        with pytest.raises(PolicyResponseError, match=r"a reply that is too long: it has more than [0-9,]{9} bytes"):
             await policy.complete(HELLO, SamplingParams())
         most = tracemalloc.get_traced_memory()[1]
     finally:
@@ -214,8 +186,6 @@ async def test_of_a_reply_of_50_mb_no_more_is_taken_in_than_it_may_have(packed) 
 
 
 async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path) -> None:
-    from memagent_graph import RunLog
-
     good = FakeServer(vllm=True)
 
     def respond(body, number):
@@ -231,6 +201,6 @@ async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path)
     assert [event.chunk_index for event in dropped] == [2]
     assert "log-probs came with" in dropped[0].detail
     logged = RunLog(tmp_path / "runs.sqlite").conversations("r")
-    kept = [(each.token_ids is not None, each.logprobs is not None) for each in logged]
-    assert [place for place, each in enumerate(kept) if each != (True, True)] == [2]
+    kept = [(row.token_ids is not None, row.logprobs is not None) for row in logged]
+    assert [place for place, row in enumerate(kept) if row != (True, True)] == [2]
     assert kept[2] == (True, False)

@@ -40,10 +40,12 @@ class Line(Strategy):
     name = "line"
     roles = (UPDATE, ANSWER)
     state = LineState
+    update = staticmethod(update_memory)
 
     def wire(self, graph) -> None:
-        for step in (read_chunk, update_memory, answer):
-            graph.add_node(step.__name__, step)
+        graph.add_node("read_chunk", read_chunk)
+        graph.add_node("update_memory", self.update)
+        graph.add_node("answer", answer)
         graph.add_edge("open_document", "read_chunk")
         graph.add_conditional_edges(
             "read_chunk", route_after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
@@ -89,6 +91,17 @@ def without(**changes) -> Strategy:
     return type("Changed", (Line,), changes)()
 
 
+def only(step, **changes) -> Strategy:
+    """A strategy of one step."""
+
+    def wire(self, graph) -> None:
+        graph.add_node("only", step)
+        graph.add_edge("open_document", "only")
+        graph.add_edge("only", "__end__")
+
+    return without(wire=wire, state=ReaderState, **changes)
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
@@ -116,7 +129,7 @@ def test_a_template_that_lacks_a_field_of_its_role_is_refused(make_reader) -> No
 def test_a_role_that_does_not_fit_the_window_is_refused(make_reader) -> None:
     fields = "<a>{chunk}</a><b>{memory}</b><c>{prompt}</c>"
     gate = Role("gate", Writes.DECISION, template=fields + " very many words" * 300)
-    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower question_tokens"):
         make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
 
 
@@ -124,42 +137,22 @@ def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(mak
     async def update(state, step):
         return {**await update_memory(state, step), "pages": 3}
 
-    class Wrong(Line):
-        name = "wrong"
-
-        def wire(self, graph) -> None:
-            Line.wire(self, graph)
-            graph.builder.nodes.pop("update_memory")
-            graph.add_node("update_memory", update)
-
     with pytest.raises(StrategyError, match=r"'update_memory' changes 'pages'.*Add it to the state class"):
-        make_reader(strategy=Wrong()).read(TEXT, QUESTION)
+        make_reader(strategy=without(update=staticmethod(update))).read(TEXT, QUESTION)
 
     class PagesState(LineState):
         pages: NotRequired[int]
 
-    class Right(Wrong):
-        name = "right"
-        state = PagesState
-
-    assert make_reader(strategy=Right()).read(TEXT, QUESTION).answer == "4711"
+    right = without(update=staticmethod(update), state=PagesState)
+    assert make_reader(strategy=right).read(TEXT, QUESTION).answer == "4711"
 
 
 def test_asking_as_what_is_no_role_of_the_strategy_is_refused(make_reader) -> None:
-    class Only(Line):
-        name = "only"
-        state = ReaderState
-
-        def wire(self, graph) -> None:
-            async def ask(state, step):
-                await step.ask(Role("riddle"))
-
-            graph.add_node("ask", ask)
-            graph.add_edge("open_document", "ask")
-            graph.add_edge("ask", "__end__")
+    async def ask(state, step):
+        await step.ask(Role("riddle"))
 
     with pytest.raises(StrategyError, match="the role 'riddle' has no template here"):
-        make_reader(strategy=Only()).read(TEXT, QUESTION)
+        make_reader(strategy=only(ask)).read(TEXT, QUESTION)
 
 
 def follow_the_link(prompt: str) -> str:
@@ -206,42 +199,20 @@ def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_
 
 def test_what_a_role_asks_is_guarded_like_everything_else(make_reader) -> None:
     """A document cannot close a field of a role's own template."""
-    asked: list[str] = []
     gate = Role(
         "gate", Writes.DECISION, template="<page>{chunk}</page><kept>{memory}</kept><ask>{prompt}</ask>", max_tokens=4
     )
 
     async def ask_gate(state, step):
         reply = await step.ask(gate, chunk="x </page> y", memory="")
-        asked.append(reply.text)
+        assert reply.text == "yes"
         return {"memory": ""}
 
-    class Gate(Line):
-        name = "gate"
-        roles = (UPDATE, ANSWER, gate)
-
-        def wire(self, graph) -> None:
-            graph.add_node("ask_gate", ask_gate)
-            graph.add_edge("open_document", "ask_gate")
-            graph.add_edge("ask_gate", "__end__")
-
     policy = ScriptedPolicy(lambda prompt: "yes")
-    reader = make_reader(policy, strategy=Gate())
+    reader = make_reader(policy, strategy=only(ask_gate, roles=(UPDATE, ANSWER, gate)))
     reader.graph().invoke({"question": QUESTION, "document": TEXT})
-    assert asked == ["yes"]
     assert policy.prompts[0].count("</page>") == 1
     assert "<\\/page>" in policy.prompts[0]
-
-
-async def test_a_run_that_was_killed_before_its_first_step_is_continued(make_reader) -> None:
-    saver = InMemorySaver()
-    reader = make_reader(checkpoints=saver)
-    graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
-    given = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
-    async for saved in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
-        if saved["next"] == ["open_document"]:  # the input is saved, and nothing has run
-            break
-    assert (await reader.aresume("r")).answer == "4711"
 
 
 def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for_ever(make_reader) -> None:
@@ -250,37 +221,20 @@ def test_a_step_that_never_says_that_it_has_read_is_refused_and_does_not_run_for
         reply = await step.ask(UPDATE, memory="", chunk=step.text(span), reads=[span], slot=next(slots))
         return {"memory": reply.text}
 
-    class Forgetful(Line):
-        name = "forgetful"
-
-        def wire(self, graph) -> None:
-            graph.add_node("read_chunk", read_chunk)
-            graph.add_node("update_memory", forgetful)
-            graph.add_node("answer", answer)
-            graph.add_edge("open_document", "read_chunk")
-            graph.add_conditional_edges(
-                "read_chunk", route_after_read_chunk("update_memory"), ["update_memory", "answer", "__end__"]
-            )
-            graph.add_edge("update_memory", "read_chunk")
-            graph.add_edge("answer", "__end__")
-
     slots = count()
     with pytest.raises(StrategyError, match=r"chunk 0 was chosen twice.*step\.mark_read"):
-        make_reader(strategy=Forgetful()).read(TEXT, QUESTION)
+        make_reader(strategy=without(update=staticmethod(forgetful))).read(TEXT, QUESTION)
 
 
-@pytest.mark.parametrize("chunk", [0, 3])
-async def test_killed_between_choosing_a_chunk_and_reading_it_nothing_is_lost_or_read_twice(make_reader, chunk) -> None:
+@pytest.mark.parametrize(("node", "chunk"), [("open_document", None), ("update_memory", 0), ("update_memory", 3)])
+async def test_killed_before_a_step_nothing_is_lost_or_read_twice(make_reader, node, chunk) -> None:
+    """Before its first, only the input is saved; before an update, a chunk is chosen and not read."""
     saver, policy = InMemorySaver(), ScriptedPolicy(perfect_reader)
     reader = make_reader(policy, checkpoints=saver)
     graph = build_graph(await reader.aprepare(), Overwrite(), checkpointer=saver)
-    given = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
-    async for saved in graph.astream(given, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
-        span = saved["values"].get("span")
-        if saved["next"] == ["update_memory"] and span["index"] == chunk:
-            assert set(span) == {
-                "index", "start_char", "end_char", "start_byte", "end_byte", "tokens", "shortened", "splits",
-            }  # fmt: skip
+    request = {"question": QUESTION, "document": reader.store.add(Document.of(TEXT)), "run_id": "r"}
+    async for saved in graph.astream(request, {"configurable": {"thread_id": "r"}}, stream_mode="checkpoints"):
+        if saved["next"] == [node] and saved["values"].get("span", {}).get("index") == chunk:
             break
     result = await reader.aresume("r")
     sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]

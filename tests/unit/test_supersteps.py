@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -109,34 +110,22 @@ async def test_so_are_the_events_on_the_way(make_reader) -> None:
 async def test_so_is_the_run_log(make_reader, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     await both_ways(make_reader(run_log=log))
-    read, streamed = (
-        [
-            (
-                conversation.position,
-                conversation.role,
-                conversation.slot,
-                conversation.attempt,
-                conversation.outcome,
-                conversation.text,
-                conversation.reads,
-            )
-            for conversation in log.conversations(run_id)
-        ]
-        for run_id in ("read", "stream")
-    )
+    same = attrgetter("position", "role", "slot", "attempt", "outcome", "text", "reads")
+    read, streamed = ([same(row) for row in log.conversations(run_id)] for run_id in ("read", "stream"))
     assert read == streamed
     assert len({conversation.step for conversation in log.conversations("read")}) == len(read) > 5
     assert log.get("read").stop_reason == log.get("stream").stop_reason
 
 
-async def test_a_failure_names_its_own_chunk(make_reader, tmp_path) -> None:
+async def test_a_failure_names_its_own_chunk_and_leaves_what_was_read_before(make_reader, tmp_path) -> None:
     log = RunLog(tmp_path / "runs.sqlite")
     policy = ScriptedPolicy(lambda prompt: PolicyError("gone") if "4711" in prompt else perfect_reader(prompt))
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(PolicyError, match=r"gone \(run r, chunk \d+\)") as caught:
         await make_reader(policy, run_log=log).aread(TEXT, QUESTION, run_id="r")
     assert caught.value.run_id == "r"
     assert caught.value.chunk_index == len(policy.prompts) - 1 > 1
     assert [conversation.position for conversation in log.conversations("r")] == list(range(len(policy.prompts) - 1))
+    assert log.get("r").stop_reason is None
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02])

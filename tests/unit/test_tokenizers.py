@@ -27,48 +27,42 @@ SAMPLE = Path(json.__file__).parent
 TRAINING = [*(path.read_text() for path in SAMPLE.glob("*.py")), "naïve café Ärger e\u0301 日本語 " * 20]
 
 
-def byte_level(pattern=CL100K, normalizer=None):
-    backend = Backend(models.BPE())
+def trained(model, trainer, pre_tokenizer, decoder=None, normalizer=None):
+    """A tokenizer of the tokenizers library, trained on `TRAINING`."""
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        backend.decoder = decoder
     if normalizer is not None:
         backend.normalizer = normalizer
-    if pattern is None:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def byte_level(pattern=CL100K, normalizer=None):
+    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
     trainer = trainers.BpeTrainer(
         vocab_size=2000,
         special_tokens=SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    pre_tokenizer = pre_tokenizers.Sequence([*split, own]) if split else own
+    return trained(models.BPE(), trainer, pre_tokenizer, decoders.ByteLevel(), normalizer)
 
 
 def sentencepiece_like():
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=1000, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
     )
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    return trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoders.Metaspace())
 
 
 def word_piece():
-    backend = Backend(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=1000, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
-    backend.train_from_iterator(TRAINING, trainer)
-    return backend
+    model, normalizer = models.WordPiece(unk_token="[UNK]"), normalizers.BertNormalizer()
+    return trained(model, trainer, pre_tokenizers.BertPreTokenizer(), normalizer=normalizer)
 
 
 KINDS = {
@@ -102,15 +96,6 @@ def oracle(folder, kind):
     return as_tiktoken(specification(folder, kind), CL100K if kind == "cl100k" else GPT2_PATTERN)
 
 
-@pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
-def test_ids_are_those_of_another_implementation_of_bpe(kind, folder):
-    tokenizer, other = load_tokenizer(folder / kind), oracle(folder, kind)
-    for text in adversarial_texts([other.decode_single_token_bytes(token) for token in range(300, 2000)], count=1500):
-        ids = tokenizer.encode(text)
-        assert ids == other.encode_ordinary(text)
-        assert tokenizer.decode(ids) == other.decode(ids)
-
-
 def test_the_embedded_tokenizer_is_the_same_by_any_route():
     embedded = load_tokenizer("embedded")
     with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as path:
@@ -142,13 +127,15 @@ def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
-def test_prefixes_are_those_of_the_tokens_bytes(kind, folder):
+def test_ids_and_prefixes_are_those_of_another_implementation_of_bpe(kind, folder):
     tokenizer, other = load_tokenizer(folder / kind), oracle(folder, kind)
+    vocabulary = [other.decode_single_token_bytes(token) for token in range(300, 2000)]
     inside = 0
-    for text in adversarial_texts([], count=300):
+    for number, text in enumerate(adversarial_texts(vocabulary, count=1500)):
         ids = tokenizer.encode(text)
-        assert TiktokenTokenizer(other).encode(text) == ids
-        for n in range(len(ids) + 1):
+        assert ids == other.encode_ordinary(text) == TiktokenTokenizer(other).encode(text)
+        assert tokenizer.decode(ids) == other.decode(ids)
+        for n in range(len(ids) + 1) if number % 5 == 0 else ():
             length = tokenizer.prefix_chars(text, ids, n)
             assert TiktokenTokenizer(other).prefix_chars(text, ids, n) == length
             if length is None:
@@ -178,10 +165,10 @@ class Fed:
         self.library, self.lengths = library, []
 
     def __getattr__(self, name):
-        def call(given, *rest, **options):
-            if isinstance(given, str):
-                self.lengths.append(len(given))
-            return getattr(self.library, name)(given, *rest, **options)
+        def call(text, *rest, **options):
+            if isinstance(text, str):
+                self.lengths.append(len(text))
+            return getattr(self.library, name)(text, *rest, **options)
 
         return call
 
@@ -230,11 +217,11 @@ def test_a_tokenizer_can_be_sent_to_another_process(tokenizer):
 
 
 def test_decode_names_an_unknown_id(folder):
-    for kind in ("cl100k",):
-        with pytest.raises(TokenizerError, match="has no token"):
-            load_tokenizer(folder / kind).decode([10**6])
-        special = specification(folder, kind)["added_tokens"][2]
-        assert load_tokenizer(folder / kind).decode([special["id"]]) == "<|im_end|>"
+    tokenizer = load_tokenizer(folder / "cl100k")
+    with pytest.raises(TokenizerError, match="has no token"):
+        tokenizer.decode([10**6])
+    special = specification(folder, "cl100k")["added_tokens"][2]
+    assert tokenizer.decode([special["id"]]) == "<|im_end|>"
 
 
 # Names
@@ -262,15 +249,15 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
     import tiktoken
 
     ranks = {bytes([byte]): byte for byte in range(256)}
-    asked = []
+    names = []
 
     def get(name):
-        asked.append(name)
+        names.append(name)
         return tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
 
     monkeypatch.setattr(tiktoken, "get_encoding", get)
     tokenizer = load_tokenizer("gpt-4o-mini")
-    assert asked == ["o200k_base"]
+    assert names == ["o200k_base"]
     assert tokenizer.name == "o200k_base"
     assert tokenizer.special_tokens == {"<|x|>"}
     assert tokenizer.encode("ab<|x|>") == list(b"ab<|x|>")

@@ -15,14 +15,11 @@ from typing import Any
 import pytest
 from langchain.agents import AgentState, create_agent
 from langchain_core.documents import Document as LangChainDocument
-from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
-from langgraph.graph.message import MessagesState
-from langgraph.prebuilt import ToolNode
 from pydantic import ValidationError
+from support.chat_models import ScriptedChatModel, calls, in_turn
 from support.document_files import pdf
 from support.programs import run_program
 from support.scripts import document_with, part, perfect_reader
@@ -36,6 +33,8 @@ HARBOR = "What is the key of harbor?"
 CASTLE = "What is the key of castle?"
 TIGHT: Any = {"recursion_limit": 25}
 """What langchain-core puts into every config that has no limit of its own; reading TEXT takes more steps."""
+THREAD: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+TURN: Any = {"messages": [("user", "?")]}
 
 
 @pytest.fixture
@@ -46,20 +45,9 @@ def make_tool(make_reader):
     return make
 
 
-class Scripted(GenericFakeChatModel):
-    """A chat model that says what it is told, whatever tools it is given."""
-
-    def bind_tools(self, tools: Any, **options: Any) -> Any:
-        return self
-
-
-def asking(*calls: dict[str, Any], then: str = "done") -> Scripted:
-    """Calls the tool with each of the arguments in one message, then ends."""
-    wanted = [
-        {"name": "read_long_document", "args": arguments, "id": f"call-{number}", "type": "tool_call"}
-        for number, arguments in enumerate(calls)
-    ]
-    return Scripted(messages=iter([AIMessage("", tool_calls=wanted), AIMessage(then)]))
+def caller(*arguments: dict[str, Any], then: str = "done") -> ScriptedChatModel:
+    """A model that calls the tool with each of the arguments in one message, then ends."""
+    return in_turn(calls(*(("read_long_document", values) for values in arguments)), then)
 
 
 def call(tool: ReadLongDocument, **arguments: Any) -> ToolMessage:
@@ -75,7 +63,7 @@ def refusal(tool: ReadLongDocument, **arguments: Any) -> str:
     return message.text
 
 
-def told(state: dict[str, Any]) -> list[ToolMessage]:
+def tool_messages(state: dict[str, Any]) -> list[ToolMessage]:
     return [message for message in state["messages"] if isinstance(message, ToolMessage)]
 
 
@@ -92,9 +80,9 @@ class TestWhatTheModelGets:
             LangChainDocument("Nothing here. " * 40, metadata={"source": "a.txt"}),
             LangChainDocument("The key of harbor is 4711.", metadata={"source": "b.txt"}),
         ]
-        tool = make_tool(state_keys=["found"])
-        agent = create_agent(asking({"questions": HARBOR, "state_key": "found"}), [tool], state_schema=WithFound)
-        (message,) = told(agent.invoke({"messages": [("user", "?")], "found": documents}))
+        tool = make_tool(state_keys=["report"])
+        agent = create_agent(caller({"questions": HARBOR, "state_key": "report"}), [tool], state_schema=WithReport)
+        (message,) = tool_messages(agent.invoke({**TURN, "report": documents}))
         assert ", b.txt)" in message.text
 
     def test_a_plain_statement_where_the_document_does_not_hold_the_answer(self, make_tool) -> None:
@@ -103,10 +91,10 @@ class TestWhatTheModelGets:
         assert message.text == "The document does not say."
         assert message.artifact["readings"][0]["answer"] is None
 
-    @pytest.mark.parametrize(("said", "stop_reason"), [("", "no_answer"), ("\\boxed{}", "answered")])
-    def test_that_no_answer_was_written_and_what_was_noted(self, make_tool, said, stop_reason) -> None:
+    @pytest.mark.parametrize(("reply", "stop_reason"), [("", "no_answer"), ("\\boxed{}", "answered")])
+    def test_that_no_answer_was_written_and_what_was_noted(self, make_tool, reply, stop_reason) -> None:
         def script(prompt: str) -> str:
-            return perfect_reader(prompt) if "<section>" in prompt else said
+            return perfect_reader(prompt) if "<section>" in prompt else reply
 
         message = call(make_tool(ScriptedPolicy(script)), questions=[HARBOR], text=TEXT)
         assert message.text.startswith("The document was read to its end, but no answer was written.\nNotes: ")
@@ -134,8 +122,11 @@ class TestWhatTheModelGets:
         assert "Notes so far: harbor 4711" in message.text
         assert message.artifact["readings"][0]["stop_reason"] == "max_chunks"
 
-    def test_one_question_may_be_a_plain_string(self, make_tool) -> None:
-        assert "4711" in call(make_tool(), questions=HARBOR, text=TEXT).text
+    def test_that_a_read_failed_with_its_run_its_chunk_and_the_remedy(self, make_tool) -> None:
+        gone = PolicyUnreachableError("the server is gone", hint="Start it.")
+        tool = make_tool(ScriptedPolicy(lambda prompt: gone if "4711" in prompt else perfect_reader(prompt)))
+        text = refusal(tool, text=TEXT)
+        assert re.fullmatch(r"The read failed: the server is gone \(run .+, chunk \d+\)\. Start it\.", text)
 
     def test_quotes_are_one_line_each_and_bounded(self, make_tool) -> None:
         sentence = "harbor " + "very\nlong " * 60
@@ -146,8 +137,8 @@ class TestWhatTheModelGets:
         assert max(map(len, quotes)) < 500
 
 
-class WithFound(AgentState[Any]):
-    found: Any
+class WithReport(AgentState[Any]):
+    report: Any
 
 
 class TestWhatTheProgramGets:
@@ -162,19 +153,10 @@ class TestWhatTheProgramGets:
         assert harbor["chunks_read"] > 25
         assert artifact["document"]["name"] == "text"
 
-    def test_the_document_is_stored_once_for_all_questions(self, make_tool, tmp_path) -> None:
-        call(make_tool(), questions=[HARBOR, CASTLE], text=TEXT)
-        assert len(list((tmp_path / "documents" / "texts").iterdir())) == 1
-
     async def test_a_synchronous_call_works_inside_a_running_loop(self, make_tool) -> None:
         tool = make_tool()
         assert (await tool.ainvoke({"questions": [HARBOR], "text": TEXT})).startswith("Answer: 4711")
         assert tool.invoke({"questions": [HARBOR], "text": TEXT}).startswith("Answer: 4711")
-
-    def test_a_reader_that_was_used_on_another_loop_serves_the_tool(self, make_tool) -> None:
-        tool = make_tool()
-        for _ in range(2):
-            assert asyncio.run(tool.ainvoke({"questions": [HARBOR], "text": TEXT})).startswith("Answer: 4711")
 
 
 class TestWhatTheModelMayRead:
@@ -197,26 +179,18 @@ class TestWhatTheModelMayRead:
         message = refusal(make_tool(roots=[root]), path=path)
         assert message == f"there is no file {path!r} that may be read. Name a file below roots/."
 
-    def test_a_text_over_the_ceiling_is_refused(self, make_tool) -> None:
-        assert "more than the 100 that are allowed" in refusal(make_tool(max_bytes=100), text="x" * 101)
-        assert "more than the 100 that are allowed" in refusal(make_tool(max_bytes=100), text="ü" * 51)
-
     def test_a_text_that_is_a_files_name_is_that_text(self, make_tool) -> None:
         """An error would tell whether the file exists."""
         policy = ScriptedPolicy(perfect_reader)
         call(make_tool(policy), questions=[HARBOR], text="/etc/passwd")
         assert part(policy.prompts[0], "section") == "/etc/passwd"
 
-    @pytest.mark.parametrize("url", ["http://example.com/a", "file:///etc/passwd"])
-    def test_no_address_is_read_without_a_fetcher(self, make_tool, url) -> None:
-        assert "url cannot be read here; choose one of: text" in refusal(make_tool(), url=url)
-
     @pytest.mark.parametrize("url", ["file:///etc/passwd", "example.com/a", "http://", "http://["])
     def test_a_fetcher_gets_web_addresses_only(self, make_tool, url) -> None:
-        asked: list[str] = []
-        tool = make_tool(fetcher=lambda url: asked.append(url) or TEXT)
+        urls: list[str] = []
+        tool = make_tool(fetcher=lambda url: urls.append(url) or TEXT)
         assert "is not a web address" in refusal(tool, url=url)
-        assert asked == []
+        assert urls == []
 
     @pytest.mark.parametrize("kind", ["sync", "async", "bytes"])
     def test_what_a_fetcher_gets_is_read(self, make_tool, kind) -> None:
@@ -229,23 +203,24 @@ class TestWhatTheModelMayRead:
         assert message.text.startswith("Answer: 4711")
         assert message.artifact["document"]["name"] == "my book.txt"
 
-    def test_a_failing_fetcher_is_told(self, make_tool) -> None:
-        def fetch(url: str) -> str:
-            raise TimeoutError("no reply")
-
-        text = refusal(make_tool(fetcher=fetch), url="https://example.com/a")
-        assert "could not be fetched (TimeoutError: no reply)" in text
-
-    def test_what_is_fetched_has_the_same_ceiling(self, make_tool) -> None:
-        assert "more than the 100" in refusal(make_tool(fetcher=lambda url: TEXT, max_bytes=100), url="https://a.b/c")
-
-    def test_two_sources_or_none_are_refused(self, make_tool, tmp_path) -> None:
-        tool = make_tool(roots=[tmp_path])
-        assert "got path and text. Choose one of: path, text." in refusal(tool, path="a", text="b")
-        assert "got none" in refusal(tool)
-
-    def test_an_empty_document_is_refused(self, make_tool) -> None:
-        assert "holds no text" in refusal(make_tool(), text="   ")
+    @pytest.mark.parametrize(
+        ("options", "arguments", "words"),
+        [
+            ({"max_bytes": 100}, {"text": "x" * 101}, "more than the 100 that are allowed"),
+            ({"max_bytes": 100}, {"text": "ü" * 51}, "more than the 100 that are allowed"),
+            ({"max_bytes": 100, "fetcher": lambda url: TEXT}, {"url": "https://a.b/c"}, "more than the 100"),
+            ({"fetcher": lambda url: 1 / 0}, {"url": "https://a.b/c"}, "could not be fetched (ZeroDivisionError: "),
+            ({}, {"url": "http://example.com/a"}, "url cannot be read here; choose one of: text"),
+            ({}, {"url": "file:///etc/passwd"}, "url cannot be read here; choose one of: text"),
+            ({"roots": ["."]}, {"path": "a", "text": "b"}, "got path and text. Choose one of: path, text."),
+            ({"roots": ["."]}, {}, "got none"),
+            ({}, {"text": "   "}, "holds no text"),
+            ({}, {"questions": None, "text": TEXT}, "The arguments do not fit: questions: "),
+            ({"on_failure": "raise"}, {"questions": ["why? " * 100], "text": TEXT}, "Ask a shorter question."),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused_with_the_reason(self, make_tool, options, arguments, words) -> None:
+        assert words in refusal(make_tool(**options), **arguments)
 
     def test_only_what_can_be_read_is_offered(self, make_tool, tmp_path) -> None:
         assert set(make_tool().args) == {"questions", "text"}
@@ -273,52 +248,40 @@ class TestWhatTheModelMayRead:
         assert "its budget is 50" in refusal(tool, questions=["why? " * 100], text=TEXT)
         assert policy.prompts == []
 
-    def test_a_question_that_is_too_long_is_the_models_to_shorten_also_where_failures_are_raised(
-        self, make_tool
-    ) -> None:
-        text = refusal(make_tool(on_failure="raise"), questions=["why? " * 100], text=TEXT)
-        assert text.endswith("Ask a shorter question.")
-
     def test_arguments_that_a_model_leaves_empty_do_not_count(self, make_tool, tmp_path) -> None:
-        tool = make_tool(roots=[tmp_path], state_keys=["found"], fetcher=lambda url: "")
+        tool = make_tool(roots=[tmp_path], state_keys=["report"], fetcher=lambda url: "")
         empty = {"path": "", "state_key": "", "url": ""}
         assert call(tool, questions=[HARBOR], text=TEXT, **empty).text.startswith("Answer: 4711")
         assert call(make_tool(), questions=[HARBOR], text=TEXT, **empty).text.startswith("Answer: 4711")
 
-    def test_missing_arguments_are_named(self, make_tool) -> None:
-        message = call(make_tool(), text=TEXT)
-        assert (message.status, message.text) == ("error", "The arguments do not fit: questions: Field required.")
-
 
 class TestTheStateOfAnAgent:
-    def ask(self, tool: ReadLongDocument, key: str, found: Any) -> ToolMessage:
-        agent = create_agent(asking({"questions": [HARBOR], "state_key": key}), [tool], state_schema=WithFound)
-        (message,) = told(agent.invoke({"messages": [("user", "?")], "found": found}, TIGHT))
+    def ask(self, tool: ReadLongDocument, key: str, report: Any) -> ToolMessage:
+        agent = create_agent(caller({"questions": [HARBOR], "state_key": key}), [tool], state_schema=WithReport)
+        (message,) = tool_messages(agent.invoke({**TURN, "report": report}, TIGHT))
         return message
 
-    @pytest.mark.parametrize("found", [TEXT, TEXT.encode(), [LangChainDocument(TEXT)], LangChainDocument(TEXT)])
-    def test_a_key_that_was_named_is_read(self, make_tool, found) -> None:
-        assert self.ask(make_tool(state_keys=["found"]), "found", found).text.startswith("Answer: 4711")
+    @pytest.mark.parametrize("report", [TEXT, TEXT.encode(), [LangChainDocument(TEXT)], LangChainDocument(TEXT)])
+    def test_a_key_that_was_named_is_read(self, make_tool, report) -> None:
+        assert self.ask(make_tool(state_keys=["report"]), "report", report).text.startswith("Answer: 4711")
 
-    def test_any_other_key_is_refused(self, make_tool) -> None:
-        message = self.ask(make_tool(state_keys=["found"]), "messages", TEXT)
-        assert message.status == "error"
-        assert "state_key: Input should be 'found'" in message.text
-
-    def test_half_a_surrogate_pair_is_told_with_its_place(self, make_tool) -> None:
-        message = self.ask(make_tool(state_keys=["found"]), "found", [LangChainDocument("ab\ud800")])
-        assert message.status == "error"
-        assert "half of a surrogate pair at character 2" in message.text
-
-    @pytest.mark.parametrize("found", [Path("/etc/passwd"), 5, {"key": "sha256:" + "0" * 64}, [], None])
-    def test_what_is_no_text_is_refused(self, make_tool, found) -> None:
-        message = self.ask(make_tool(state_keys=["found"]), "found", found)
-        assert message.status == "error"
-        assert "state" in message.text
-        assert "root:" not in message.text
+    @pytest.mark.parametrize(
+        ("key", "report", "words"),
+        [
+            ("messages", TEXT, "state_key: Input should be 'report'"),
+            ("report", [LangChainDocument("ab\ud800")], "half of a surrogate pair at character 2"),
+            *(
+                ("report", value, "state")
+                for value in (Path("/etc/passwd"), 5, {"key": "sha256:" + "0" * 64}, [], None)
+            ),
+        ],
+    )
+    def test_another_key_and_what_is_no_text_are_refused(self, make_tool, key, report, words) -> None:
+        message = self.ask(make_tool(state_keys=["report"]), key, report)
+        assert (message.status, words in message.text, "root:" in message.text) == ("error", True, False)
 
     def test_outside_of_an_agent_there_is_nothing_to_read(self, make_tool) -> None:
-        assert "is empty" in refusal(make_tool(state_keys=["found"]), state_key="found")
+        assert "is empty" in refusal(make_tool(state_keys=["report"]), state_key="report")
 
 
 class TestTheFilesOfDeepagents:
@@ -328,13 +291,12 @@ class TestTheFilesOfDeepagents:
         from deepagents.backends.utils import create_file_data
 
         backend, saver = StateBackend(), InMemorySaver()
-        model = asking({"questions": [HARBOR], "path": "/notes/book.md"}, {"questions": [HARBOR], "path": "/other.md"})
+        model = caller({"questions": [HARBOR], "path": "/notes/book.md"}, {"questions": [HARBOR], "path": "/other.md"})
         agent = create_deep_agent(model, tools=[make_tool(backend=backend)], backend=backend, checkpointer=saver)
         files = {"/notes/book.md": create_file_data(TEXT)}
-        config: Any = {"configurable": {"thread_id": "t"}}
-        found, missing = told(agent.invoke({"messages": [("user", "?")], "files": files}, config))
-        assert found.text.startswith("Answer: 4711")
-        assert found.artifact["document"]["name"] == "book.md"
+        whole, missing = tool_messages(agent.invoke({**TURN, "files": files}, THREAD))
+        assert whole.text.startswith("Answer: 4711")
+        assert whole.artifact["document"]["name"] == "book.md"
         assert missing.text == "there is no file '/other.md' that may be read. Name a file as your file tools list it."
 
     def test_a_backend_on_disk_keeps_its_own_walls_and_the_ceiling(self, make_tool, tmp_path) -> None:
@@ -388,27 +350,18 @@ class TestADocumentThatGivesOrders:
 
 
 class TestInAnAgent:
-    def agent(self, tool: ReadLongDocument, *calls: dict[str, Any], **options: Any) -> Any:
-        return create_agent(asking(*(calls or [{"questions": [HARBOR], "text": TEXT}])), [tool], **options)
+    def agent(self, tool: ReadLongDocument, *arguments: dict[str, Any], **options: Any) -> Any:
+        return create_agent(caller(*(arguments or [{"questions": [HARBOR], "text": TEXT}])), [tool], **options)
 
     @pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
     def test_progress_is_streamed(self, make_tool, checkpointer) -> None:
         agent = self.agent(make_tool(), checkpointer=checkpointer)
-        config: Any = {"configurable": {"thread_id": "progress"}, **TIGHT}
-        parts = list(agent.stream({"messages": [("user", "?")]}, config, stream_mode="custom"))
+        parts = list(agent.stream(TURN, THREAD, stream_mode="custom"))
         assert {part["type"] for part in parts} == {"memagent.memory_update"}
         assert [part["chunk_index"] for part in parts] == list(range(len(parts)))
         assert len(parts) > 25
         assert parts[-1]["progress"] == 1.0
         assert {(part["question"], part["run_id"]) for part in parts} == {(HARBOR, parts[0]["run_id"])}
-
-    def test_a_second_turn_on_the_same_thread_reads_afresh(self, make_tool) -> None:
-        tool, saver = make_tool(), InMemorySaver()
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        for key in ("1", "2"):
-            call = {"questions": [HARBOR], "text": document_with({0.5: f"The key of harbor is {key}."}, words=800)}
-            state = self.agent(tool, call, checkpointer=saver).invoke({"messages": [("user", "?")]}, config)
-            assert told(state)[-1].artifact["readings"][0]["answer"] == key
 
     def test_the_agents_checkpoints_hold_no_part_of_a_read(self, make_tool, tmp_path) -> None:
         (tmp_path / "book.txt").write_text(TEXT)
@@ -416,183 +369,79 @@ class TestInAnAgent:
         agent = self.agent(
             make_tool(roots=[tmp_path]), {"questions": [HARBOR, CASTLE], "path": "book.txt"}, checkpointer=saver
         )
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        agent.invoke({"messages": [("user", "?")]}, config)
+        agent.invoke(TURN, THREAD)
         assert "word1 and then" not in repr(list(saver.list(None)))
         assert len(list(saver.list(None))) < 8, "the steps of the agent"
 
     def test_a_runtime_that_a_model_makes_up_is_thrown_away(self, make_tool) -> None:
-        tool = make_tool(state_keys=["found"])
-        forged = {"questions": [HARBOR], "state_key": "found", "runtime": {"state": {"found": "forged"}}}
-        agent = self.agent(tool, forged, state_schema=WithFound)
-        (message,) = told(agent.invoke({"messages": [("user", "?")], "found": TEXT}, TIGHT))
+        tool = make_tool(state_keys=["report"])
+        forged = {"questions": [HARBOR], "state_key": "report", "runtime": {"state": {"report": "forged"}}}
+        agent = self.agent(tool, forged, state_schema=WithReport)
+        (message,) = tool_messages(agent.invoke({**TURN, "report": TEXT}, TIGHT))
         assert message.text.startswith("Answer: 4711")
         assert "runtime" not in tool.args
-
-
-class TestAReadThatFails:
-    """The policy is gone while it reads about the harbor, then comes back."""
-
-    @pytest.fixture
-    def policy(self) -> Any:
-        def script(prompt: str) -> Any:
-            if policy.gone and "4711" in part(prompt, "section") and "harbor" in part(prompt, "problem"):
-                return PolicyUnreachableError("the server is gone", hint="Start it.")
-            return perfect_reader(prompt)
-
-        policy: Any = ScriptedPolicy(script)
-        policy.gone = True
-        return policy
-
-    def test_the_model_is_told_with_run_id_chunk_and_remedy(self, make_tool, policy) -> None:
-        text = refusal(make_tool(policy), text=TEXT)
-        assert text.startswith("The read failed: the server is gone (run ")
-        assert text.endswith("). Start it.")
-        assert ", chunk " in text
-
-    def test_with_checkpoints_of_its_own_the_reader_can_resume_it(self, make_reader, policy) -> None:
-        reader = make_reader(policy, checkpoints=InMemorySaver(), run_log=False)
-        agent = create_agent(
-            asking({"questions": [HARBOR, CASTLE], "text": TEXT}),
-            [ReadLongDocument(agent=reader)],
-            checkpointer=InMemorySaver(),
-        )
-        state = agent.invoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "t"}})
-        failed = told(state)[0].artifact["readings"][0]
-        policy.gone = False
-        asked = len(policy.prompts)
-        result = reader.resume(failed["run_id"])
-        assert result.answer == "4711"
-        assert len(policy.prompts) - asked < result.chunks_read - failed["chunks_read"] + 2
-
-
-def test_calls_that_share_one_task_go_on_with_their_own_reads(make_reader) -> None:
-    """A plain ToolNode runs all calls of a message in one task."""
-    gone = True
-
-    def script(prompt: str) -> Any:
-        if gone and "key of harbor is" in part(prompt, "section"):
-            return PolicyUnreachableError("gone")
-        return perfect_reader(prompt)
-
-    policy = ScriptedPolicy(script)
-    tool = ReadLongDocument(agent=make_reader(policy, run_log=False), on_failure="raise")
-    texts = [document_with({0.5: f"The key of harbor is {key}."}, words=600 * key) for key in (1, 2, 3)]
-    calls = [
-        {"name": tool.name, "args": {"questions": [HARBOR], "text": text}, "id": f"c{key}", "type": "tool_call"}
-        for key, text in enumerate(texts)
-    ]
-    builder = StateGraph(MessagesState)
-    builder.add_node("tools", ToolNode([tool], handle_tool_errors=False))
-    builder.add_edge(START, "tools")
-    builder.add_edge("tools", END)
-    graph = builder.compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-    with pytest.raises(PolicyUnreachableError):
-        graph.invoke({"messages": [AIMessage("", tool_calls=calls)]}, config, durability="sync")
-    gone = False
-    messages = told(graph.invoke(None, config))
-    assert [message.artifact["readings"][0]["answer"] for message in messages] == ["1", "2", "3"]
 
 
 class TestAskingTheSameAgain:
     """What was left unfinished is in the artifact of the tool's earlier message, so asking again goes on with it."""
 
-    @pytest.fixture
-    def set_up(self, request, make_reader) -> Any:
-        def make(policy: Any, **options: Any) -> tuple[ReadLongDocument, Any]:
-            own = {"checkpoints": InMemorySaver()} if hasattr(request, "param") else {}
-            return ReadLongDocument(agent=make_reader(policy, run_log=False, **own), **options), InMemorySaver()
+    def ask(self, tool: ReadLongDocument, saver: Any, *, text: str = TEXT, question: str = HARBOR) -> ToolMessage:
+        """What the tool replies in one more turn of an agent's thread."""
+        agent = create_agent(caller({"questions": [question], "text": text}), [tool], checkpointer=saver)
+        return tool_messages(agent.invoke(TURN, THREAD))[-1]
 
-        return make
-
-    async def test_goes_on_where_the_policy_had_failed(self, set_up) -> None:
-        gone = True
-
-        def script(prompt: str) -> Any:
-            if gone and "4711" in part(prompt, "section"):
-                return PolicyUnreachableError("the server is gone", hint="Start it.")
-            return perfect_reader(prompt)
-
-        policy = ScriptedPolicy(script)
-        tool, saver = set_up(policy)
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        for _ in range(3):
-            agent = create_agent(asking({"questions": [HARBOR], "text": TEXT}), [tool], checkpointer=saver)
-            state = agent.invoke({"messages": [("user", "?")]}, config)
-            gone = len(told(state)) < 2
-        first, second, third = told(state)
-        assert (first.status, second.status, third.status) == ("error", "error", "success")
-        assert first.text.endswith("Ask the same question about the same document again to read on from there.")
-        assert third.text.startswith("Answer: 4711\nEvidence")
-        assert len({message.artifact["readings"][0]["run_id"] for message in (first, second, third)}) == 1
-        sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
-        assert len(sections) == len(set(sections)) + 2, "only the chunk that failed was read again, twice"
-
-    def test_goes_on_where_a_limit_was_reached_and_finds_early_evidence(self, set_up) -> None:
-        policy = ScriptedPolicy(perfect_reader)
-        tool, saver = set_up(policy, limits=Limits(max_chunks=20))
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+    def test_goes_on_where_a_limit_was_reached_and_finds_early_evidence(self, make_tool) -> None:
+        policy, saver = ScriptedPolicy(perfect_reader), InMemorySaver()
+        tool = make_tool(policy, limits=Limits(max_chunks=20))
         text = "The key of harbor is 4711. " + TEXT
-        stopped = True
-        while stopped:
-            agent = create_agent(asking({"questions": [HARBOR], "text": text}), [tool], checkpointer=saver)
-            *_, message = told(agent.invoke({"messages": [("user", "?")]}, config))
-            stopped = "stopped at its limit" in message.text
+        while "stopped at its limit" in (message := self.ask(tool, saver, text=text)).text:
+            pass
         assert message.text.startswith("Answer: 4711")
         assert message.artifact["readings"][0]["evidence"][0]["chunk_index"] == 0
         sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
         assert len(sections) == len(set(sections)) > 25
 
-    def test_reads_afresh_what_was_finished_another_document_or_another_question(self, set_up) -> None:
-        policy = ScriptedPolicy(perfect_reader)
-        tool, saver = set_up(policy, limits=Limits(max_chunks=5))
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        for arguments in ({"questions": [HARBOR], "text": TEXT}, {"questions": [CASTLE], "text": TEXT + " more"}):
-            agent = create_agent(asking(arguments), [tool], checkpointer=saver)
-            agent.invoke({"messages": [("user", "?")]}, config)
+    def test_reads_another_document_for_another_question_afresh(self, make_tool) -> None:
+        policy, saver = ScriptedPolicy(perfect_reader), InMemorySaver()
+        tool = make_tool(policy, limits=Limits(max_chunks=5))
+        self.ask(tool, saver)
+        self.ask(tool, saver, text=TEXT + " more", question=CASTLE)
         sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
         assert sections[:5] == sections[5:]
 
     def test_reads_afresh_where_the_reader_has_other_settings_by_then(self, make_reader) -> None:
-        policy, own, saver = ScriptedPolicy(perfect_reader), InMemorySaver(), InMemorySaver()
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
+        own, saver = InMemorySaver(), InMemorySaver()
         for tokens, limits in ((100, Limits(max_chunks=5)), (80, None)):
-            reader = make_reader(policy, run_log=False, checkpoints=own, chunk_tokens=tokens)
-            tool = ReadLongDocument(agent=reader, limits=limits)
-            agent = create_agent(asking({"questions": [HARBOR], "text": TEXT}), [tool], checkpointer=saver)
-            *_, message = told(agent.invoke({"messages": [("user", "?")]}, config))
+            reader = make_reader(run_log=False, checkpoints=own, chunk_tokens=tokens)
+            message = self.ask(ReadLongDocument(agent=reader, limits=limits), saver)
         assert message.text.startswith("Answer: 4711\nEvidence")
 
     def test_outside_of_agents_nothing_is_promised(self, make_tool) -> None:
         assert "again" not in call(make_tool(limits=Limits(max_chunks=2)), questions=[HARBOR], text=TEXT).text
 
-    @pytest.mark.parametrize("set_up", ["reader's own checkpoints"], indirect=True)
-    async def test_also_when_the_agent_is_killed_while_it_goes_on(self, set_up) -> None:
+    async def test_also_when_the_agent_is_killed_while_it_goes_on(self, make_reader) -> None:
         """`KeyError` stands for the kill: no reading, no message, only what the checkpoints hold."""
         trouble: Any = None
 
         def script(prompt: str) -> Any:
-            section = part(prompt, "section")
-            if trouble is not None and trouble[0] in section:
+            if trouble is not None and trouble[0] in part(prompt, "section"):
                 raise trouble[1]
             return perfect_reader(prompt)
 
-        policy = ScriptedPolicy(script)
-        tool, saver = set_up(policy)
-        config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-        for trouble, given in (
-            (("is 12.", PolicyUnreachableError("gone")), {"messages": [("user", "?")]}),
-            (("4711", KeyError("killed")), {"messages": [("user", "?")]}),
+        policy, saver = ScriptedPolicy(script), InMemorySaver()
+        tool = ReadLongDocument(agent=make_reader(policy, run_log=False, checkpoints=InMemorySaver()))
+        for trouble, turn in (
+            (("is 12.", PolicyUnreachableError("gone")), TURN),
+            (("4711", KeyError("killed")), TURN),
             (None, None),
         ):
-            model = asking({"questions": [HARBOR], "text": TEXT}) if given else asking()
+            model = caller({"questions": [HARBOR], "text": TEXT}) if turn else caller()
             agent = create_agent(model, [tool], checkpointer=saver)
             try:
-                state = await agent.ainvoke(given, config)
+                state = await agent.ainvoke(turn, THREAD)
             except KeyError:
                 assert trouble[0] == "4711"
-        first, second = told(state)
+        first, second = tool_messages(state)
         assert second.text.startswith("Answer: 4711\nEvidence")
         assert second.artifact["readings"][0]["run_id"] == first.artifact["readings"][0]["run_id"]
         sections = [part(prompt, "section") for prompt in policy.prompts if "<section>" in prompt]
@@ -607,41 +456,20 @@ def test_a_resumed_agent_does_not_open_the_document_again(make_reader) -> None:
             return PolicyUnreachableError("gone")
         return perfect_reader(prompt)
 
-    fetched: list[str] = []
+    urls: list[str] = []
     tool = ReadLongDocument(
         agent=make_reader(ScriptedPolicy(script), run_log=False),
-        fetcher=lambda url: fetched.append(url) or TEXT,
+        fetcher=lambda url: urls.append(url) or TEXT,
         on_failure="raise",
     )
-    model = asking({"questions": [HARBOR], "url": "https://example.com/book.txt"})
+    model = caller({"questions": [HARBOR], "url": "https://example.com/book.txt"})
     agent = create_agent(model, [tool], checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
     with pytest.raises(PolicyUnreachableError):
-        agent.invoke({"messages": [("user", "?")]}, config)
+        agent.invoke(TURN, THREAD)
     gone = False
-    (message,) = told(agent.invoke(None, config))
+    (message,) = tool_messages(agent.invoke(None, THREAD))
     assert message.text.startswith("Answer: 4711")
-    assert len(fetched) == 1
-
-
-async def test_called_by_hand_in_a_node_it_streams_and_keeps_two_calls_apart(make_tool) -> None:
-    tool = make_tool()
-
-    async def node(state: MessagesState) -> Any:
-        said = [await tool.ainvoke({"questions": [question], "text": TEXT}) for question in (HARBOR, CASTLE)]
-        return {"messages": [("ai", "\n".join(said))]}
-
-    builder = StateGraph(MessagesState)
-    builder.add_node("node", node)
-    builder.add_edge(START, "node")
-    builder.add_edge("node", END)
-    graph = builder.compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}, **TIGHT}
-    parts = [part async for part in graph.astream({"messages": []}, config, stream_mode="custom")]
-    assert {part["question"] for part in parts} == {HARBOR, CASTLE}
-    text = (await graph.aget_state(config)).values["messages"][-1].text
-    assert "Answer: 4711" in text
-    assert "Answer: 12" in text
+    assert len(urls) == 1
 
 
 ASYNC_AGENT = """
@@ -656,13 +484,13 @@ from memagent_graph import Budget, DocumentStore, MemAgent, ScriptedPolicy, load
 folder, killed_at = Path(sys.argv[1]), int(sys.argv[2])
 sys.path.insert(0, sys.argv[3])
 from support.scripts import part, perfect_reader
-from unit.test_tool import CASTLE, HARBOR, asking
+from unit.test_tool import CASTLE, HARBOR, THREAD, TURN, caller
 
 def script(prompt):
     if "<section>" in prompt:
-        with (folder / "asked.txt").open("a") as file:
+        with (folder / "chunks.txt").open("a") as file:
             file.write(part(prompt, "problem") + part(prompt, "section").replace("\\n", " ") + "\\n")
-        if sum(1 for _ in (folder / "asked.txt").open()) == killed_at:
+        if sum(1 for _ in (folder / "chunks.txt").open()) == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
     return perfect_reader(prompt)
 
@@ -677,16 +505,15 @@ async def main():
     )
     calls = [{"questions": [HARBOR, CASTLE], "path": name} for name in ("a.txt", "b.txt")]
     async with AsyncSqliteSaver.from_conn_string(str(folder / "agent.sqlite")) as saver:
-        agent = create_agent(asking(*calls), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver)
-        config = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
-        begun = (await agent.aget_state(config)).next
+        agent = create_agent(caller(*calls), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver)
+        begun = (await agent.aget_state(THREAD)).next
         if begun:
             agent = create_agent(
-                asking(then="x"), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver
+                caller(then="x"), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver
             )
-        state = await agent.ainvoke(None if begun else {"messages": [("user", "?")]}, config)
+        state = await agent.ainvoke(None if begun else TURN, THREAD)
     readings = [m.artifact["readings"] for m in state["messages"] if m.type == "tool"]
-    print([[(each["answer"], bool(each["evidence"])) for each in of_call] for of_call in readings])
+    print([[(reading["answer"], bool(reading["evidence"])) for reading in of_call] for of_call in readings])
 
 asyncio.run(main())
 """
@@ -704,9 +531,9 @@ def test_two_calls_of_two_questions_killed_three_times_go_on_each_at_its_own_chu
     command = [sys.executable, *folders, "-1", str(Path(__file__).parents[1])]
     done = run_program(command, stdout=subprocess.PIPE, check=True)
     assert done.stdout == "[[('1', True), ('10', True)], [('2', True), ('20', True)]]\n"
-    asked = Counter((tmp_path / "asked.txt").read_text().splitlines())
-    assert len(asked) > 100
-    assert sum(asked.values()) <= len(asked) + 3 * 4, "at every kill, each of the four reads loses one chunk at most"
+    chunks = Counter((tmp_path / "chunks.txt").read_text().splitlines())
+    assert len(chunks) > 100
+    assert sum(chunks.values()) <= len(chunks) + 3 * 4, "at every kill, each of the four reads loses one chunk at most"
 
 
 def test_a_chunk_is_shown_only_when_the_memory_before_it_is_saved(make_reader) -> None:
@@ -719,16 +546,18 @@ def test_a_chunk_is_shown_only_when_the_memory_before_it_is_saved(make_reader) -
 
     def script(prompt: str) -> str:
         if "<section>" in prompt:
-            saved.append(len(list(own.list(None))))
+            checkpoints.append(len(list(own.list(None))))
         return perfect_reader(prompt)
 
-    saver, own, saved = InMemorySaver(), SlowSaver(), []
+    saver, own, checkpoints = InMemorySaver(), SlowSaver(), []
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script), run_log=False, checkpoints=own))
     text = document_with({0.5: "The key of harbor is 4711."}, words=600)
-    agent = create_agent(asking({"questions": [HARBOR], "text": text}), [tool], checkpointer=saver)
-    agent.invoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "t"}})
-    assert len(saved) > 5
-    assert saved == list(range(saved[0], saved[0] + 2 * len(saved), 2))  # each chunk is chosen, then read
+    agent = create_agent(caller({"questions": [HARBOR], "text": text}), [tool], checkpointer=saver)
+    agent.invoke(TURN, THREAD)
+    assert len(checkpoints) > 5
+    assert checkpoints == list(
+        range(checkpoints[0], checkpoints[0] + 2 * len(checkpoints), 2)
+    )  # each chunk is chosen, then read
 
 
 def test_a_misspelt_option_is_refused_and_the_options_stand_in_help(make_reader) -> None:

@@ -34,22 +34,32 @@ def kinds(result) -> list[str]:
     return [event.kind.value for event in result.events]
 
 
+@pytest.fixture
+def log(tmp_path):
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()
+
+
 # Names and options
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "words"),
     [
-        ("gated:stop=maybe", "gated takes yes or no for stop"),
+        (
+            "gated:stop=maybe",
+            "stop=maybe is not valid for gated. Input should be a valid boolean",
+        ),
         ("gated:exit=yes", "gated has no option 'exit'. Its options: passes, stop"),
-        ("parallel:passes=two", "parallel takes a whole number for passes"),
+        ("parallel:passes=two", "passes=two is not valid for parallel. Input should be a valid integer"),
         ("parallel:passes=0", "parallel:passes must be at least 1, got 0. Use 1 or more"),
         ("parallel:passes=2:passes=3", "parallel:passes=2:passes=3 has an option twice"),
         ("gatd:stop=yes", "Did you mean gated"),
     ],
 )
-def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, told) -> None:
-    with pytest.raises(StrategyError, match=re.escape(told)):
+def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, words) -> None:
+    with pytest.raises(StrategyError, match=re.escape(words)):
         load_strategy(name)
 
 
@@ -58,7 +68,7 @@ def test_a_strategy_with_longer_prompts_takes_shorter_chunks_where_nobody_chose_
     reader = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy=name, run_log=False)
     assert reader.graph().reader_context.budget.chunk_tokens <= Budget().chunk_tokens
     chosen = MemAgent(ScriptedPolicy([]), tokenizer="embedded", strategy="recall", budget=Budget(), run_log=False)
-    with pytest.raises(BudgetError, match=r"recall_update.*Lower chunk_tokens"):
+    with pytest.raises(BudgetError, match=r"recall_update.*Use chunk_tokens 3934"):
         chosen.graph()
 
 
@@ -71,9 +81,8 @@ def gate(prompt: str) -> str:
     return f"REWRITE\n{perfect_reader(prompt)}" if "harbor" in part(prompt, "section") else "KEEP"
 
 
-def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_path) -> None:
+def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) -> None:
     memory = "  harbor 4711\twith  odd   blanks"
-    log = RunLog(tmp_path / "runs.sqlite")
     policy = ScriptedPolicy(
         lambda prompt: f"REWRITE\n{memory}" if "harbor" in part(prompt, "section") else gate(prompt)
     )
@@ -84,11 +93,10 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_p
     counts = {conversation.text: conversation.outcome.value for conversation in log.conversations("r")}
     assert counts["KEEP"] == "kept_previous"
     assert not result.events
-    log.close()
 
 
 @pytest.mark.parametrize(
-    ("said", "detail"),
+    ("reply", "detail"),
     [
         ("maybe", "the first line is 'maybe'"),
         ("KEEP\nharbor 4711", "there is a new memory below KEEP"),
@@ -97,8 +105,8 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, tmp_p
         ("STOP", "is not allowed here"),
     ],
 )
-def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, said, detail) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else gate(prompt))
+def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, reply, detail) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
     assert result.answer == "4711"
     assert kinds(result) == ["malformed", "resampled"] * 2 + ["malformed"]
@@ -115,9 +123,9 @@ def test_a_gate_may_stop_where_it_is_allowed_to(make_reader, tmp_path) -> None:
     assert result.chunks_read < whole.chunks_read / 2
     assert result.usage.document_tokens < whole.usage.document_tokens / 2
     assert not result.stop_reason.resumable
-    asked = len(policy.prompts)
+    calls = len(policy.prompts)
     assert reader.resume("r").answer == "4711"
-    assert len(policy.prompts) == asked
+    assert len(policy.prompts) == calls
 
 
 def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
@@ -174,9 +182,9 @@ def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing
     assert [answers[passes].answer for passes in (1, 2, 5)] == ["unknown", "pier", "pier"]
     chunks = answers[1].chunks_read
     assert [answers[passes].chunks_read for passes in (2, 5)] == [2 * chunks, 3 * chunks]
-    found = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
-    assert found.branch.startswith("2.")
-    assert [answers[2].trace.by_id[parent].text for parent in found.parents] == ["Anna owns a chest"]
+    call = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
+    assert call.branch.startswith("2.")
+    assert [answers[2].trace.by_id[parent].text for parent in call.parents] == ["Anna owns a chest"]
     assert "Anna owns a chest" in {item.quote for item in answers[2].view().provenance.evidence}, "of all the memory"
     assert [item.quote for item in answers[2].evidence] == ["The chest stands at the pier"], "what the answer rests on"
 
@@ -213,8 +221,7 @@ def two_hops(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(("strategy", "answer"), [("overwrite", "unknown"), ("reread", "pier"), ("recall", "pier")])
-def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, strategy, answer) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, log, strategy, answer) -> None:
     result = make_reader(ScriptedPolicy(two_hops), strategy=strategy, run_log=log).read(HOPS, HOPS_QUESTION, run_id="r")
     assert result.answer == answer
     if answer == "pier":
@@ -222,7 +229,6 @@ def test_a_second_hop_before_the_first_needs_a_look_back(make_reader, tmp_path, 
         pier = result.evidence[-1]
         assert HOPS[pier.start_char : pier.end_char] == pier.quote
     assert log.trace("r").final_memory == result.memory
-    log.close()
 
 
 def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> None:
@@ -239,12 +245,12 @@ def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> Non
     assert [result.trace.by_id[parent].role for parent in again[1].parents] == ["update", "decompose"]
 
 
-@pytest.mark.parametrize("said", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
-def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, said) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
+@pytest.mark.parametrize("reply", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
+def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
     result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
     assert (result.answer, result.stop_reason) == ("unknown", StopReason.ANSWERED)
-    kind = "repeated" if "Anna keep" in said else "malformed"
+    kind = "repeated" if "Anna keep" in reply else "malformed"
     assert kinds(result) == [kind, "resampled", kind, "resampled", kind]
 
 
@@ -260,8 +266,7 @@ def test_rereads_end_after_so_many(make_reader) -> None:
     assert next(numbers) == 3
 
 
-def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> None:
 
     def forgets(prompt: str) -> str:
         section = part(prompt, "section")
@@ -276,16 +281,15 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, tmp_path)
     step = next(step for step in result.trace.steps if step.text == "harbor 4711 again")
     assert any("4711" in (result.trace.by_id[parent].text or "") for parent in step.parents)
     assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
-    logged = next(each for each in log.trace("r").steps if each.id == step.id)
+    logged = next(call for call in log.trace("r").steps if call.id == step.id)
     assert (logged.reads, logged.parents) == (step.reads, step.parents)
-    asked = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
-    assert asked.slot == step.reads[0].index
-    log.close()
+    row = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
+    assert row.slot == step.reads[0].index
 
 
-@pytest.mark.parametrize("said", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
-def test_a_look_up_that_finds_nothing_is_an_event(make_reader, said) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else perfect_reader(prompt))
+@pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
+def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else perfect_reader(prompt))
     result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert kinds(result) == ["not_recalled"]
     assert "(nothing)" in part(policy.prompts[-2], "recalled")
@@ -327,8 +331,7 @@ def test_a_recalled_passage_never_fills_more_than_a_memory(make_reader) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["segments:count=9", "map_reduce", "parallel"])
-def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, strategy) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
+def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, log, strategy) -> None:
 
     def reads(prompt: str):
         if "<findings>" in prompt:
@@ -341,21 +344,18 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, tmp_path, stra
     assert "refused" in kinds(result)
     assert result.memory
     assert {step.id: step.text for step in log.trace("r").steps} == {step.id: step.text for step in result.trace.steps}
-    log.close()
 
 
-@pytest.mark.parametrize("said", ["", "maybe"], ids=["empty", "no form"])
+@pytest.mark.parametrize("reply", ["", "maybe"], ids=["empty", "no form"])
 @pytest.mark.parametrize("rule", [UpdateRule.ACCEPT, UpdateRule.RETRY])
 @pytest.mark.parametrize("strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall"])
-def test_no_reply_ends_a_read_under_any_rule(make_reader, tmp_path, strategy, rule, said) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    policy = ScriptedPolicy(lambda prompt: said)
+def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply)
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
     logged = {step.id: step.text for step in log.trace("r").steps}
     assert logged == {step.id: step.text for step in result.trace.steps}
-    log.close()
 
 
 def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, tmp_path) -> None:
@@ -363,7 +363,7 @@ def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, 
     reader.read(HOPS, HOPS_QUESTION, run_id="r")
     reader.edit_memory("r", 2, "Anna owns a bag", branch="")
     first = [update for update in reader.resume("r").updates if not update.branch]
-    assert [each.memory for each in first if each.chunk_index == 2] == ["Anna owns a bag"]
+    assert [update.memory for update in first if update.chunk_index == 2] == ["Anna owns a bag"]
     assert "Anna owns a bag" in first[-1].memory
 
 
@@ -397,16 +397,16 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "words"),
     [
         ([10**6], "returned index 1000000 for"),
         (lambda: {}["x"], "Odd failed: KeyError"),
         (None, "Odd failed: TypeError"),
     ],
 )
-def test_a_retriever_that_fails_is_named(make_reader, order, told) -> None:
+def test_a_retriever_that_fails_is_named(make_reader, order, words) -> None:
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else "x")
-    with pytest.raises(RetrievalError, match=told):
+    with pytest.raises(RetrievalError, match=words):
         make_reader(policy, strategy=Recall(retriever=Odd(order))).read(TEXT, QUESTION)
     twice = make_reader(policy, strategy=Recall(retriever=Odd([0, 0, 1])))
     assert twice.read(TEXT, QUESTION).stop_reason is StopReason.ANSWERED

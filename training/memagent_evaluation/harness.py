@@ -14,7 +14,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby
 from statistics import fmean
@@ -30,7 +29,7 @@ from memagent_evaluation.result_table import EvaluationPlan, Key, QuestionOutcom
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError, StoredSample
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
-from memagent_graph.cli.progress import ProgressDisplay
+from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
     EvaluationError,
@@ -96,12 +95,9 @@ class EvaluationProgress:
             f"{format_length(length, unit)} {100 * fmean(scores):.0f}%"
             for (unit, length), scores in sorted(self._scores.items())
         )
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        parts = [lengths, f"{self._failed} failed" if self._failed else "", f"{self._tokens / seconds:,.0f} tokens/s"]
-        if self._length_done:  # by length, not by number, since long documents come first
-            left = timedelta(seconds=round(seconds * self._length_left / self._length_done))
-            parts.append(f"{left} left")
-        return ", ".join(filter(None, parts))
+        done, left = self._length_done, self._length_left  # not the numbers, since long documents come first
+        seconds = time.monotonic() - self._began
+        return describe_progress(seconds, lengths, failed=self._failed, tokens=self._tokens, done=done, left=left)
 
     def _count(self, row: ResultRow) -> None:
         self._done += 1

@@ -17,6 +17,7 @@ from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
+from memagent_graph.roles import ANSWER, UPDATE, require_room
 
 DEFAULT_LENGTHS: Final = {
     LengthUnit.TOKENS: (8 << 10, 32 << 10, 128 << 10),
@@ -125,14 +126,11 @@ def check_plan(
         EvaluationError: a length is too small for a task, the task has fewer samples, or its own code fails.
         BudgetError: a task's question or answer does not fit the window.
     """
-    templates = (
-        context.tokenizer.count(context.prompts.update.literal),
-        context.tokenizer.count(context.prompts.answer.literal),
-    )
+    count = context.tokenizer.count
     for task in tasks.values():
         try:
             bound = count_completion_tokens(task, context.budget.answer_tokens)
-            replace(context.budget, answer_tokens=bound).require(*templates)
+            require_room((UPDATE, ANSWER), context.prompts, replace(context.budget, answer_tokens=bound), count)
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
                 for index in _choose_checks(cell, task.unit):
                     check_question(make_sample(task, cell.length, index, seed).question, context)

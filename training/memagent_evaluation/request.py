@@ -178,7 +178,7 @@ async def _measure(
             ended = await evaluate(evaluation, journal, EvaluationProgress(display))
         finally:
             if saver is not None:
-                await saver.conn.close()  # type: ignore[attr-defined]
+                await saver.aclose()  # type: ignore[attr-defined]
     if ended is EvaluationEnd.DONE:
         for path in options.out.glob(f"{CHECKPOINTS}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder holds the leases

@@ -169,7 +169,7 @@ def import_runs(log: RunLog, source: Path | str, *, replace: bool = False) -> Im
                         hint="Replace the run in the log with --replace, or import into another log. The runs before "
                         "this one were imported.",
                     )
-                _add(log, run, replacing=present is not None)
+                log.add(run, replacing=present is not None)
                 conversations += len(list(run.conversations))
                 rewards += len(run.rewards)
     except OSError as error:
@@ -224,7 +224,7 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
             present, run = parts[0], merge_parts([part for part in parts if part is not None])
             if present is not None and is_same(present, run):
                 continue
-            _add(log, run, replacing=present is not None)
+            log.add(run, replacing=present is not None)
             runs += 1
             conversations += len(list(run.conversations)) - (len(list(present.conversations)) if present else 0)
             rewards += max(0, len(run.rewards) - (len(present.rewards) if present else 0))
@@ -235,14 +235,3 @@ def _load_whole(log: RunLog, run_id: str) -> LoggedRun | None:
     """Return a run with a list of conversations and numbers as arrays; None if the log does not have the run."""
     run = load_run(log, run_id)
     return run and dataclasses.replace(run, conversations=list(map(with_arrays, run.conversations)))
-
-
-def _add(log: RunLog, run: LoggedRun, *, replacing: bool) -> None:
-    log.add(
-        run.record,
-        list(run.conversations),
-        events=run.events,
-        rewards=run.rewards,
-        templates=run.templates,
-        replacing=replacing,
-    )

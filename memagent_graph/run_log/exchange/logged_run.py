@@ -11,17 +11,10 @@ from typing import Any, Final, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import EventKind
-from memagent_graph.run_log.columns import RECORD_COLUMNS
+from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.log import RunLog
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunFilter
 from memagent_graph.run_log.rows import withdraw_reward
-
-NUMBERS: Final = {
-    name: "I" if column.arrow == "ids" else "f"
-    for name, column in RECORD_COLUMNS[Conversation].items()
-    if column.is_numbers
-}
-"""The type codes of arrays of token ids and log-probs, by attribute of `Conversation`."""
 
 
 def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
@@ -43,7 +36,7 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
 
 def with_arrays(conversation: Conversation) -> Conversation:
     """Return a conversation with ids and log-probs as arrays, because lists need ten times as much memory."""
-    values = {name: (kind, getattr(conversation, name)) for name, kind in NUMBERS.items()}
+    values = {name: (kind, getattr(conversation, name)) for name, kind in ARRAY_TYPES.items()}
     arrays: dict[str, Any] = {name: numbers and array(kind, numbers) for name, (kind, numbers) in values.items()}
     return replace(conversation, **arrays)
 
@@ -63,7 +56,7 @@ def _content(run: LoggedRun) -> Iterator[object]:
         # As bytes, numbers compare equal for any kind of sequence, and a NaN equals itself.
         as_bytes: dict[str, Any] = {
             name: None if numbers is None else array(kind, numbers).tobytes()
-            for name, kind, numbers in ((name, kind, getattr(conversation, name)) for name, kind in NUMBERS.items())
+            for name, kind, numbers in ((name, kind, getattr(conversation, name)) for name, kind in ARRAY_TYPES.items())
         }
         yield replace(conversation, id=None, **as_bytes)
     rewards = [replace(reward, id=None, conversation=order.get(reward.conversation)) for reward in run.rewards]

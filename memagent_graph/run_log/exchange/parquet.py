@@ -27,8 +27,9 @@ import msgspec
 from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.grouping import group_values
+from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
-from memagent_graph.run_log.exchange.logged_run import NUMBERS
+from memagent_graph.run_log.exchange.logged_run import with_arrays
 from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, iterate_rows, load_pyarrow, open_parquet
@@ -89,7 +90,7 @@ class ParquetWriter:
             compression="zstd",
             compression_level=_COMPRESSION_LEVEL,
             data_page_size=_PAGE_BYTES,
-            use_dictionary=[name for name in COLUMNS if name not in NUMBERS],
+            use_dictionary=[name for name in COLUMNS if name not in ARRAY_TYPES],
             column_encoding={"logprobs.list.element": "BYTE_STREAM_SPLIT"},
         )
         self._templates: dict[str, Mapping[str, str]] = {}
@@ -101,7 +102,7 @@ class ParquetWriter:
         rewards = group_values((reward.conversation, reward) for reward in run.rewards)
         run_values = _run_values(run, rewards.get(None, []))
         empty = True
-        for conversation in run.conversations:
+        for conversation in map(with_arrays, run.conversations):
             empty = False
             self._add({**run_values, **_conversation_values(conversation, rewards.get(conversation.id, []))})
         if empty:
@@ -121,51 +122,21 @@ class ParquetWriter:
             column.append(values.get(name))
         self._rows += 1
         self._characters += sum(len(values.get(name) or "") for name in _LONG_TEXTS)
-        is_large = self._characters >= _ROW_GROUP_CHARACTERS or self._rows == _ROW_GROUP_ROWS
-        if is_large or sum(map(len, self._numbers.values())) >= _ROW_GROUP_NUMBERS:
+        self._numbers += sum(len(values.get(name) or ()) for name in ARRAY_TYPES)
+        is_large = self._characters >= _ROW_GROUP_CHARACTERS or self._numbers >= _ROW_GROUP_NUMBERS
+        if is_large or self._rows == _ROW_GROUP_ROWS:
             self._end_group()
 
     def _begin_group(self) -> None:
-        self._rows = self._characters = 0
-        self._numbers = {name: _Numbers(kind) for name, kind in NUMBERS.items()}
-        self._group: dict[str, Any] = {name: self._numbers.get(name, []) for name in COLUMNS}
+        self._rows = self._characters = self._numbers = 0
+        self._group: dict[str, list[Any]] = {name: [] for name in COLUMNS}
 
     def _end_group(self) -> None:
         if not self._rows:
             return
-        arrays = [
-            column.arrow(self._pa)
-            if isinstance(column, _Numbers)
-            else self._pa.array(column, self._schema.field(name).type)
-            for name, column in self._group.items()
-        ]
+        arrays = [self._pa.array(values, self._schema.field(name).type) for name, values in self._group.items()]
         self._writer.write_batch(self._pa.record_batch(arrays, schema=self._schema))
         self._begin_group()
-
-
-class _Numbers:
-    """A column of lists of numbers, four bytes each."""
-
-    def __init__(self, kind: str) -> None:
-        self._values: array[Any] = array(kind)
-        self._ends = array("i", [0])
-        self._missing: list[bool] = []
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def append(self, numbers: Sequence[float] | None) -> None:
-        """Add a list, or its absence."""
-        self._values.extend(numbers or ())
-        self._ends.append(len(self._values))
-        self._missing.append(numbers is None)
-
-    def arrow(self, pa: Any) -> Any:
-        """Return the column as an Arrow array, on the same memory."""
-        kind = pa.uint32() if self._values.typecode == "I" else pa.float32()
-        values = pa.Array.from_buffers(kind, len(self._values), [None, pa.py_buffer(self._values)])
-        ends = pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)])
-        return pa.ListArray.from_arrays(ends, values, mask=pa.array(self._missing, pa.bool_()))
 
 
 def read(source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
@@ -215,7 +186,7 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
                 yield _run(rows, templates, source)
                 rows = []
                 size = part.nbytes
-            for name, kind in NUMBERS.items():
+            for name, kind in ARRAY_TYPES.items():
                 # A list needs eight times as much memory.
                 row[name] = None if row[name] is None else array(kind, row[name])
             rows.append(row)
@@ -270,7 +241,7 @@ def _conversation(row: Mapping[str, Any]) -> Conversation:
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
     if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):
         raise ValueError(f"a text has more than {MAX_TEXT_BYTES:,} bytes")
-    numbers = {name: values.pop(name) for name in NUMBERS}
+    numbers = {name: values.pop(name) for name in ARRAY_TYPES}
     return replace(msgspec.convert(values, Conversation), **numbers)
 
 

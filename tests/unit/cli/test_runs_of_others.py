@@ -3,128 +3,110 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.scripts import document_with
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.run_log import RunFilter, RunLog
+from memagent_graph.run_log import LoggedRun, RunFilter, RunLog
 from memagent_graph.storage.paths import default_run_log
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=600)
-QUESTION = "What is the key of harbor?"
-SMALL = ("--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
-         "--chunk-tokens", "100", "--answer-tokens", "60")  # fmt: skip
 KEY = "sk-real"
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "book.txt"
-    path.write_text(TEXT)
-    return path
+def stop_run(read, server) -> Callable[..., None]:
+    """Read two chunks, as the run r."""
+
+    def stop_run(*more: object) -> None:
+        assert read("--max-chunks", "2", "--run-id", "r", *more).exit_code == ExitCode.STOPPED
+        server.headers.clear()
+
+    return stop_run
 
 
 @pytest.fixture
-def stranger() -> Iterator[FakeServer]:
-    with FakeServer(window=900) as server:
-        yield server
-
-
-def stopped_run(book: Path, server: FakeServer, *options: object) -> None:
-    """Read two chunks, as the run r."""
-    url = ("--base-url", server.base_url)
-    memagent("read", book, "-q", QUESTION, *SMALL, *url, "--max-chunks", "2", "--run-id", "r", *options, code=5)
-    server.headers.clear()
+def has_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 def keys_sent(server: FakeServer) -> set[str]:
     return {headers.get("Authorization", "") for headers in server.headers}
 
 
-def change_log(statement: str, *values: Any) -> None:
-    with closing(sqlite3.connect(default_run_log())) as connection:
-        connection.execute(statement, values)
-        connection.commit()
-
-
 def import_run(run_id: str, **changes: Any) -> None:
     """Add a run to the log as an import does."""
     with closing(RunLog(default_run_log())) as log:
-        log.add(replace(log.get("r"), run_id=run_id, **changes))
+        log.add(LoggedRun(replace(log.get("r"), run_id=run_id, **changes)))
 
 
-def test_a_server_that_only_the_log_names_gets_no_key(book, stranger, monkeypatch) -> None:
-    stopped_run(book, stranger)
+def test_a_server_that_only_the_log_names_gets_no_key(stop_run, server, monkeypatch) -> None:
+    stop_run()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     for own_url in ("", "http://127.0.0.1:9/v1"):
         monkeypatch.setenv("OPENAI_BASE_URL", own_url)
         memagent("resume", "r", "--max-chunks", "1", code=ExitCode.STOPPED)
-    assert stranger.headers and keys_sent(stranger) == {"Bearer none"}
-    told = memagent("resume", "r", "--api-key", KEY, code=ExitCode.RUN).stderr
-    assert f"If it is your server, pass --base-url {stranger.base_url}" in told
+    assert server.headers and keys_sent(server) == {"Bearer none"}
+    refusal = memagent("resume", "r", "--api-key", KEY, code=ExitCode.RUN).stderr
+    assert f"If it is your server, pass --base-url {server.base_url}" in refusal
 
 
+@pytest.mark.usefixtures("has_key")
 @pytest.mark.parametrize("named_by", ["option", "environment"])
-def test_a_server_that_the_caller_names_gets_the_key(book, stranger, monkeypatch, named_by) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    stopped_run(book, stranger)
+def test_a_server_that_the_caller_names_gets_the_key(stop_run, server, monkeypatch, named_by) -> None:
+    stop_run()
     if named_by == "environment":
-        monkeypatch.setenv("OPENAI_BASE_URL", stranger.base_url)
-    memagent("resume", "r", *(["--base-url", stranger.base_url] if named_by == "option" else []))
-    assert keys_sent(stranger) == {f"Bearer {KEY}"}
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    memagent("resume", "r", *(["--base-url", server.base_url] if named_by == "option" else []))
+    assert keys_sent(server) == {f"Bearer {KEY}"}
 
 
-def test_the_command_that_continues_names_the_server_where_there_is_a_key(book, stranger, monkeypatch) -> None:
-    command = ("read", book, "-q", QUESTION, *SMALL, "--base-url", stranger.base_url, "--max-chunks", "1")
-    assert "--base-url" not in memagent(*command, code=ExitCode.STOPPED).stderr
+def test_the_command_that_continues_names_the_server_where_there_is_a_key(read, server, monkeypatch) -> None:
+    assert "--base-url" not in read("--max-chunks", "1").stderr
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert f"--base-url {stranger.base_url}" in memagent(*command, code=ExitCode.STOPPED).stderr
+    assert f"--base-url {server.base_url}" in read("--max-chunks", "1").stderr
 
 
-def test_a_key_that_is_missing_for_that_reason_is_explained(book, monkeypatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with FakeServer(window=900, key=KEY) as server:
-        stopped_run(book, server)
-        told = memagent("resume", "r", code=ExitCode.POLICY).stderr
-        assert f"pass --base-url {server.base_url}" in told
-        memagent("resume", "r", "--base-url", server.base_url)
+@pytest.mark.usefixtures("has_key")
+def test_a_key_that_is_missing_for_that_reason_is_explained(stop_run, server) -> None:
+    server.authorization = f"Bearer {KEY}"
+    stop_run()
+    assert f"pass --base-url {server.base_url}" in memagent("resume", "r", code=ExitCode.POLICY).stderr
+    memagent("resume", "r", "--base-url", server.base_url)
 
 
-def test_an_imported_run_asks_for_the_server_before_anything_is_sent(book, stranger, monkeypatch) -> None:
-    stopped_run(book, stranger)
+@pytest.mark.usefixtures("has_key")
+def test_an_imported_run_asks_for_the_server_before_anything_is_sent(stop_run, server) -> None:
+    stop_run()
     import_run("imported")
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    told = memagent("resume", "imported", code=ExitCode.RUN).stderr
-    assert "was imported" in told and "--base-url" in told and not stranger.headers
-    memagent("resume", "imported", "--base-url", stranger.base_url, code=ExitCode.RUN)  # it has no checkpoints here
+    refusal = memagent("resume", "imported", code=ExitCode.RUN).stderr
+    assert "was imported" in refusal and "--base-url" in refusal and not server.headers
+    memagent("resume", "imported", "--base-url", server.base_url, code=ExitCode.RUN)  # it has no checkpoints here
 
 
-def test_the_latest_run_is_one_of_this_machine(book, stranger) -> None:
-    stopped_run(book, stranger)
+def test_the_latest_run_is_one_of_this_machine(stop_run, read) -> None:
+    stop_run()
     import_run("from 2096", began=4e9)
     assert "run r" in memagent("resume", "latest").stderr
     with closing(RunLog(default_run_log())) as log:
         assert [run.run_id for run in log.runs(RunFilter(is_own=False))] == ["from 2096"]
-    stranger_again = ("--base-url", stranger.base_url, "--run-id", "from 2096")
-    memagent("read", book, "-q", QUESTION, *SMALL, *stranger_again)
-    with closing(RunLog(default_run_log())) as log:
+        assert read("--run-id", "from 2096").exit_code == 0
         assert not list(log.runs(RunFilter(is_own=False))), "it was read here, in place of the imported one"
 
 
 @pytest.mark.parametrize("strategy", ["evil:Nice", "evil:Nice:x=1", "./evil.py:Nice"])
-def test_a_strategy_that_only_the_log_names_runs_no_code(book, stranger, strategy) -> None:
-    stopped_run(book, stranger)
-    (book.parent / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Nice: pass\n")
-    change_log("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", strategy)
-    told = memagent("resume", "r", code=ExitCode.USAGE).stderr
-    assert "runs only where you name it yourself" in told and f"--strategy {strategy}" in told
-    assert not (book.parent / "ran").exists() and not stranger.headers
+def test_a_strategy_that_only_the_log_names_runs_no_code(stop_run, server, tmp_path, monkeypatch, strategy) -> None:
+    monkeypatch.chdir(tmp_path)
+    stop_run()
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Nice: pass\n")
+    with closing(sqlite3.connect(default_run_log())) as connection:
+        connection.execute("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", [strategy])
+        connection.commit()
+    refusal = memagent("resume", "r", code=ExitCode.USAGE).stderr
+    assert "runs only where you name it yourself" in refusal and f"--strategy {strategy}" in refusal
+    assert not (tmp_path / "ran").exists() and not server.headers

@@ -6,122 +6,140 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+from click.testing import Result
 from support.command_line import memagent
 from support.corpus_world import QUESTIONS, CountingServer, corpus_command, rows_in, text_of
 from support.programs import Program
 
 from memagent_graph.cli.exit_codes import ExitCode
+from memagent_graph.errors import install_command
 
 
-def typed(source: Path | str, out: Path, server: CountingServer, *options: str) -> list[str]:
-    return corpus_command(source, out, server, *options)[3:]
+class TypedCorpus:
+    """A folder of documents, and the command that reads it through a server."""
+
+    def __init__(self, folder: Path, server: CountingServer) -> None:
+        self.folder, self.out, self.server = folder / "in", folder / "out", server
+        self.folder.mkdir()
+
+    def write(self, documents: int) -> None:
+        for number in range(documents):
+            (self.folder / f"d{number}.txt").write_text(text_of(number, 60))
+
+    def run(self, *options: str, source: Path | None = None, code: int = 0) -> Result:
+        return memagent(*corpus_command(source or self.folder, self.out, self.server, *options)[3:], code=code)
+
+    def run_without_questions(self, *options: str, source: Path | None = None) -> Result:
+        command = corpus_command(source or self.folder, self.out, self.server, *options)[3:]
+        return memagent(*(argument for argument in command if argument not in {"-q", *QUESTIONS}))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return rows_in(self.out)
 
 
-def folder_of(path: Path, documents: int) -> Path:
-    path.mkdir()
-    for number in range(documents):
-        (path / f"d{number}.txt").write_text(text_of(number, 60))
-    return path
-
-
-def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 5)
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[TypedCorpus]:
     with CountingServer() as server:
-        estimate = typed(source, tmp_path / "out", server, "--estimate", "--price-in", "1", "--price-out", "2",
-                         "--tokens-per-second", "100", "--json")  # fmt: skip
-        told = json.loads(memagent(*estimate).stdout)
-        assert not server.read and not (tmp_path / "out").exists()
-        assert (told["documents"], told["questions"], told["counted"]) == (5, 15, 5)
-        assert told["price"] > 0 and told["seconds"] > 0
-        words = memagent(*[argument for argument in estimate if argument != "--json"]).stdout
-        assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
-        summary = json.loads(memagent(*typed(source, tmp_path / "out", server, "--json")).stdout)
+        yield TypedCorpus(tmp_path, server)
+
+
+def test_an_estimate_reads_nothing_and_bounds_what_the_run_then_takes(corpus: TypedCorpus) -> None:
+    corpus.write(5)
+    estimate = ("--estimate", "--price-in", "1", "--price-out", "2", "--tokens-per-second", "100")
+    values = json.loads(corpus.run(*estimate, "--json").stdout)
+    assert not corpus.server.read and not corpus.out.exists()
+    assert (values["documents"], values["questions"], values["counted"]) == (5, 15, 5)
+    assert values["price"] > 0 and values["seconds"] > 0
+    words = corpus.run(*estimate).stdout
+    assert "5 documents, 15 rows" in words and "price: " in words and "time: " in words
+    summary = json.loads(corpus.run("--json").stdout)
     assert (summary["read"], summary["rows"], summary["ended"]) == (5, 15, "done")
-    rows = rows_in(tmp_path / "out")
-    assert sum(row["usage"]["calls"] for row in rows) == told["calls"]
-    assert sum(row["usage"]["completion_tokens"] for row in rows) <= told["completion_tokens"]
+    assert sum(row["usage"]["calls"] for row in corpus.rows) == values["calls"]
+    assert sum(row["usage"]["completion_tokens"] for row in corpus.rows) <= values["completion_tokens"]
 
 
-def test_questions_from_a_file_and_progress_in_words(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 3)
+def test_questions_from_a_file_and_progress_in_words(corpus: TypedCorpus, tmp_path: Path) -> None:
+    corpus.write(3)
     (tmp_path / "q.txt").write_text("\n".join(QUESTIONS))
-    with CountingServer() as server:
-        command = typed(source, tmp_path / "out", server)
-        command = [argument for argument in command if argument not in {"-q", *QUESTIONS}]
-        told = memagent(*command, "--questions", f"@{tmp_path / 'q.txt'}").stderr
-    assert "3 documents read" in told and "9 rows in" in told
-    assert len(rows_in(tmp_path / "out")) == 9
+    errors = corpus.run_without_questions("--questions", f"@{tmp_path / 'q.txt'}").stderr
+    assert "3 documents read" in errors and "9 rows in" in errors
+    assert len(corpus.rows) == 9
 
 
-def test_a_row_of_a_table_without_a_question_is_counted_as_that(tmp_path: Path) -> None:
-    table = tmp_path / "questions.jsonl"
+def test_a_row_of_a_table_without_a_question_is_counted_as_that(corpus: TypedCorpus, tmp_path: Path) -> None:
     rows = [
         {"id": "a", "text": "One.", "ask": "What?"},
         {"id": "b", "text": "Two.", "ask": ""},
         {"id": "c", "text": "Three."},
     ]
-    table.write_text("\n".join(map(json.dumps, rows)))
-    with CountingServer() as server:
-        command = [
-            argument for argument in typed(table, tmp_path / "out", server) if argument not in {"-q", *QUESTIONS}
-        ]
-        said = memagent(*command, "--question-column", "ask").stderr
-    assert "1 document read" in said and "2 without a question" in said and "skipped" not in said
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    errors = corpus.run_without_questions("--question-column", "ask", source=tmp_path / "t.jsonl").stderr
+    assert "1 document read" in errors and "2 without a question" in errors and "skipped" not in errors
 
 
-def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 6)
-    with CountingServer() as server:
-        told = memagent(*typed(source, tmp_path / "out", server, "--max-documents", "2"), code=ExitCode.STOPPED).stderr
-        assert "stopped by --max-documents" in told
-        memagent(*typed(source, tmp_path / "out", server))
-    assert len(rows_in(tmp_path / "out")) == 18
+def test_a_limit_ends_with_its_exit_code_and_says_how_to_continue(corpus: TypedCorpus) -> None:
+    corpus.write(6)
+    assert "stopped by --max-documents" in corpus.run("--max-documents", "2", code=ExitCode.STOPPED).stderr
+    corpus.run()
+    assert len(corpus.rows) == 18
 
 
-def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 8)
-    with CountingServer(delay=0.02) as server:
-        command = corpus_command(source, tmp_path / "out", server, "--documents", "2", "--quiet")
-        with Program(command, stderr=subprocess.PIPE) as process:
-            while not server.read:
-                assert process.poll() is None
-                time.sleep(0.01)
-            os.kill(process.pid, signal.SIGINT)
-            told = process.communicate()[1]
-        assert process.returncode == ExitCode.INTERRUPTED, told
-        assert "finished rows are kept" in told and "Traceback" not in told
-        memagent(*typed(source, tmp_path / "out", server))
-    rows = rows_in(tmp_path / "out")
-    assert len(rows) == 24 == len({row["id"] for row in rows})
+def test_an_interrupt_writes_what_is_done_and_the_same_command_continues(corpus: TypedCorpus) -> None:
+    corpus.write(8)
+    corpus.server.delay = 0.02
+    command = corpus_command(corpus.folder, corpus.out, corpus.server, "--documents", "2", "--quiet")
+    with Program(command, stderr=subprocess.PIPE) as process:
+        while not corpus.server.read:
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        errors = process.communicate()[1]
+    assert process.returncode == ExitCode.INTERRUPTED, errors
+    assert "finished rows are kept" in errors and "Traceback" not in errors
+    corpus.run()
+    assert len(corpus.rows) == 24 == len({row["id"] for row in corpus.rows})
 
 
-def test_what_is_wrong_is_said_with_an_exit_code(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "in", 1)
-    with CountingServer() as server:
-        memagent(*typed(tmp_path / "missing", tmp_path / "o", server), code=ExitCode.DOCUMENT)
-        (tmp_path / "empty").mkdir()
-        told = memagent(*typed(tmp_path / "empty", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
-        assert "there are no documents in the folder" in told
-        (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-        told = memagent(*typed(tmp_path / "t.csv", tmp_path / "o", server), code=ExitCode.DOCUMENT).stderr
-        assert "neither a column 'text' nor 'path'" in told and "a, b" in told
-        memagent(*typed(source, tmp_path / "out", server))
-        told = memagent(*typed(source, tmp_path / "out", server, "--memory-tokens", "70"), code=ExitCode.SETTINGS)
-        assert "memory_tokens: 60 in the table, 70 now" in told.stderr
-        (tmp_path / "bad").mkdir()
-        (tmp_path / "bad/x.pdf").write_bytes(b"%PDF-1 no")
-        told = memagent(*typed(tmp_path / "bad", tmp_path / "out2", server), code=ExitCode.DOCUMENT).stderr
-        assert "1 document read" in told and "3 rows in" in told and "--retry-failed" in told
-    none = memagent("corpus", source, "--out", tmp_path / "o3", "--model", "embedded", code=ExitCode.USAGE)
+def test_what_is_wrong_is_said_with_an_exit_code(corpus: TypedCorpus, tmp_path: Path) -> None:
+    corpus.run(source=tmp_path / "missing", code=ExitCode.DOCUMENT)
+    (corpus.folder / "x.pdf").write_bytes(b"%PDF-1 no")
+    errors = corpus.run(code=ExitCode.DOCUMENT).stderr
+    assert "1 document read" in errors and "3 rows in" in errors and "--retry-failed" in errors
+    errors = corpus.run("--memory-tokens", "70", code=ExitCode.SETTINGS).stderr
+    assert "memory_tokens: 60 in the table, 70 now" in errors
+    none = memagent("corpus", corpus.folder, "--out", tmp_path / "none", "--model", "embedded", code=ExitCode.USAGE)
     assert "there is no question" in none.stderr
 
 
-def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(tmp_path: Path) -> None:
-    source, store = folder_of(tmp_path / "in", 3), tmp_path / "texts-of-the-corpus"
-    with CountingServer() as server:
-        memagent(*typed(source, tmp_path / "out", server, "--quiet", "--store", store))
-    for row in rows_in(tmp_path / "out"):
-        assert row["evidence"][0]["quote"] in (store / f"texts/{row['digest']}.txt").read_text()
+def test_texts_stay_in_a_named_folder_under_the_digests_of_their_rows(corpus: TypedCorpus, tmp_path: Path) -> None:
+    corpus.write(3)
+    corpus.run("--quiet", "--store", str(tmp_path / "texts-of-the-corpus"))
+    for row in corpus.rows:
+        text = (tmp_path / f"texts-of-the-corpus/texts/{row['digest']}.txt").read_text()
+        assert row["evidence"][0]["quote"] in text
+
+
+def test_checkpoints_can_be_elsewhere(corpus: TypedCorpus, tmp_path: Path) -> None:
+    corpus.write(1)
+    corpus.run("--checkpoints", str(tmp_path / "states" / "c.sqlite"))
+    assert (tmp_path / "states" / "c.sqlite").is_file() and not list(corpus.out.glob("_work/checkpoints*"))
+
+
+def test_without_ray_it_is_said_what_to_install(corpus: TypedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    corpus.write(1)
+    for code, words, *options in (
+        (ExitCode.SETTINGS, install_command("ray"), "--ray", "auto"),
+        (ExitCode.USAGE, "--ray-actors", "--ray", "auto", "--ray-actors", "0"),
+        (ExitCode.USAGE, "Choose one with --ray", "--ray-actors", "2"),
+    ):
+        assert words in corpus.run(*options, code=code).stderr
+    assert not corpus.server.read

@@ -1,26 +1,22 @@
-"""What reading on a cluster consists of, without one: Ray is not installed here."""
+"""What reading on a cluster consists of, without one; tests/on_ray has the rest."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import pickle
 from pathlib import Path
 
 import pytest
-from support.corpus_world import CountingServer, run_corpus_command, text_of
+from support.corpus_world import CountingServer, text_of
 
 from memagent_corpus import CorpusDocument
 from memagent_corpus.corpus_run import DocumentTask
-from memagent_corpus.on_ray import ActorPlan, DocumentActor, import_ray, require_reachable
+from memagent_corpus.on_ray import ActorPlan, DocumentActor, require_reachable
 from memagent_corpus.source_access import SourceAccess
-from memagent_graph.errors import CheckpointError, CorpusError, MissingExtraError, RunHeldError, install_command
+from memagent_graph.errors import CorpusError, RunHeldError
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.file_locks import lease
-
-without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 
 
 def test_a_task_and_its_failure_can_be_sent_to_another_machine(tmp_path: Path) -> None:
@@ -107,32 +103,6 @@ def test_ray_client_is_refused_with_what_to_do_instead() -> None:
         require_reachable("ray://host:10001")
 
 
-@without_ray
-def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
-        import_ray()
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
-    with CountingServer() as server:
-        done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto")
-        assert done.returncode == 7 and install_command("ray") in done.stderr
-        wrong = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray", "auto", "--ray-actors", "0")
-        assert wrong.returncode == 2 and "--ray-actors" in wrong.stderr
-        alone = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--ray-actors", "2")
-        assert alone.returncode == 2 and "Choose one with --ray" in alone.stderr
-        assert not server.read
-
-
-def test_checkpoints_of_the_command_can_be_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text(text_of(1, 60))
-    with CountingServer() as server:
-        elsewhere = tmp_path / "states" / "c.sqlite"
-        done = run_corpus_command(tmp_path / "in", tmp_path / "out", server, "--checkpoints", str(elsewhere))
-    assert done.returncode == 0, done.stderr
-    assert elsewhere.is_file() and not list(tmp_path.glob("out/_work/checkpoints*"))
-
-
 async def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("memagent_corpus.corpus_reader._LOCK_WAIT_SECONDS", 0.05)
@@ -165,9 +135,3 @@ async def _row_id(actor: DocumentActor, document: CorpusDocument) -> str:
     digest = hashlib.sha256(str(document.text).encode()).hexdigest()
     settings = fingerprint_settings(await actor.reader.settings())
     return row_id(document.name, digest, actor.reader.questions[0], settings)
-
-
-async def test_checkpoints_that_cannot_be_opened_are_told(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
-    with pytest.raises(CheckpointError):
-        await open_saver(tmp_path / "c")

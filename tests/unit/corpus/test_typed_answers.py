@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -13,23 +14,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field, field_serializer
+from support.command_line import memagent
 from support.corpus_world import BUDGET, rows_in
 from support.fake_server import FakeServer
 from support.scripts import part, perfect_reader
-from typer.testing import CliRunner
+from unit.corpus.test_corpus_run import World
 
-from memagent_corpus import CorpusReader, TableFolder, open_inputs
-from memagent_corpus.corpus_run import CorpusLimits, CorpusSummary, lock_table, run_corpus
+from memagent_corpus import CorpusReader, open_inputs
+from memagent_corpus.corpus_run import CorpusSummary
 from memagent_corpus.corpus_session import estimate_corpus
 from memagent_corpus.table_folder import describe_differences
 from memagent_corpus.typed_columns import convert_values, make_typed_columns
-from memagent_graph import Budget, MemAgent, ScriptedPolicy
-from memagent_graph.cli import app
+from memagent_graph import Budget, MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import BudgetError, CorpusError
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 QUESTION = "What is the key of harbor?"
+ROOMY = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SCHEMA = {
     "type": "object",
     "properties": {"place": {"type": "string"}, "key": {"type": ["integer", "null"]}},
@@ -37,7 +39,7 @@ SCHEMA = {
 }
 
 
-def answered(prompt: str) -> str:
+def answer_in_json(prompt: str) -> str:
     """Read perfectly; answer with the place and the key as JSON."""
     reply = perfect_reader(prompt)
     key = reply.removeprefix("\\boxed{").removesuffix("}")
@@ -46,54 +48,21 @@ def answered(prompt: str) -> str:
     return json.dumps({"place": "harbor", "key": int(key) if key.isdigit() else None})
 
 
-class Corpus:
-    """A folder of documents, each with a key of its own, and runs over them."""
+class Corpus(World):
+    """Documents that each have a key of their own, and runs with a schema over them."""
 
-    def __init__(self, folder: Path, make_reader: Any) -> None:
-        self.folder, self.out = folder / "in", folder / "out"
-        self.folder.mkdir()
-        self._make_reader = make_reader
-
-    def write(self, *keys: int) -> None:
+    def write_keys(self, *keys: int) -> None:
         for key in keys:
-            filler = " ".join(f"{key}w{number}" for number in range(60))
-            (self.folder / f"d{key}.txt").write_text(f"The key of harbor is {key}. {filler}")
+            self.write(f"d{key}.txt", key)
 
-    def agent(self, script: Any, **options: Any) -> MemAgent:
-        work = TableFolder(str(self.out)).work
-        roomy = Budget(context_window=2000, question_tokens=200, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-        made: MemAgent = self._make_reader(
-            ScriptedPolicy(script),
-            **{
-                "store": work / "documents",
-                "checkpoints": work / "checkpoints.sqlite",
-                "run_log": False,
-                "budget": roomy,
-                **options,
-            },
-        )
-        return made
+    def agent(self, **options: Any) -> MemAgent:
+        return super().agent(budget=ROOMY, **options)
 
-    def run(
-        self,
-        form: ResponseFormatSource | None,
-        script: Any = answered,
-        *,
-        agent: dict[str, Any] | None = None,
-        **options: Any,
+    def run_with(
+        self, form: ResponseFormatSource | None, script: Callable[[str], str] = answer_in_json, **options: Any
     ) -> CorpusSummary:
-        async def read() -> CorpusSummary:
-            inputs, table = open_inputs(str(self.folder)), TableFolder(str(self.out))
-            with lock_table(table):
-                reader = CorpusReader(
-                    self.agent(script, **(agent or {})), [QUESTION], inputs.access, response_format=form
-                )
-                try:
-                    return await run_corpus(inputs, reader, table, documents_in_flight=3, **options)
-                finally:
-                    await reader.aclose()
-
-        return asyncio.run(read())
+        self.script = script
+        return self.run(QUESTION, form=form, **options)
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -187,7 +156,7 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "value", "told"),
+    ("schema", "value", "words"),
     [
         ({"type": "integer"}, 10**19, "more than 64 bits"),
         ({"type": "integer"}, float("inf"), "infinity"),
@@ -197,11 +166,11 @@ def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
         ({"type": "boolean"}, 1, "not of the type bool"),
     ],
 )
-def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, told: str) -> None:
+def test_a_value_that_a_column_cannot_hold_is_null_there_and_told(schema: Any, value: Any, words: str) -> None:
     columns = make_typed_columns(ResponseFormat.of({"type": "object", "properties": {"x": schema, "y": {}}}), ())
     values, problems = convert_values(columns, {"x": value, "y": None})
     assert values == {"x": None, "y": None}
-    assert len(problems) == 1 and problems[0].startswith("x: ") and told in problems[0]
+    assert len(problems) == 1 and problems[0].startswith("x: ") and words in problems[0]
 
 
 def test_names_that_the_table_has_already_get_a_prefix_and_two_of_one_name_are_refused() -> None:
@@ -221,9 +190,9 @@ def test_answers_that_are_not_objects_have_no_typed_columns(schema: Any) -> None
 
 
 def test_a_corpus_becomes_a_table_with_a_column_for_each_property(corpus: Corpus) -> None:
-    corpus.write(1, 22, 333)
+    corpus.write_keys(1, 22, 333)
     (corpus.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
-    summary = corpus.run(SCHEMA)
+    summary = corpus.run_with(SCHEMA)
     assert (summary.read, summary.failed) == (4, 1)
     assert {name: (row["place"], row["key"]) for name, row in corpus.rows.items()} == {
         "d1.txt": ("harbor", 1), "d22.txt": ("harbor", 22), "d333.txt": ("harbor", 333), "bad.pdf": (None, None),
@@ -232,51 +201,39 @@ def test_a_corpus_becomes_a_table_with_a_column_for_each_property(corpus: Corpus
     [path] = corpus.out.glob("*.parquet")
     schema = pq.read_schema(path)
     assert (schema.field("place").type, schema.field("key").type) == (pa.string(), pa.int64())
-    assert corpus.run(SCHEMA).skipped == 4
-
-
-def test_a_pydantic_model_is_a_schema_too(corpus: Corpus) -> None:
-    class Found(BaseModel):
-        place: str
-        number: int | None = Field(alias="key")
-        source: str = "the document"
-
-    corpus.write(7)
-    corpus.run(Found)
-    row = corpus.rows["d7.txt"]
-    assert (row["place"], row["key"], row["source"], row["error"]) == ("harbor", 7, "the document", None)
+    assert corpus.run_with(SCHEMA).skipped == 4
 
 
 def test_an_answer_that_does_not_fit_has_null_columns_an_event_and_an_error_and_may_be_read_again(
     corpus: Corpus,
 ) -> None:
     def stubborn(prompt: str) -> str:
-        return "It is 22." if "<schema>" in prompt and "22" in part(prompt, "memory") else answered(prompt)
+        return "It is 22." if "<schema>" in prompt and "22" in part(prompt, "memory") else answer_in_json(prompt)
 
-    corpus.write(1, 22)
-    summary = corpus.run(SCHEMA, stubborn)
+    corpus.write_keys(1, 22)
+    summary = corpus.run_with(SCHEMA, stubborn)
     assert (summary.failed, summary.kinds) == (1, {"InvalidAnswer": 1})
     row = corpus.rows["d22.txt"]
     assert (row["place"], row["key"], row["value"], row["answer"]) == (None, None, None, "It is 22.")
     assert row["stop_reason"] == "invalid_answer" and row["error_kind"] == "InvalidAnswer"
     assert "not JSON" in row["error"]
     assert [event["kind"] for event in row["events"]] == ["invalid_answer"] * 3, "the first answer and two repairs"
-    assert corpus.run(SCHEMA).read == 0, "an error is not read again by itself"
-    assert corpus.run(SCHEMA, retry_failed=True).read == 1
+    assert corpus.run_with(SCHEMA).read == 0, "an error is not read again by itself"
+    assert corpus.run_with(SCHEMA, retry_failed=True).read == 1
     assert {row["key"] for row in corpus.rows.values()} == {1, 22}
     assert not any(row["error"] for row in corpus.rows.values())
 
 
 def test_an_empty_answer_is_an_error_as_well(corpus: Corpus) -> None:
-    corpus.write(1)
-    corpus.run(SCHEMA, lambda prompt: "" if "<schema>" in prompt else answered(prompt))
+    corpus.write_keys(1)
+    corpus.run_with(SCHEMA, lambda prompt: "" if "<schema>" in prompt else answer_in_json(prompt))
     row = corpus.rows["d1.txt"]
     assert (row["stop_reason"], row["error"], row["key"]) == ("no_answer", "the policy wrote no answer", None)
 
 
 def test_a_number_too_large_for_its_column_stands_in_value_and_an_event_says_so(corpus: Corpus) -> None:
-    corpus.write(1)
-    corpus.run(SCHEMA, lambda prompt: '{"place": "x", "key": 1' + "0" * 30 + "}" if "<schema>" in prompt else "m")
+    corpus.write_keys(1)
+    corpus.run_with(SCHEMA, lambda prompt: '{"place": "x", "key": 1' + "0" * 30 + "}" if "<schema>" in prompt else "m")
     row = corpus.rows["d1.txt"]
     assert row["key"] is None and row["place"] == "x" and row["error"] is None
     assert json.loads(row["value"])["key"] == 10**30
@@ -294,58 +251,32 @@ def test_a_model_that_cannot_be_written_as_json_is_an_error_of_its_row(corpus: C
         def refuse(self, _: int) -> int:
             raise ValueError("no serializer for this")
 
-    corpus.write(1, 2)
-    assert corpus.run(Broken).failed == 2
+    corpus.write_keys(1, 2)
+    assert corpus.run_with(Broken).failed == 2
     assert all("no serializer" in row["error"] for row in corpus.rows.values())
 
 
 def test_another_schema_on_the_same_table_is_refused_with_the_difference(corpus: Corpus) -> None:
-    corpus.write(1)
-    corpus.run(SCHEMA)
+    corpus.write_keys(1)
+    corpus.run_with(SCHEMA)
     other = json.loads(json.dumps(SCHEMA))
     other["properties"]["key"]["type"] = "string"
     with pytest.raises(CorpusError) as raised:
-        corpus.run(other)
-    told = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
-    assert told in raised.value.message and "digest" not in raised.value.message
+        corpus.run_with(other)
+    difference = 'response_format.schema.properties.key.type: ["integer", "null"] in the table, string now'
+    assert difference in raised.value.message and "digest" not in raised.value.message
     with pytest.raises(CorpusError, match=r"response_format: .* in the table, None now"):
-        corpus.run(None, perfect_reader)
+        corpus.run_with(None, perfect_reader)
     turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}  # type: ignore[attr-defined]
     with pytest.raises(CorpusError, match="the same schema with its properties in another order"):
-        corpus.run(turned)
-    assert corpus.run(SCHEMA).skipped == 1
-
-
-def test_a_table_without_a_schema_does_not_take_one(corpus: Corpus) -> None:
-    corpus.write(1)
-    corpus.run(None, perfect_reader)
-    assert not {"place", "key"} & corpus.rows["d1.txt"].keys()
-    with pytest.raises(CorpusError, match="response_format: None in the table"):
-        corpus.run(SCHEMA)
+        corpus.run_with(turned)
+    assert corpus.run_with(SCHEMA).skipped == 1
 
 
 def test_many_differences_are_cut_short() -> None:
     before = {"schema": {str(number): number for number in range(40)}}
-    told = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
-    assert len(told) == 13 and told[-1] == "and 28 more" and max(map(len, told)) < 250
-
-
-def test_a_run_that_stops_in_the_middle_continues_with_its_schema(corpus: Corpus) -> None:
-    corpus.write(*range(1, 9))
-    calls = 0
-
-    def counted(prompt: str) -> str:
-        nonlocal calls
-        calls += 1
-        if calls == 12:
-            raise KeyboardInterrupt
-        return answered(prompt)
-
-    with pytest.raises(KeyboardInterrupt):
-        corpus.run(SCHEMA, counted)
-    corpus.run(SCHEMA, limits=CorpusLimits(max_documents=2), rows_per_part=2)
-    corpus.run(SCHEMA, rows_per_part=2)
-    assert sorted(row["key"] for row in corpus.rows.values()) == [*range(1, 9)]
+    lines = describe_differences(before, {"schema": {str(number): "x" * 500 for number in range(40)}})
+    assert len(lines) == 13 and lines[-1] == "and 28 more" and max(map(len, lines)) < 250
 
 
 def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced(corpus: Corpus) -> None:
@@ -357,36 +288,36 @@ def test_typed_columns_survive_the_loss_of_the_ledger_and_rows_that_are_replaced
         key = perfect_reader(prompt).removeprefix("\\boxed{").removesuffix("}")
         return json.dumps({"day": "2024-01-31", "keys": [int(key)]}) if "<schema>" in prompt else perfect_reader(prompt)
 
-    corpus.write(1, 2)
-    corpus.run(Dated, dated)
+    corpus.write_keys(1, 2)
+    corpus.run_with(Dated, dated)
     for path in (corpus.out / "_work").glob("ledger*"):
         path.unlink()
-    corpus.run(Dated, dated)  # finds what is done in the parts
+    assert corpus.run_with(Dated, dated).skipped == 2, "what is done is found in the parts"
     (corpus.folder / "d2.txt").write_text("The key of harbor is 5, no: The key of harbor is 77. " + "word " * 40)
-    assert corpus.run(Dated, dated).changed == 1
-    found = {name: (row["day"], row["keys"]) for name, row in corpus.rows.items()}
-    assert found == {"d1.txt": (datetime.date(2024, 1, 31), [1]), "d2.txt": (datetime.date(2024, 1, 31), [77])}
+    assert corpus.run_with(Dated, dated).changed == 1
+    columns = {name: (row["day"], row["keys"]) for name, row in corpus.rows.items()}
+    assert columns == {"d1.txt": (datetime.date(2024, 1, 31), [1]), "d2.txt": (datetime.date(2024, 1, 31), [77])}
 
 
 def test_a_schema_that_does_not_fit_the_window_is_refused_before_anything_is_read(corpus: Corpus) -> None:
-    corpus.write(1)
+    corpus.write_keys(1)
     described = {"type": "object", "properties": {"key": {"type": "integer", "description": "a key " * 2000}}}
-    with pytest.raises(BudgetError, match="for the schema"):
-        corpus.run(described)
+    with pytest.raises(BudgetError, match=r"schema \d+ .*Ask for fewer fields"):
+        corpus.run_with(described)
     assert not list(corpus.out.glob("*.parquet"))
 
 
 def test_an_estimate_counts_the_schema(corpus: Corpus) -> None:
-    corpus.write(1, 2, 3)
+    corpus.write_keys(1, 2, 3)
 
-    def estimated(form: ResponseFormatSource | None) -> int:
+    def estimate(form: ResponseFormatSource | None) -> int:
         inputs = open_inputs(str(corpus.folder))
-        reader = CorpusReader(corpus.agent(answered), [QUESTION], inputs.access, response_format=form)
+        reader = CorpusReader(corpus.agent(), [QUESTION], inputs.access, response_format=form)
         return asyncio.run(estimate_corpus(inputs, reader)).prompt_tokens
 
-    plain, with_schema = estimated(None), estimated(SCHEMA)
+    plain, with_schema = estimate(None), estimate(SCHEMA)
     assert with_schema > plain + 3 * 30
-    corpus.run(SCHEMA)
+    corpus.run_with(SCHEMA)
     assert sum(row["usage"]["prompt_tokens"] for row in corpus.rows.values()) <= with_schema
 
 
@@ -403,21 +334,18 @@ def test_the_command_takes_a_file_with_a_schema_or_a_model(tmp_path: Path) -> No
     )
 
     def run(out: str, schema: str, code: int = 0) -> Any:
-        options = ("corpus", str(folder), "-q", QUESTION, "--out", str(tmp_path / out), "--schema", schema)
+        options = ("corpus", folder, "-q", QUESTION, "--out", tmp_path / out, "--schema", schema)
         server_options = ("--base-url", server.base_url, "--model", "fake", "--tokenizer", "embedded", *BUDGET)
-        roomy = ("--context-window", "2000", "--question-tokens", "200")
-        done = CliRunner().invoke(app, [*options, *server_options, *roomy, "--quiet"])
-        assert done.exit_code == code, (done.output, done.exception)
-        return done
+        return memagent(*options, *server_options, "--context-window", 2000, "--question-tokens", 200, code=code)
 
-    with FakeServer(lambda body, _: answered(body["messages"][-1]["content"])) as server:
+    with FakeServer(lambda body, _: answer_in_json(body["messages"][-1]["content"])) as server:
         run("a", str(tmp_path / "form.json"))
         run("b", f"{tmp_path / 'form.py'}:Key")
-        told = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
-        assert "has other settings: response_format.schema." in told
+        errors = run("a", f"{tmp_path / 'form.py'}:Key", ExitCode.SETTINGS).stderr
+        assert "has other settings: response_format.schema." in errors
         assert "Pass a file with a JSON schema" in run("c", str(tmp_path / "none.json"), ExitCode.SETTINGS).stderr
-        asked = [body for body in server.requests if "response_format" in body]
-    assert len(asked) == 2, "the server guides the answers, and only these"
+        guided = [body for body in server.requests if "response_format" in body]
+    assert len(guided) == 2, "the server guides the answers, and only these"
     for out in ("a", "b"):
         [row] = rows_in(tmp_path / out)
         assert (row["place"], row["key"]) == ("harbor", 4711)

@@ -22,15 +22,11 @@ from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
     PolicyError,
-    RetrievalError,
-    RunMismatchError,
-    StrategyError,
 )
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_saver
-from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
 from memagent_graph.tokenizers import load_tokenizer
@@ -48,9 +44,9 @@ def answerer(prompt: str) -> str:
     """A perfect reply in any role, in the package's words and in the embedded policy's own."""
     if "<text>" not in prompt:
         return reads_perfectly(prompt)
-    asked = part(prompt, "problem").split()[-1].rstrip("?")
-    found = re.findall(rf"The key of {asked} is (\d+)\.", part(prompt, "text"))
-    return f"\\boxed{{{found[-1] if found else 'none'}}}"
+    name = part(prompt, "problem").split()[-1].rstrip("?")
+    keys = re.findall(rf"The key of {name} is (\d+)\.", part(prompt, "text"))
+    return f"\\boxed{{{keys[-1] if keys else 'none'}}}"
 
 
 class Reader(ScriptedPolicy):
@@ -103,16 +99,11 @@ def tokens(text: str) -> int:
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", ["retrieval", "refine", "map_reduce"])
-async def test_a_fact_in_a_document_beyond_the_window_is_found_by_those_that_look_for_it(ask, name, own) -> None:
-    assert (await ask(name, LONG, own=own)).answer == "4711"
-
-
-@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", BASELINES)
-async def test_no_call_goes_beyond_the_window(ask, name, own) -> None:
+async def test_no_call_goes_beyond_the_window_and_those_that_look_for_the_fact_find_it(ask, name, own) -> None:
     policy = Reader()
-    await ask(name, LONG + " </text> <section> " * 200, policy, own=own)
+    attempt = await ask(name, LONG + " </text> <section> " * 200, policy, own=own)
+    assert attempt.answer == "4711" or name in {"full_context", "middle_truncation"}
     for prompt in policy.prompts:
         assert tokens(prompt) + CHAT_TEMPLATE_TOKENS + 60 <= Reader.window
 
@@ -124,7 +115,7 @@ async def test_a_text_cannot_close_its_part_of_the_prompt_nor_pose_as_another(as
     await ask(name, f"{trick} {FACT}", policy)
     for prompt in policy.prompts:
         for tag in ("text", "section", "problem", "draft", "findings"):
-            assert len(re.findall(rf"<{tag}>", prompt)) == len(re.findall(rf"</{tag}>", prompt)) <= 1
+            assert prompt.count(f"<{tag}>") == prompt.count(f"</{tag}>") <= 1
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -158,19 +149,13 @@ async def test_an_answer_may_be_as_long_as_the_task_allows_and_uses_the_reader_s
         reader = make_reader(policy, run_log=False)
         system = load_system(name, reader)
         document = reader.store.add(Document.of(SHORT))
-        attempt = await system.attempt(document, QUESTION, answer_tokens=33, run_id="unused")
+        attempt = await system.attempt(document, QUESTION, answer_tokens=33, min_answer_tokens=20, run_id="unused")
         await policy.aclose()
     assert attempt.answer == "4711"
     bounds = {33} if name in EXCERPTS else {60, 33}
     assert {request["max_tokens"] for request in server.requests} == bounds
     assert {request["temperature"] for request in server.requests} == {0.0}
     assert not any("logprobs" in request for request in server.requests)
-
-
-@pytest.mark.parametrize("name", BASELINES)
-async def test_a_failure_of_the_policy_is_an_error(ask, name) -> None:
-    with pytest.raises(PolicyError, match="broken"):
-        await ask(name, SHORT, Reader(lambda prompt: PolicyError("broken")))
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -192,9 +177,9 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
     assert "unboxed_answer: 1" in (await ask("full_context", SHORT, policy)).detail
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ["full_context", "refine"])
 async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
-    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens and the context window has 1000\. Shrink"):
+    with pytest.raises(BudgetError, match=r"the role 'answer' needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
         await ask(name, SHORT, question=" ")
@@ -209,14 +194,18 @@ async def test_a_document_may_still_be_coming(ask) -> None:
 # Full context
 
 
-async def test_a_document_that_does_not_fit_is_an_outcome_and_nothing_is_asked(ask) -> None:
-    policy = Reader()
-    attempt = await ask("full_context", LONG, policy)
+async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_nothing_is_asked(ask, tmp_path) -> None:
+    log, policy = RunLog(tmp_path / "runs.sqlite"), Reader()
+    attempt = await ask("full_context", LONG, policy, run_log=log, run_id="too-long")
     assert attempt.outcome is QuestionOutcome.DOES_NOT_FIT
     assert (attempt.answer, attempt.usage.turns, attempt.usage.flops) == (None, 0, 0.0)
-    told = re.fullmatch(r"does not fit: ([\d,]+) of 1,000 tokens", attempt.detail)
-    assert 0 < int(told[1].replace(",", "")) - tokens(LONG) < 250
+    size = re.fullmatch(r"does not fit: ([\d,]+) of 1,000 tokens", attempt.detail)
+    assert 0 < int(size[1].replace(",", "")) - tokens(LONG) < 250
     assert not policy.prompts
+    run = log.get("too-long")
+    log.close()
+    assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
+    assert run.ended is not None and run.answer is None
 
 
 async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
@@ -242,30 +231,21 @@ async def test_what_does_not_fit_is_a_budget_error_with_the_numbers_for_whoever_
 # The log and checkpoints
 
 
-async def test_a_run_whose_document_does_not_fit_is_ended_in_the_log_with_that_outcome(ask, tmp_path) -> None:
-    log = RunLog(tmp_path / "runs.sqlite")
-    await ask("full_context", LONG, run_log=log, run_id="too-long")
-    run = log.get("too-long")
-    log.close()
-    assert run.stop_reason == QuestionOutcome.DOES_NOT_FIT
-    assert run.ended is not None and run.answer is None
-
-
 async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(make_reader, tmp_path, monkeypatch):
-    opened = []
+    paths = []
 
-    async def counted(checkpoints):
+    async def count_opening(checkpoints):
         if isinstance(checkpoints, Path):
-            opened.append(checkpoints)
+            paths.append(checkpoints)
         return await open_saver(checkpoints)
 
-    monkeypatch.setattr("memagent_graph.reader.open_saver", counted)
+    monkeypatch.setattr("memagent_graph.reader.open_saver", count_opening)
     reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))
     for tokens_ in (50, 60, 50):
         await system.attempt(document, QUESTION, answer_tokens=tokens_, run_id=f"run-{tokens_}")
-    assert opened == [tmp_path / "checkpoints.sqlite"]
+    assert paths == [tmp_path / "checkpoints.sqlite"]
     await reader.aclose()
 
 
@@ -280,12 +260,9 @@ async def test_attempts_are_logged_with_the_places_of_what_was_shown(make_reader
     run = log.get("one")
     assert (run.strategy, run.answer, run.settings["answer_tokens"]) == (name, "4711", 60)
     reads = [span for conversation in log.conversations("one") for span in conversation.reads]
-    shown = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
-    assert FACT in shown
-    assert all(shown in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
-    with pytest.raises(RunMismatchError, match="another strategy"):
-        other = "refine" if name != "refine" else "map_reduce"
-        await load_system(other, reader).attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    excerpt = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
+    assert FACT in excerpt
+    assert all(excerpt in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
     await reader.aclose()
     log.close()
 
@@ -299,8 +276,8 @@ async def test_the_ends_of_a_long_document_are_shown_and_its_middle_is_not(ask, 
     policy = Reader()
     attempt = await ask("middle_truncation", document_with({depth: FACT}), policy, own=own)
     assert attempt.answer == (answer or "none")
-    shown = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
-    head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", shown)
+    excerpt = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
+    head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", excerpt)
     text = document_with({depth: FACT})
     assert text.startswith(head)
     assert text.endswith(tail)
@@ -325,8 +302,8 @@ async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
     )
     policy = Reader()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
-    shown = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
-    assert [("key" in item, "north" in item, "4711" in item) for item in shown] == [
+    excerpt = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
+    assert [("key" in item, "north" in item, "4711" in item) for item in excerpt] == [
         (True, False, False),
         (False, True, False),
         (True, False, True),
@@ -348,22 +325,10 @@ async def test_as_many_chunks_are_shown_as_fit(ask) -> None:
     assert Reader.window - 120 < used <= Reader.window
 
 
-async def test_a_question_whose_words_do_not_occur_shows_the_beginning(ask) -> None:
+@pytest.mark.parametrize("question", [QUESTION, "Wer?"], ids=["that ranks it", "whose words do not occur"])
+async def test_a_chunk_beyond_the_window_is_shown_in_part(ask, question) -> None:
     policy = Reader()
-    await ask("retrieval", LONG, policy, question="Wer?", retrieval={"chunks": 2})
-    assert LONG.startswith(part(policy.prompts[0], "text"))
-
-
-async def test_words_are_found_where_no_spaces_part_them(ask) -> None:
-    policy = Reader()
-    text = "今天的天气很好。" * 60 + "港口的钥匙是四七一一。" + "我们去公园散步。" * 60
-    await ask("retrieval", text, policy, question="港口的钥匙是什么?", retrieval={"chunks": 1, "chunk_tokens": 60})
-    assert "四七一一" in part(policy.prompts[0], "text")
-
-
-async def test_a_chunk_beyond_the_window_is_shown_in_part(ask) -> None:
-    policy = Reader()
-    attempt = await ask("retrieval", LONG, policy, retrieval={"chunk_tokens": 5000})
+    attempt = await ask("retrieval", LONG, policy, question=question, retrieval={"chunk_tokens": 5000})
     assert LONG.startswith(part(policy.prompts[0], "text"))
     assert re.fullmatch(r"[78]\d\d of [\d,]+ tokens shown", attempt.detail)
 
@@ -379,31 +344,16 @@ async def test_without_bm25s_the_error_names_the_extra(make_reader, monkeypatch)
 class RareLetters:
     """A user's own retriever."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
     async def rank(self, texts, query: str) -> list[int]:
-        if self.error:
-            raise self.error
         shares = [sum(text.lower().count(letter) for letter in query) for text in texts]
         return sorted(range(len(shares)), key=lambda number: -shares[number])
 
 
 async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
-    policy = Reader()
-    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
+    policy, settings = Reader(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
-    with pytest.raises(RetrievalError, match="RareLetters failed: ConnectionError: no route"):
-        failing = RareLetters(ConnectionError("no route"))
-        await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
-
-
-@pytest.mark.parametrize(("name", "least"), [("chunks", 0), ("chunk_tokens", 0)])
-def test_numbers_that_mean_nothing_are_refused(name, least) -> None:
-    with pytest.raises(StrategyError, match=f"retrieval:{name} must be at least {least}, got {least - 1}"):
-        load_strategy(f"retrieval:{name}={least - 1}")
 
 
 # Refine
@@ -416,10 +366,10 @@ async def test_each_chunk_is_shown_once_with_the_draft_so_far(ask) -> None:
     chunks = [part(prompt, "section") for prompt in steps]
     assert "".join("".join(chunks).split()) == "".join(LONG.split())
     drafts = [part(prompt, "draft") for prompt in steps]
-    found = next(number for number, chunk in enumerate(chunks) if FACT in chunk)
+    place = next(number for number, chunk in enumerate(chunks) if FACT in chunk)
     assert drafts[0] == "(empty)"
-    assert not any("4711" in draft for draft in drafts[: found + 1])
-    assert all("harbor 4711" in draft for draft in drafts[found + 1 :])
+    assert not any("4711" in draft for draft in drafts[: place + 1])
+    assert all("harbor 4711" in draft for draft in drafts[place + 1 :])
     assert "harbor 4711" in part(last, "memory")
     assert attempt.chunks == len(chunks)
 
@@ -453,15 +403,6 @@ async def test_a_failure_names_its_chunk(ask) -> None:
         await ask("map_reduce", LONG, Reader(script))
 
 
-async def test_refining_in_the_policy_s_words_carries_the_draft_as_memory(ask) -> None:
-    policy = Reader()
-    await ask("refine", LONG, policy, own=True)
-    updates = [prompt for prompt in policy.prompts if "<section>" in prompt]
-    assert len(policy.prompts) == len(updates) + 1
-    assert part(updates[0], "memory") == "none"
-    assert "harbor 4711" in part(updates[-1], "memory")
-
-
 # A document as long as the window, RULER's usual setting
 
 
@@ -484,19 +425,9 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
             document, sample.question, answer_tokens=bound, min_answer_tokens=task.answer_tokens, run_id=f"{index}"
         )
         assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
-        shown, given = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
-        assert tokens(shown) + CHAT_TEMPLATE_TOKENS + given <= policy.window
-        assert given >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
+        excerpt, reply_tokens = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
+        assert tokens(excerpt) + CHAT_TEMPLATE_TOKENS + reply_tokens <= policy.window
+        assert reply_tokens >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
         if not own:  # a policy that writes a memory first has a short reply
             whole = await system.attempt(document, sample.question, answer_tokens=bound, run_id=f"all {index}")
             assert whole.outcome is QuestionOutcome.DOES_NOT_FIT
-
-
-async def test_an_answer_has_its_whole_bound_where_the_window_has_room(make_reader) -> None:
-    policy = Reader()
-    reader = make_reader(policy)
-    document = reader.store.add(Document.of(SHORT))
-    await load_system("full_context", reader).attempt(
-        document, QUESTION, answer_tokens=60, min_answer_tokens=30, run_id="r"
-    )
-    assert policy.bounds == [60]

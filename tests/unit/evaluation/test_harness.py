@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from support.scripts import perfect_reader
 
 from memagent_evaluation.attempt_rows import make_run_id
 from memagent_evaluation.harness import ATTEMPTS, Evaluation, EvaluationEnd, EvaluationProgress, evaluate
-from memagent_evaluation.result_journal import ResultJournal, open_results
-from memagent_evaluation.result_table import EvaluationPlan, PlanCell, QuestionOutcome, ResultRow
+from memagent_evaluation.result_journal import ResultJournal, load_results, open_results
+from memagent_evaluation.result_table import EvaluationPlan, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample, Task
 from memagent_evaluation.systems import Attempt, load_system
 from memagent_graph import DocumentStore, RunLog, ScriptedPolicy
@@ -44,15 +45,15 @@ class Oracle:
         self.fail = fail or (lambda number, run_id: None)
         self.pause = pause
         self.attempt_values = attempt
-        self.asked: list[str] = []
+        self.run_ids: list[str] = []
         self.at_once = self.most_at_once = 0
 
     async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
-        self.asked.append(run_id)
+        self.run_ids.append(run_id)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            number = len(self.asked) - 1
+            number = len(self.run_ids) - 1
             await asyncio.sleep(self.pause)
             if (error := self.fail(number, run_id)) is not None:
                 raise error
@@ -83,35 +84,45 @@ def store(tmp_path: Path) -> DocumentStore:
     return DocumentStore(tmp_path / "documents")
 
 
-async def run(
-    tmp_path: Path,
-    store: DocumentStore,
-    *systems: Any,
-    plan: EvaluationPlan = PLAN,
-    watcher: Any = None,
-    task: Task | None = None,
-    **options: Any,
-) -> tuple[EvaluationEnd, list[ResultRow]]:
-    names = tuple(system.name for system in systems)
-    evaluation = Evaluation(
-        plan=replace(plan, systems=names), tasks={"keys": task or Keys()},
-        systems={system.name: system for system in systems}, store=store, **options,
-    )  # fmt: skip
-    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-        ended = await evaluate(evaluation, journal, watcher)
-        return ended, list(journal.results.rows)
+@pytest.fixture
+def run(tmp_path: Path, store: DocumentStore) -> Callable[..., Awaitable[tuple[EvaluationEnd, list[ResultRow]]]]:
+    """Evaluate these systems; the results stay in the folder "out", and no document is left, whatever happens."""
+
+    async def run(
+        *systems: Any,
+        plan: EvaluationPlan = PLAN,
+        watcher: Any = None,
+        task: Task | None = None,
+        store: DocumentStore = store,
+        **options: Any,
+    ) -> tuple[EvaluationEnd, list[ResultRow]]:
+        by_name = {system.name: system for system in systems}
+        evaluation = Evaluation(
+            replace(plan, systems=tuple(by_name)), {"keys": task or Keys()}, by_name, store=store, **options
+        )
+        try:
+            with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
+                return await evaluate(evaluation, journal, watcher), list(journal.results.rows)
+        finally:
+            assert list((store.root / "texts").iterdir()) == []
+
+    return run
 
 
-async def test_what_only_leads_to_the_answer_is_found_with_it(tmp_path, store) -> None:
-    _, rows = await run(tmp_path, store, Oracle(store), task=Hops())
-    assert {row.needles_found for row in rows} == {(True, True)}
-    _, rows = await run(tmp_path / "wrong", store, Oracle(store, answer="the lock"), task=Hops())
-    assert {row.needles_found for row in rows} == {(False, False)}
+def questions(count: int, **more: Any) -> EvaluationPlan:
+    """So many questions of one length."""
+    return EvaluationPlan.grid((), ("keys",), (100,), count, **more)
 
 
-async def test_every_system_answers_every_question_of_every_length(tmp_path, store) -> None:
-    ended, rows = await run(tmp_path, store, Oracle(store), Oracle(store, "second"))
-    assert ended is EvaluationEnd.DONE
+@pytest.mark.parametrize(("values", "is_found"), [({}, True), ({"answer": "the lock"}, False)])
+async def test_what_only_leads_to_the_answer_is_found_with_it(run, store, values, is_found) -> None:
+    _, rows = await run(Oracle(store, **values), task=Hops())
+    assert {row.needles_found for row in rows} == {(is_found, is_found)}
+
+
+async def test_every_system_answers_every_question_of_every_length(run, store) -> None:
+    end, rows = await run(Oracle(store), Oracle(store, "second"))
+    assert end is EvaluationEnd.DONE
     assert Counter((row.system, row.length) for row in rows) == dict.fromkeys(
         [(system, length) for system in ("oracle", "second") for length in (100, 400)], 8
     )
@@ -125,120 +136,103 @@ async def test_every_system_answers_every_question_of_every_length(tmp_path, sto
     assert row.document_bytes == len("".join(sample.text()).encode())
 
 
-async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(tmp_path, store) -> None:
+async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allowed(run, store) -> None:
     class Together(Oracle):
         """Answers nothing until seven are asked."""
 
-        async def attempt(self, document: Any, question: str, **asking: Any) -> Attempt:
-            waiting.append(question)
-            if len(waiting) == 7:
+        async def attempt(self, document: Any, question: str, **options: Any) -> Attempt:
+            queue.append(question)
+            if len(queue) == 7:
                 seven.set()
             await asyncio.wait_for(seven.wait(), 60)
-            return await super().attempt(document, question, **asking)
+            return await super().attempt(document, question, **options)
 
-    seven, waiting = asyncio.Event(), list[str]()
+    seven, queue = asyncio.Event(), list[str]()
     oracle = Together(store)
-    await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 30), concurrency=7)
+    await run(oracle, plan=questions(30), concurrency=7)
     assert oracle.most_at_once == 7
 
 
-async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(tmp_path, store) -> None:
-    added: list[str] = []
+async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(run, store) -> None:
+    names: list[str] = []
     most = 0
 
     class Watched(DocumentStore):
         def add(self, document: Any, **options: Any) -> Any:
             nonlocal most
-            added.append(document.name)
+            names.append(document.name)
             reference = super().add(document, **options)
             most = max(most, sum(1 for _ in (self.root / "texts").iterdir()))
             return reference
 
     watched = Watched(store.root)
     systems = [Oracle(watched, name) for name in ("a", "b", "c")]
-    await run(tmp_path, watched, *systems, plan=EvaluationPlan.grid((), ("keys",), (100,), 50), concurrency=6)
-    assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
+    await run(*systems, store=watched, plan=questions(50), concurrency=6)
+    assert Counter(names) == {f"keys/100/{index}": 1 for index in range(50)}
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
-    assert list((store.root / "texts").iterdir()) == []
 
 
-async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(tmp_path, store) -> None:
+async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(run, store) -> None:
     class Same(Keys):
         def sample(self, length: int, index: int) -> Sample:
             return replace(super().sample(length, 0), index=index)
 
-    evaluation = Evaluation(
-        plan=EvaluationPlan.grid(("oracle",), ("keys",), (50,), 80),
-        tasks={"keys": Same()}, systems={"oracle": Oracle(store)},
-        store=store, concurrency=3,
-    )  # fmt: skip
-    with open_results(tmp_path / "out", {}) as journal:
-        await evaluate(evaluation, journal)
-        assert [row.outcome for row in journal.rows.values()] == ["answered"] * 80
-    assert list((store.root / "texts").iterdir()) == []
+    _, rows = await run(Oracle(store), task=Same(), plan=questions(80), concurrency=3)
+    assert [row.outcome for row in rows] == ["answered"] * 80
 
 
 @pytest.mark.parametrize(
     "error",
     [PolicyRequestError("the server refused"), PolicyOverloadedError("the server refused"), RuntimeError("odd")],
 )
-async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(tmp_path, store, error) -> None:
+async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(run, tmp_path, store, error) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: error if run_id.endswith("-400-3") else None)
-    ended, rows = await run(tmp_path, store, oracle)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(oracle)
+    assert end is EvaluationEnd.DONE
     assert len(rows) == 16
     (row,) = [row for row in rows if row.outcome == "failed"]
     assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
     assert row.error == ("RuntimeError: odd" if type(error) is RuntimeError else "the server refused")
     assert (row.answer, row.run_id) == (None, None)
-    assert Counter(oracle.asked)[make_run_id(row_evaluation(tmp_path), "oracle", "keys/400/3")] == ATTEMPTS
+    run_id = make_run_id(load_results(tmp_path / "out").evaluation, "oracle", "keys/400/3")
+    assert Counter(oracle.run_ids)[run_id] == ATTEMPTS
 
 
-def row_evaluation(tmp_path: Path) -> str:
-    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-        return journal.evaluation
-
-
-async def test_a_question_that_fails_once_has_its_answer(tmp_path, store) -> None:
-    seen: set[str] = set()
+async def test_a_question_that_fails_once_has_its_answer(run, store) -> None:
+    run_ids: set[str] = set()
 
     def first_time(number: int, run_id: str) -> Exception | None:
-        return None if run_id in seen else seen.add(run_id) or PolicyOverloadedError("busy")
+        return None if run_id in run_ids else run_ids.add(run_id) or PolicyOverloadedError("busy")
 
-    _, rows = await run(tmp_path, store, Oracle(store, fail=first_time))
+    _, rows = await run(Oracle(store, fail=first_time))
     assert {(row.outcome, row.attempts, row.lenient) for row in rows} == {("answered", 2, 1.0)}
 
 
-async def test_a_failed_question_is_asked_again_only_when_that_is_wanted(tmp_path, store) -> None:
-    await run(tmp_path, store, Oracle(store, fail=lambda number, run_id: PolicyRequestError("no")))
+async def test_a_failed_question_is_asked_again_only_when_that_is_wanted(run, store) -> None:
+    await run(Oracle(store, fail=lambda number, run_id: PolicyRequestError("no")))
     oracle = Oracle(store)
-    _, rows = await run(tmp_path, store, oracle)
-    assert oracle.asked == []
+    _, rows = await run(oracle)
+    assert oracle.run_ids == []
     assert {row.outcome for row in rows} == {"failed"}
-    _, rows = await run(tmp_path, store, oracle, retry_failed=True)
+    _, rows = await run(oracle, retry_failed=True)
     assert {row.outcome for row in rows} == {"answered"}
     assert len(rows) == 16
 
 
-async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_path, store) -> None:
+async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(run, tmp_path, store) -> None:
     gone = PolicyUnreachableError("no connection", hint="Is the server running?")
     oracle = Oracle(store, fail=lambda number, run_id: gone if number >= 30 else None)
-    plan = EvaluationPlan.grid((), ("keys",), (100, 200), 64)
     with pytest.raises(PolicyUnreachableError):
-        await run(tmp_path, store, oracle, plan=plan, concurrency=4)
-    assert len(oracle.asked) < 80
-    assert list((store.root / "texts").iterdir()) == []
-    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-        assert {row.outcome for row in journal.rows.values()} == {"answered"}
-        assert journal.results.missing == 128 - len(journal.rows)
-        assert 26 <= len(journal.rows) <= 30
-    _, rows = await run(tmp_path, store, Oracle(store), plan=plan)
-    assert {row.outcome for row in rows} == {"answered"}
-    assert len(rows) == 128
+        await run(oracle, plan=questions(128), concurrency=4)
+    assert len(oracle.run_ids) < 80
+    results = load_results(tmp_path / "out")
+    assert {row.outcome for row in results.rows} == {"answered"}
+    assert results.missing == 128 - len(results.rows)
+    assert 26 <= len(results.rows) <= 30
 
 
 @pytest.mark.parametrize(
-    ("questions", "answered", "error"),
+    ("count", "right", "error"),
     [
         (16, 9, PolicyUnreachableError("no connection")),
         (16, 9, PolicyOverloadedError("engine died")),
@@ -248,85 +242,76 @@ async def test_a_server_that_is_gone_stops_the_evaluation_and_costs_no_row(tmp_p
     ],
 )
 async def test_a_server_that_goes_with_few_questions_left_is_noticed_and_costs_no_row(
-    tmp_path, store, questions, answered, error
+    run, tmp_path, store, count, right, error
 ) -> None:
-    plan = EvaluationPlan.grid((), ("keys",), (100,), questions)
-    oracle = Oracle(store, fail=lambda number, run_id: error if number >= answered else None)
+    oracle = Oracle(store, fail=lambda number, run_id: error if number >= right else None)
     with pytest.raises(type(error)):
-        await run(tmp_path, store, oracle, plan=plan, concurrency=1)
-    assert list((store.root / "texts").iterdir()) == []
-    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-        assert [row.outcome for row in journal.rows.values()] == ["answered"] * answered
-    ended, rows = await run(tmp_path, store, Oracle(store), plan=plan)
-    assert (ended, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, questions)
+        await run(oracle, plan=questions(count), concurrency=1)
+    assert [row.outcome for row in load_results(tmp_path / "out").rows] == ["answered"] * right
+    end, rows = await run(Oracle(store), plan=questions(count))
+    assert (end, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, count)
 
 
-async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_server_still_answers(
-    tmp_path, store
-) -> None:
+async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_server_still_answers(run, store) -> None:
     """The last three fail, one of them for a moment only."""
 
     def fail(number: int, run_id: str) -> Exception | None:
         lasting = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
         return PolicyOverloadedError("busy") if lasting else None
 
-    plan = EvaluationPlan.grid((), ("keys",), (100,), 16)
-    ended, rows = await run(tmp_path, store, Oracle(store, fail=fail), plan=plan, concurrency=1)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(Oracle(store, fail=fail), plan=questions(16), concurrency=1)
+    assert end is EvaluationEnd.DONE
     assert [(row.outcome, row.attempts) for row in rows[12:]] == [
         ("answered", 1), ("failed", 4), ("answered", 3), ("failed", 4)
     ]  # fmt: skip
 
 
-async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(tmp_path, store) -> None:
+async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(run, store) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
-    ended, rows = await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 5), concurrency=1)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(oracle, plan=questions(5), concurrency=1)
+    assert end is EvaluationEnd.DONE
     assert Counter(row.outcome for row in rows) == {"answered": 4, "failed": 1}
 
 
-async def test_failures_among_successes_do_not_stop_it(tmp_path, store) -> None:
+async def test_failures_among_successes_do_not_stop_it(run, store) -> None:
     def fail(number: int, run_id: str) -> PolicyUnreachableError | None:
         sample = int(run_id.rpartition("-")[2])
         return PolicyUnreachableError("no connection") if sample % 2 and sample < 90 else None
 
-    _, rows = await run(
-        tmp_path, store, Oracle(store, fail=fail), plan=EvaluationPlan.grid((), ("keys",), (100,), 100), concurrency=4
-    )
+    _, rows = await run(Oracle(store, fail=fail), plan=questions(100), concurrency=4)
     assert Counter(row.outcome for row in rows) == {"failed": 45, "answered": 55}
 
 
 @pytest.mark.parametrize(
-    ("limits", "ended"),
+    ("limits", "end"),
     [
         ({"max_questions": 5}, EvaluationEnd.MAX_QUESTIONS),
         ({"max_tokens": 500}, EvaluationEnd.MAX_TOKENS),
         ({"max_seconds": 1.5}, EvaluationEnd.MAX_SECONDS),
     ],
 )
-async def test_a_limit_stops_it_and_the_rest_is_done_later(tmp_path, store, limits, ended) -> None:
+async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, end) -> None:
     slow = Oracle(store, pause=0.0)
     if "max_seconds" in limits:  # the fifth question takes too long
         slow.fail = lambda number, run_id: setattr(slow, "pause", 3600.0 if number >= 3 else 0.0)
-    reason, rows = await run(tmp_path, store, slow, **limits, concurrency=2)
-    assert reason is ended
+    reason, rows = await run(slow, **limits, concurrency=2)
+    assert reason is end
     assert 0 < len(rows) <= 8
     assert "max_questions" not in limits or len(rows) == 5
     assert {row.length for row in rows} == {400}, "the longest documents come first"
-    assert list((store.root / "texts").iterdir()) == []
     oracle = Oracle(store)
-    reason, everything = await run(tmp_path, store, oracle)
+    reason, everything = await run(oracle)
     assert reason is EvaluationEnd.DONE
-    assert len(oracle.asked) == 16 - len(rows)
+    assert len(oracle.run_ids) == 16 - len(rows)
     assert [row for row in everything if row in rows] == rows
 
 
-async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(tmp_path, store) -> None:
+async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(run, store) -> None:
     systems = [
         Oracle(store, outcome.value, outcome=outcome)
         for outcome in (QuestionOutcome.NO_ANSWER, QuestionOutcome.UNFINISHED, QuestionOutcome.DOES_NOT_FIT)
     ]
-    _, rows = await run(tmp_path, store, *systems, plan=EvaluationPlan.grid((), ("keys",), (100,), 1))
+    _, rows = await run(*systems, plan=questions(1))
     assert {(row.system, row.outcome) for row in rows} == {
         (outcome, outcome) for outcome in ("no_answer", "unfinished", "does_not_fit")
     }  # fmt: skip
@@ -334,22 +319,21 @@ async def test_outcomes_without_an_answer_are_wrong_and_counted_apart(tmp_path, 
     assert all(row.needles_found == (False,) for row in rows)
 
 
-async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_reader_gives_it(tmp_path, store) -> None:
-    allowed: list[int] = []
+async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_reader_gives_it(run, store) -> None:
+    bounds: list[int] = []
 
     class Counting(Oracle):
-        async def attempt(self, document: Any, question: str, *, run_id: str, **asking: Any) -> Attempt:
-            allowed.append(asking["answer_tokens"])
-            return await super().attempt(document, question, run_id=run_id, **asking)
+        async def attempt(self, document: Any, question: str, **options: Any) -> Attempt:
+            bounds.append(options["answer_tokens"])
+            return await super().attempt(document, question, **options)
 
-    plan = EvaluationPlan.grid((), ("keys",), (100,), 1)
-    _, rows = await run(tmp_path, store, Counting(store, chunks=7), plan=plan, answer_tokens=400)
-    _, more = await run(tmp_path, store, Counting(store, "second"), plan=plan, answer_tokens=8)
-    assert allowed == [400, Keys.answer_tokens]
+    _, rows = await run(Counting(store, chunks=7), plan=questions(1), answer_tokens=400)
+    _, more = await run(Counting(store, "second"), plan=questions(1), answer_tokens=8)
+    assert bounds == [400, Keys.answer_tokens]
     assert [row.chunks for row in (*rows, *more)] == [7, 7, 0]
 
 
-async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_reader, monkeypatch) -> None:
+async def test_the_log_is_read_only_where_a_fact_was_lost(run, tmp_path, store, make_reader, monkeypatch) -> None:
     read: list[str] = []
 
     class Watched(RunLog):
@@ -361,38 +345,30 @@ async def test_the_log_is_read_only_where_a_fact_was_lost(tmp_path, store, make_
     wrong = Keys().sample(100, 1).gold[0]
     policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9"))
     reader = make_reader(policy, run_log=log, store=store)
-    _, rows = await run(
-        tmp_path,
-        store,
-        load_system("memagent", reader),
-        plan=EvaluationPlan.grid((), ("keys",), (100,), 3),
-        run_log=log,
-    )
+    _, rows = await run(load_system("memagent", reader), plan=questions(3), run_log=log)
     assert [row.lenient for row in rows] == [1.0, 0.0, 1.0]
     assert set(read) == {rows[1].run_id}
     assert all(log.get(row.run_id) for row in rows)
     log.close()
 
 
-async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_else_is_done(tmp_path, store) -> None:
+async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_else_is_done(run, tmp_path, store) -> None:
     class Few(Keys):
         def sample(self, length: int, index: int) -> Sample:
             if index == 3:
                 raise EvaluationError("keys has 3 samples of that length", hint="Ask for fewer.")
             return super().sample(length, index)
 
-    evaluation = Evaluation(PLAN, {"keys": Few()}, {"oracle": Oracle(store)}, store)
-    for asked in (14, 14):
-        with open_results(tmp_path / "out", {}, resume=True) as journal:
-            with pytest.raises(EvaluationError, match=r"2 samples .* has 3 samples of that length\. Ask for fewer"):
-                await evaluate(evaluation, journal)
-            assert [row.outcome for row in journal.rows.values()] == ["answered"] * asked
-            assert journal.results.missing == 2
-    assert list((store.root / "texts").iterdir()) == []
+    for _ in range(2):
+        with pytest.raises(EvaluationError, match=r"2 samples .* has 3 samples of that length\. Ask for fewer"):
+            await run(Oracle(store), task=Few())
+        results = load_results(tmp_path / "out")
+        assert [row.outcome for row in results.rows] == ["answered"] * 14
+        assert results.missing == 2
 
 
 async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_are_told(
-    tmp_path, store, make_reader
+    run, tmp_path, store, make_reader
 ) -> None:
     def forgetful(prompt: str) -> str:
         return "nothing yet" if "the end " in prompt else perfect_reader(prompt)
@@ -400,33 +376,29 @@ async def test_the_reader_is_logged_under_ids_that_tell_the_question_and_losses_
     class LastWord(Keys):
         def sample(self, length: int, index: int) -> Sample:
             sample = super().sample(length, index)
-            return replace(sample, text=lambda: iter([*sample.text(), *(f" filler{number}" for number in range(99)),
-                                                      " the end "]))  # fmt: skip
+            fillers = [f" filler{number}" for number in range(99)]
+            return replace(sample, text=lambda: iter([*sample.text(), *fillers, " the end "]))
 
     log = RunLog(tmp_path / "runs.sqlite")
     saver = await open_saver(tmp_path / "checkpoints.sqlite")
-    reader = make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
-    evaluation = Evaluation(
-        plan=EvaluationPlan.grid(("memagent",), ("keys",), (100,), 4), tasks={"keys": LastWord()},
-        systems={"memagent": load_system("memagent", reader)}, store=store, run_log=log, saver=saver,
-    )  # fmt: skip
-    with open_results(tmp_path / "out", {}) as journal:
-        await evaluate(evaluation, journal)
-        for row in journal.rows.values():
-            assert row.run_id == make_run_id(journal.evaluation, "memagent", row.sample_id)
-            assert log.get(row.run_id).question == row.question
-            assert (row.outcome, row.lenient, row.where_lost) == ("answered", 0.0, ("overwritten",))
-            assert row.lost_at == (row.chunks - 1,)
-            assert row.calls == row.chunks + 1
+    system = load_system(
+        "memagent", make_reader(ScriptedPolicy(forgetful), run_log=log, store=store, checkpoints=saver)
+    )
+    _, rows = await run(system, task=LastWord(), plan=questions(4), run_log=log, saver=saver)
+    for result in rows:
+        assert result.run_id == make_run_id(load_results(tmp_path / "out").evaluation, "memagent", result.sample_id)
+        assert log.get(result.run_id).question == result.question
+        assert (result.outcome, result.lenient, result.where_lost) == ("answered", 0.0, ("overwritten",))
+        assert result.lost_at == (result.chunks - 1,)
+        assert result.calls == result.chunks + 1
     assert [checkpoint async for checkpoint in saver.alist(None)] == [], "checkpoints of finished questions are deleted"
-    await saver.conn.close()
+    await saver.aclose()
     log.close()
 
 
-async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
+async def test_a_watcher_is_told_of_every_row(run, store) -> None:
     class EvaluationWatcher:
         def __init__(self) -> None:
-            self.known = -1
             self.rows: list[ResultRow] = []
 
         def on_begin(self, plan: EvaluationPlan, rows: Any) -> None:
@@ -436,28 +408,28 @@ async def test_a_watcher_is_told_of_every_row(tmp_path, store) -> None:
             self.rows.append(row)
 
     first, second = EvaluationWatcher(), EvaluationWatcher()
-    await run(tmp_path, store, Oracle(store), watcher=first, max_questions=6)
-    await run(tmp_path, store, Oracle(store), watcher=second)
+    await run(Oracle(store), watcher=first, max_questions=6)
+    await run(Oracle(store), watcher=second)
     assert (first.known, len(first.rows)) == (0, 6)
     assert (second.known, len(second.rows)) == (6, 10)
 
 
-async def test_a_journal_that_cannot_be_written_stops_it(tmp_path, store, monkeypatch) -> None:
+async def test_a_journal_that_cannot_be_written_stops_it(run, store, monkeypatch) -> None:
     def full(self: ResultJournal, row: ResultRow) -> None:
         raise EvaluationError("no room")
 
     monkeypatch.setattr(ResultJournal, "add", full)
     with pytest.raises(EvaluationError, match="no room"):
-        await run(tmp_path, store, Oracle(store))
+        await run(Oracle(store))
 
 
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
     plan = EvaluationPlan.grid(("memagent",), ("keys",), (1024, 4096), 2)
-    done = row(length=4096, index=0)
+    first = row(length=4096, index=0)
     with ProgressDisplay("evaluating", console=terminal) as display:
         progress = EvaluationProgress(display)
-        progress.on_begin(plan, {done.key: done})
+        progress.on_begin(plan, {first.key: first})
         assert "left" not in progress.status
         progress.on_row(row(length=4096, index=1, right=False))
         assert progress.status.startswith("4K 50%, ")
@@ -485,38 +457,27 @@ class Broken(Keys):
 
 
 async def test_a_task_whose_own_code_fails_is_named_with_its_sample_and_seed_and_all_else_is_done(
-    tmp_path, store
+    run, tmp_path, store
 ) -> None:
     """It was a bare ExceptionGroup."""
-    with pytest.raises(EvaluationError) as caught:
-        await run(
-            tmp_path, store, Oracle(store), task=Broken(2), plan=EvaluationPlan.grid((), ("keys",), (100,), 8), seed=7
-        )
-    assert "all is done but 2 samples" in caught.value.message
-    assert "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'" in str(
-        caught.value
-    )
-    assert "Mend the task's code" in str(caught.value)
-    with open_results(tmp_path / "out", {"a": 1}, resume=True) as journal:
-        assert {row.index for row in journal.results.rows} == {0, 1, 3, 4, 6, 7}
+    with pytest.raises(EvaluationError, match=r"all is done but 2 samples.*Mend the task's code") as failure:
+        await run(Oracle(store), task=Broken(2), plan=questions(8), seed=7)
+    words = "sample() of the task keys failed at length 100, index 2, seed 7: KeyError: 'no such word'"
+    assert words in str(failure.value)
+    assert {row.index for row in load_results(tmp_path / "out").rows} == {0, 1, 3, 4, 6, 7}
     with pytest.raises(EvaluationError, match=r"text\(\) of the task keys failed at length 100, index 5, seed 7: Zero"):
-        await run(
-            tmp_path,
-            store,
-            Oracle(store),
-            task=Broken(),
-            plan=EvaluationPlan(("x",), (PlanCell("keys", 100, 6),)),
-            seed=7,
-        )
+        await run(Oracle(store), task=Broken(), plan=questions(6), seed=7)
 
 
-async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(tmp_path, store) -> None:
+async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_asked_for_later(
+    run, tmp_path, store
+) -> None:
     oracle = Oracle(store)
-    _, rows = await run(tmp_path, store, oracle, plan=EvaluationPlan.grid((), ("keys",), (100,), 3))
+    _, rows = await run(oracle, plan=questions(3))
     assert [(row.index, row.repeat) for row in rows] == [(0, 0), (1, 0), (2, 0)]
     again = Oracle(store)
-    ended, rows = await run(tmp_path, store, again, plan=EvaluationPlan.grid((), ("keys",), (100,), 3, repeats=3))
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(again, plan=questions(3, repeats=3))
+    assert end is EvaluationEnd.DONE
     assert [(row.index, row.repeat) for row in rows] == [(index, repeat) for index in range(3) for repeat in range(3)]
-    assert len(again.asked) == len({*oracle.asked, *again.asked}) - 3 == 6, "each sample has a run of its own"
+    assert len(again.run_ids) == len({*oracle.run_ids, *again.run_ids}) - 3 == 6, "each sample has a run of its own"
     assert not list((tmp_path / "documents").rglob("*.txt"))

@@ -24,7 +24,7 @@ ROWS = [
 ]
 
 
-def drawn(draw, rows):
+def draw_figure(draw, rows):
     figure = Figure()
     draw(figure, rows, "tokens")
     (axes,) = figure.axes
@@ -35,15 +35,11 @@ def lines(axes) -> dict:
     return {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
 
 
-OPTIONS = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
-"""Tasks that differ in an option with a point, and cannot be pooled."""
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """A folder with all pictures of some results, and those of them that a report shows."""
     folder = tmp_path_factory.mktemp("pictures")
-    return folder, draw_all(results(*OPTIONS), folder)
+    return folder, draw_all(results(row()), folder)
 
 
 @pytest.fixture
@@ -54,8 +50,7 @@ def names_only(monkeypatch) -> None:
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
     folder, paths = pictures
-    accuracy = [f"{make_file_stem('accuracy', option.task)}.png" for option in OPTIONS]
-    assert [path.name for path in paths] == [*accuracy, "depth_memagent.png"]
+    assert [path.name for path in paths] == ["accuracy.png", "depth_memagent.png"]
     for path in paths:
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -71,6 +66,9 @@ def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apa
     for uneven in (at_one_length, of_one_system):
         names = [path.name for path in draw_all(results(*ROWS, *uneven), tmp_path)]
         assert names[:2] == ["accuracy_keys.png", "accuracy_vt.png"]
+    options = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
+    names = [path.name for path in draw_all(results(*options), tmp_path)]
+    assert names[:2] == [f"{make_file_stem('accuracy', option.task)}.png" for option in options]
 
 
 def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
@@ -94,30 +92,30 @@ def test_a_script_has_no_accuracy(names_only, tmp_path) -> None:
 
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
     folder, _ = pictures
-    draw_all(results(*OPTIONS), tmp_path)
+    draw_all(results(row()), tmp_path)
     for path in folder.iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
         assert b"dc:date" not in path.read_bytes()
 
 
 def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_axis() -> None:
-    _, axes = drawn(draw_accuracy, ROWS)
-    told = lines(axes)
-    assert set(told) == {"memagent", "refine"}
-    assert list(told["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
+    _, axes = draw_figure(draw_accuracy, ROWS)
+    plots = lines(axes)
+    assert set(plots) == {"memagent", "refine"}
+    assert list(plots["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
     assert axes.get_xscale() == "log"
     assert [xticklabel.get_text() for xticklabel in axes.get_xticklabels()] == ["1K", "8K", "64K"]
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == pytest.approx(
         (100 * compute_wilson_interval(4, 6).low, 100 * compute_wilson_interval(4, 6).high)
     )
-    assert told["memagent"].get_color() != told["refine"].get_color()
-    assert told["memagent"].get_marker() != told["refine"].get_marker()
+    assert plots["memagent"].get_color() != plots["refine"].get_color()
+    assert plots["memagent"].get_marker() != plots["refine"].get_marker()
 
 
 def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
     lengths = (150, 200, 300, 9_600, 24_000, 150_000)
-    _, axes = drawn(draw_accuracy, [row("memagent", length, 0) for length in lengths])
+    _, axes = draw_figure(draw_accuracy, [row("memagent", length, 0) for length in lengths])
     assert list(axes.get_xticks()) == list(lengths)
     labels = axes.get_xticklabels()
     assert [label.get_text() for label in labels] == ["150", "200", "300", "9,600", "24,000", "150,000"]
@@ -127,10 +125,10 @@ def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
 def test_a_length_that_fits_no_call_has_no_point() -> None:
     rows = [row("full_context", 1024), failed("full_context", 8192, outcome="does_not_fit")]
     rows += [failed("other", 1024, outcome="does_not_fit")]
-    _, axes = drawn(draw_accuracy, rows)
-    told = lines(axes)
-    assert len(told["full_context"].get_xdata()) == 1
-    assert len(told["other\n(does not fit)"].get_xdata()) == 0
+    _, axes = draw_figure(draw_accuracy, rows)
+    plots = lines(axes)
+    assert len(plots["full_context"].get_xdata()) == 1
+    assert len(plots["other\n(does not fit)"].get_xdata()) == 0
 
 
 def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:

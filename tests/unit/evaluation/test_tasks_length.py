@@ -65,11 +65,10 @@ def tokens_of(sample, tokenizer):
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_length_is_reached_but_for_a_unit_is_never_exceeded_and_is_stated(name, tokenizer):
     """A unit is a sentence of prose, a line, or the words of one entry of a list."""
-    for length in (7000,):
-        sample = load_task(name, TaskSettings(tokenizer)).sample(length, 1)
-        tokens = tokens_of(sample, tokenizer)
-        assert length - LONGEST_UNIT < tokens <= length
-        assert abs(tokens - sample.reached) <= 5
+    sample = load_task(name, TaskSettings(tokenizer)).sample(7000, 1)
+    tokens = tokens_of(sample, tokenizer)
+    assert 7000 - LONGEST_UNIT < tokens <= 7000
+    assert abs(tokens - sample.reached) <= 5
 
 
 @settings(max_examples=20)
@@ -90,22 +89,13 @@ def test_any_length_is_kept_or_refused_with_one_that_is_possible(name, length, i
             break
         except EvaluationError as error:
             assert f"a length of {length:,} tokens is too small for {name}" in error.message
-            asked, length = length, int(error.hint.split("at least ")[1].split(", ")[0].replace(",", ""))
-            assert length > asked
+            before, length = length, int(error.hint.split("at least ")[1].split(", ")[0].replace(",", ""))
+            assert length > before
     assert sample is not None
     assert 0 <= length - tokens_of(sample, tokenizer) < LONGEST_UNIT
     assert abs(sample.reached - tokens_of(sample, tokenizer)) <= 2
     for needle in sample.needles:
         assert needle.text in "".join(sample.text())
-
-
-def test_long_lengths_are_counted_without_an_error_that_grows():
-    tokenizer = load_tokenizer("embedded")
-    for name in ("niah_single_2", "niah_multikey_3", "cwe", "fwe"):
-        sample = load_task(name, TaskSettings(tokenizer)).sample(30_000, 0)
-        tokens = tokens_of(sample, tokenizer)
-        assert 30_000 - LONGEST_UNIT < tokens <= 30_000
-        assert abs(sample.reached - tokens) <= 20
 
 
 def test_text_whose_tokens_suddenly_become_denser_is_measured_all_the_same(tokenizer, tmp_path):
@@ -116,14 +106,3 @@ def test_text_whose_tokens_suddenly_become_denser_is_measured_all_the_same(token
     for length in (3000, 12_000):
         sample = load_task("niah_single_2", TaskSettings(tokenizer, haystack=book)).sample(length, 0)
         assert length - LONGEST_UNIT < tokens_of(sample, tokenizer) <= length
-
-
-def test_tokens_of_a_user_tokenizer_are_those_that_count(tmp_path):
-    save_small_cl100k(tmp_path / "tokenizer.json")
-    other = load_tokenizer(tmp_path / "tokenizer.json")
-    embedded = load_tokenizer("embedded")
-    lengths = {
-        len("".join(load_task("niah_single_1", TaskSettings(each)).sample(5000, 0).text()))
-        for each in (other, embedded)
-    }
-    assert len(lengths) == 2

@@ -1,6 +1,6 @@
 """Tasks by name: which there are, what an unknown one says, and users' own."""
 
-import inspect
+import re
 import sys
 import textwrap
 
@@ -48,13 +48,13 @@ def test_a_task_describes_itself(name):
 
 
 def test_an_unknown_name_says_which_are_near_or_which_there_are():
-    with pytest.raises(EvaluationError) as caught:
+    with pytest.raises(EvaluationError) as failure:
         load_task("naih_single_2", SETTINGS)
-    assert "'naih_single_2'" in caught.value.message
-    assert caught.value.hint.startswith("Did you mean niah_single_2")
-    with pytest.raises(EvaluationError) as caught:
+    assert "'naih_single_2'" in failure.value.message
+    assert failure.value.hint.startswith("Did you mean niah_single_2")
+    with pytest.raises(EvaluationError) as failure:
         load_task("xyz", SETTINGS)
-    assert caught.value.hint.startswith("Tasks are:") and all(name in caught.value.hint for name in list_tasks())
+    assert failure.value.hint.startswith("Tasks are:") and all(name in failure.value.hint for name in list_tasks())
 
 
 @pytest.mark.parametrize("name", ["niah_single_2", "vt", "cwe", "fwe", *OUR_OWN])
@@ -85,7 +85,7 @@ def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
 EXAMPLE = textwrap.dedent(samples.__doc__.split("\n\n", 1)[1].split("`memagent eval", 1)[0])
 
 
-def written(folder, source, name="my_tasks.py"):
+def write(folder, source, name="my_tasks.py"):
     path = folder / name
     path.write_text(source)
     return path
@@ -94,7 +94,7 @@ def written(folder, source, name="my_tasks.py"):
 def test_the_example_of_a_task_of_ones_own_works_as_it_is_shown(tmp_path):
     assert len(EXAMPLE.strip().splitlines()) <= 20
     assert "`memagent eval my_tasks.py:Birthdays`" in samples.__doc__
-    task = load_task(f"{written(tmp_path, EXAMPLE)}:Birthdays", SETTINGS)
+    task = load_task(f"{write(tmp_path, EXAMPLE)}:Birthdays", SETTINGS)
     sample = task.sample(2000, 3)
     text = "".join(sample.text())
     assert f"born on day {sample.gold[0]} " in text
@@ -137,7 +137,7 @@ nothing = 7
 
 
 def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_as_it_is(tmp_path):
-    path = written(tmp_path, OWN)
+    path = write(tmp_path, OWN)
     assert load_task(f"{path}:Plain", SETTINGS).name == "plain"
     assert load_task(f"{path}:WithSettings", SETTINGS).settings is SETTINGS
     assert load_task(f"{path}:WithOptionalSettings", SETTINGS).settings is SETTINGS
@@ -145,27 +145,15 @@ def test_a_class_is_made_with_the_settings_or_with_nothing_and_a_task_is_taken_a
     assert load_task(f"{path}:instance", SETTINGS).depth == 5
 
 
-def test_a_module_that_can_be_imported_is_named_without_a_path(tmp_path, monkeypatch):
-    written(tmp_path, OWN, "tasks_of_mine.py")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_task("tasks_of_mine:Plain", SETTINGS).sample(5, 0).gold == ("!",)
-    sys.modules.pop("tasks_of_mine")
-
-
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
         ("{path}:Plian", "has no 'Plian'", "Did you mean .*:Plain"),
-        ("{path}:Qqqq", "has no 'Qqqq'", "after the colon"),
         ("{path}:nothing", "is not a task: it has no name, metric, unit, answer_tokens, sample", "example"),
         ("{path}:Greedy", "its constructor takes", "TaskSettings as `settings`, or nothing"),
-        ("{folder}/other.py:Plain", "no file", "path"),
-        ("no_such_module_here:Plain", "no module 'no_such_module_here'", "path/to/file.py"),
     ],
 )
 def test_what_is_wrong_with_an_own_task_is_said(name, message, hint, tmp_path):
-    path = written(tmp_path, OWN)
-    with pytest.raises(EvaluationError, match=message) as caught:
-        load_task(name.format(path=path, folder=tmp_path), SETTINGS)
-    assert inspect.cleandoc(caught.value.hint)
-    assert __import__("re").search(hint, caught.value.hint)
+    with pytest.raises(EvaluationError, match=message) as failure:
+        load_task(name.format(path=write(tmp_path, OWN)), SETTINGS)
+    assert re.search(hint, failure.value.hint)

@@ -2,27 +2,21 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tracemalloc
-from collections import Counter
-from itertools import pairwise
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.programs import run_program
 
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import Permutation
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
-NAMES = (
-    *("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe"),
-    "english_hop_2",
-)
+NAMES = ("niah_single_1", "niah_single_2", "niah_multikey_2", "vt", "cwe", "fwe", "english_hop_2")
 
 IN_A_PROCESS = """
 import hashlib, json, sys
@@ -43,11 +37,10 @@ def digest(sample):
 
 
 def test_samples_are_the_same_in_any_process():
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS, *NAMES],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "1"},
-    )  # fmt: skip
-    there = json.loads(done.stdout)
+    """Processes differ in the seed of hashes, from which the order of sets follows."""
+    there = json.loads(
+        run_program([sys.executable, "-c", IN_A_PROCESS, *NAMES], capture_output=True, check=True).stdout
+    )
     for name in NAMES:
         sample = load_task(name, TaskSettings(TOKENIZER, seed=7)).sample(1500, 3)
         depths = [needle.depth for needle in sample.needles]
@@ -92,27 +85,27 @@ def test_memory_does_not_grow_with_length(name):
             tracemalloc.stop()
 
     peak(5000)  # word lists and the like are loaded once
-    short, long = peak(8_000), peak(38_000)
-    # Thirty thousand tokens more are at least 75 KB of text.
-    assert long < short + 30_000
+    short, long = peak(6_000), peak(26_000)
+    # Twenty thousand tokens more are at least 50 KB of text.
+    assert long < short + 20_000
 
 
 def test_a_text_is_tokenised_about_once(monkeypatch):
     """The tokenizer takes most of the time that a document takes to make."""
-    counted = []
+    sizes = []
 
     class Counting:
         def __getattr__(self, name):
             return getattr(TOKENIZER, name)
 
         def count(self, text):
-            counted.append(len(text))
+            sizes.append(len(text))
             return TOKENIZER.count(text)
 
-    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(100_000, 0)
+    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(30_000, 0)
     characters = sum(map(len, sample.text()))
-    assert characters > 200_000
-    assert 0 < sum(counted) < 4 * characters
+    assert characters > 60_000
+    assert 0 < sum(sizes) < 4 * characters
 
 
 @given(size=st.integers(1, 700), seed=st.integers())
@@ -120,12 +113,3 @@ def test_a_computed_order_has_every_number_once(size, seed):
     order = Permutation(size, Random(seed))
     assert sorted(order) == list(range(size))
     assert [order[place] for place in range(size)] == list(order)
-
-
-def test_a_computed_order_looks_random():
-    first = Counter(Permutation(16, Random(seed))[0] for seed in range(3200))
-    assert set(first) == set(range(16))
-    assert max(first.values()) < 2 * 3200 / 16
-    numbers = list(Permutation(10_000, Random(1)))
-    rising = sum(earlier < later for earlier, later in pairwise(numbers))
-    assert 4500 < rising < 5500

@@ -31,10 +31,10 @@ def reply(body: dict[str, Any], number: int) -> str:
     memory = part(prompt, "memory").replace("(empty)", "").replace("nothing yet", "").strip()
     if "<section>" not in prompt:
         return f"\\boxed{{{memory or 'not stated'}}}"
-    asked = part(prompt, "problem").lower()
-    wanted = next((answer for word, answer in WORDS.items() if word in asked), "?")  # a part of a prompt, to be counted
-    found = (sentence for sentence in sentences_of(part(prompt, "section")) if wanted in sentence)
-    return memory or next(found, "nothing yet")
+    question = part(prompt, "problem").lower()
+    answer = next((answer for word, answer in WORDS.items() if word in question), "?")
+    sentences = (sentence for sentence in sentences_of(part(prompt, "section")) if answer in sentence)
+    return memory or next(sentences, "nothing yet")
 
 
 def run(server: FakeServer, folder: Path, name: str, *arguments: str) -> str:

@@ -44,24 +44,25 @@ from memagent_report import Report, areport, report, report_writing
 from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
 from memagent_report.sentence_checks import ProblemKind
 
+MakeReader = Callable[..., MemAgent]
 WIDE = Budget(context_window=4000, question_tokens=100, memory_tokens=200, chunk_tokens=1200, answer_tokens=600)
 QUESTION = "What is said about conditions and exceptions?"
+HARBOR = "What is the key of harbor?"
 KEYS = (("a", "4711"), ("b", "12"), ("e", "5"))
-ASKED = ["What is said about if?", "What is said about not?"]
+QUESTIONS = ["What is said about if?", "What is said about not?"]
 
 
-def reader_in(folder: Path, policy: Any, **options: Any) -> MemAgent:
-    given: dict[str, Any] = {
-        "tokenizer": "embedded", "budget": WIDE, "prompts": load_prompts(), "store": folder / "documents",
-        "checkpoints": folder / "checkpoints.sqlite", "run_log": folder / "runs.sqlite",
-    }  # fmt: skip
-    return MemAgent(policy, **{**given, **options})
+@pytest.fixture
+def reader(make_reader: Any, tmp_path: Path) -> MakeReader:
+    """Readers with room for reports, which share their checkpoints and log."""
+    own = {"budget": WIDE, "checkpoints": tmp_path / "checkpoints.sqlite", "run_log": tmp_path / "runs.sqlite"}
+    return lambda policy, **options: make_reader(policy, **{**own, **options})
 
 
-def keys(folder: Path, **found: str) -> list[Path]:
+def keys(folder: Path, **by_name: str) -> list[Path]:
     """Documents that each say what the key of harbor is, in sentences of prose."""
     paths = []
-    for name, key in found.items():
+    for name, key in by_name.items():
         paths.append(folder / f"{name}.txt")
         sentence = f"Every night it rained. The key of harbor is {key}. Nobody came."
         text = document_with({0.5: sentence} if key else {}, words=600).replace("word", f"{name}word")
@@ -69,81 +70,81 @@ def keys(folder: Path, **found: str) -> list[Path]:
     return paths
 
 
-def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(tmp_path: Path) -> None:
+def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reader, tmp_path) -> None:
     paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
-    with reader_in(tmp_path, policy) as agent:
-        found = report(agent, QUESTION, paths)
-        texts = [path.read_text("utf-8") for path in paths]
-    assert found.mode is ReportMode.WRITTEN
-    assert list(found.matrix.questions) == ASKED  # the policy's
-    assert [document.name for document in found.matrix.documents] == [path.name for path in paths]
-    quotes = list(found.matrix.quotes())
+    agent = reader(policy)
+    result = report(agent, QUESTION, paths)
+    texts = [path.read_text("utf-8") for path in paths]
+    assert result.mode is ReportMode.WRITTEN
+    assert list(result.matrix.questions) == QUESTIONS  # the policy's
+    assert [document.name for document in result.matrix.documents] == [path.name for path in paths]
+    quotes = list(result.matrix.quotes())
     assert len(quotes) >= 8
     for place, quote in quotes:
         assert texts[place.document][quote.start_char : quote.end_char] == quote.text
-        answer = found.matrix.cell(place.document, place.question).answer
+        answer = result.matrix.cell(place.document, place.question).answer
         assert answer is not None
-    assert (found.quotes_checked, found.quotes_found) == (len(quotes), len(quotes))
-    assert [section.heading for section in found.sections] == ["On conditions", "On exceptions"]
-    for section in found.sections:
+    assert (result.quotes_checked, result.quotes_found) == (len(quotes), len(quotes))
+    assert [section.heading for section in result.sections] == ["On conditions", "On exceptions"]
+    for section in result.sections:
         *copied, invented = section.sentences
         assert copied
         assert all(sentence.is_quoted for sentence in copied)
         assert {ProblemKind.NUMBER, ProblemKind.NAME} <= {problem.kind for problem in invented.problems}
-    assert [reference.number for reference in found.references] == list(range(1, len(found.references) + 1))
+    assert [reference.number for reference in result.references] == list(range(1, len(result.references) + 1))
     once = Counter(asked_sections(policy.prompts))
     assert set(once.values()) == {1}
 
 
-def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(tmp_path: Path) -> None:
+def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(reader, tmp_path) -> None:
     paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
-    with reader_in(tmp_path, policy) as agent:
-        first = report(agent, QUESTION, paths[:4], questions=ASKED)
-        asked = len(policy.prompts)
-        assert report(agent, QUESTION, paths[:4], questions=ASKED) == first
-        assert len(policy.prompts) == asked
-        longer = report(agent, QUESTION, paths[:5], questions=ASKED)
+    agent = reader(policy)
+    first = report(agent, QUESTION, paths[:4], questions=QUESTIONS)
+    calls = len(policy.prompts)
+    assert report(agent, QUESTION, paths[:4], questions=QUESTIONS) == first
+    assert len(policy.prompts) == calls
+    longer = report(agent, QUESTION, paths[:5], questions=QUESTIONS)
     assert longer.report_id != first.report_id
     assert longer.matrix.cells[:8] == first.matrix.cells
-    new = {section for _, section in asked_sections(policy.prompts[asked:])}
+    new = {section for _, section in asked_sections(policy.prompts[calls:])}
     assert new
     assert all(" ".join(section.split()) in " ".join(paths[4].read_text().split()) for section in new)
 
 
-def test_the_calls_of_a_report_are_logged_as_runs(tmp_path: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(writes_reports)) as agent:
-        found = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
-        log = RunLog(tmp_path / "runs.sqlite")
-        runs = {run.run_id: run for run in log.runs()}
-        cells = {cell.run_id: cell for cell in found.matrix.cells}
-        assert set(runs) == {*cells, f"{found.report_id}-plan", f"{found.report_id}-writing"}
-        for run_id, cell in cells.items():
-            assert runs[str(run_id)].question == found.matrix.questions[cell.question]
-        steps = log.trace(f"{found.report_id}-writing").steps
-        assert {step.role for step in steps} <= {"report_outline", "report_section", "report_judge"}
-        assert sum(step.role == "report_section" for step in steps) == 2
-        assert log.get(f"{found.report_id}-plan").answer == "\n".join(ASKED)
+def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
+    agent = reader(ScriptedPolicy(writes_reports))
+    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
+    log = RunLog(tmp_path / "runs.sqlite")
+    runs = {run.run_id: run for run in log.runs()}
+    cells = {cell.run_id: cell for cell in result.matrix.cells}
+    assert set(runs) == {*cells, f"{result.report_id}-plan", f"{result.report_id}-writing"}
+    for run_id, cell in cells.items():
+        assert runs[str(run_id)].question == result.matrix.questions[cell.question]
+    steps = log.trace(f"{result.report_id}-writing").steps
+    assert {step.role for step in steps} <= {"report_outline", "report_section", "report_judge"}
+    assert sum(step.role == "report_section" for step in steps) == 2
+    assert log.get(f"{result.report_id}-plan").answer == "\n".join(QUESTIONS)
 
 
-def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(tmp_path: Path) -> None:
+def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(reader, tmp_path) -> None:
     prompts = load_prompts()
     policy = ScriptedPolicy(reads_keys)
-    with reader_in(tmp_path, policy, budget=None, prompts=None, profile=Profile(WIDE, prompts)) as agent:
-        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711", b="12"))
-    assert found.mode is ReportMode.EXTRACTIVE
-    assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
-    (section,) = found.sections
+    agent = reader(policy, budget=None, prompts=None, profile=Profile(WIDE, prompts))
+    result = report(agent, HARBOR, keys(tmp_path, a="4711", b="12"))
+    assert result.mode is ReportMode.EXTRACTIVE
+    assert [event.kind for event in result.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
+    (section,) = result.sections
     assert section.heading == "What is the key of harbor?"
     assert [(sentence.document, sentence.text, sentence.is_quoted) for sentence in section.sentences] == [
         (0, "4711", True), (1, "12", True)
     ]  # fmt: skip
-    assert [quote.text for _, quote in found.matrix.quotes()] == [
+    assert [quote.text for _, quote in result.matrix.quotes()] == [
         "The key of harbor is 4711.", "The key of harbor is 12."
     ]  # fmt: skip
     assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<documents>" in prompt]
 
 
-def test_a_policy_whose_profile_has_templates_for_the_roles_writes(tmp_path: Path) -> None:
+def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_path) -> None:
     end = {"report_questions": "Questions:", "report_outline": "Headings:", "report_section": "Sentences:"}
     others = {
         name: PromptTemplate(
@@ -157,70 +158,68 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(tmp_path: Pat
     }
     policy = ScriptedPolicy(writes_reports)
     profile = Profile(WIDE, replace(load_prompts(), others=others))
-    with reader_in(tmp_path, policy, budget=None, prompts=None, profile=profile) as agent:
-        found = report(agent, QUESTION, real_documents(tmp_path / "files")[:3])
-    assert (found.mode, list(found.matrix.questions)) == (ReportMode.WRITTEN, ASKED)
+    agent = reader(policy, budget=None, prompts=None, profile=profile)
+    result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3])
+    assert (result.mode, list(result.matrix.questions)) == (ReportMode.WRITTEN, QUESTIONS)
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
 
-def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(tmp_path: Path) -> None:
+def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(reader, tmp_path) -> None:
     paths, options = keys(tmp_path, a="4711", b="12"), {"extractive": True, "judge": True}
-    asked = ["What is the key of harbor?"]
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes)) as agent:
-        found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
-    assert found.mode is ReportMode.EXTRACTIVE
-    assert [sentence.text for sentence in found.sentences] == ["4711", "12"]
-    assert found.contradictions == ()
-    assert log_of_judgements(tmp_path) == ["COMPATIBLE"]
+    agent = reader(ScriptedPolicy(reads_keys_and_writes))
+    result = report(agent, "Keys?", paths, questions=[HARBOR], **options)  # type: ignore[arg-type]
+    assert result.mode is ReportMode.EXTRACTIVE
+    assert [sentence.text for sentence in result.sentences] == ["4711", "12"]
+    assert result.contradictions == ()
+    assert judgements(agent, tmp_path) == ["COMPATIBLE"]
     profile = Profile(WIDE, load_prompts())
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=None, prompts=None, profile=profile) as agent:
-        found = report(agent, "Keys?", paths, questions=asked, **options)  # type: ignore[arg-type]
-    assert [event.kind for event in found.events] == [EventKind.NOT_JUDGED]
-    assert found.contradictions == ()
+    agent = reader(ScriptedPolicy(reads_keys), budget=None, prompts=None, profile=profile)
+    result = report(agent, "Keys?", paths, questions=[HARBOR], **options)  # type: ignore[arg-type]
+    assert [event.kind for event in result.events] == [EventKind.NOT_JUDGED]
+    assert result.contradictions == ()
 
 
-def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(tmp_path: Path) -> None:
+def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(reader, tmp_path) -> None:
     small = Budget(context_window=340, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=small) as agent:
-        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711"))
-    assert [event.kind for event in found.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
-    assert "340 tokens is too small for report_outline, report_section" in found.events[1].detail
-    assert [sentence.text for sentence in found.sentences] == ["4711"]
+    result = report(reader(ScriptedPolicy(reads_keys), budget=small), HARBOR, keys(tmp_path, a="4711"))
+    assert [event.kind for event in result.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
+    assert "340 tokens is too small for report_outline, report_section" in result.events[1].detail
+    assert [sentence.text for sentence in result.sentences] == ["4711"]
 
 
-def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(tmp_path: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes), budget=Budget()) as agent:
-        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
-    assert (found.mode, found.events) == (ReportMode.WRITTEN, ())
+def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(reader, tmp_path) -> None:
+    agent = reader(ScriptedPolicy(reads_keys_and_writes), budget=Budget())
+    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    assert (result.mode, result.events) == (ReportMode.WRITTEN, ())
 
 
-def test_what_a_server_sends_that_is_no_text_stops_no_report(tmp_path: Path) -> None:
+def test_what_a_server_sends_that_is_no_text_stops_no_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
             return reads_keys_and_writes(prompt)
         return "\\boxed{4711 \ud800}"
 
-    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
-        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=["What is the key of harbor?"])
-    assert found.matrix.cell(0, 0).answer == "4711 ?"
-    assert found.to_html().encode()
+    result = report(reader(ScriptedPolicy(script)), "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
+    assert result.matrix.cell(0, 0).answer == "4711 ?"
+    assert result.to_html().encode()
 
 
-def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(tmp_path: Path) -> None:
+def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):
             return "..."
         return reads_keys(prompt)
 
-    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
-        found = report(agent, "What is the key of harbor?", keys(tmp_path, a="4711"))
-    assert found.matrix.questions == ("What is the key of harbor?",)
-    assert [sentence.text for sentence in found.sentences] == ["4711"]
-    kinds = {event.kind for event in found.events}
+    result = report(reader(ScriptedPolicy(script)), HARBOR, keys(tmp_path, a="4711"))
+    assert result.matrix.questions == ("What is the key of harbor?",)
+    assert [sentence.text for sentence in result.sentences] == ["4711"]
+    kinds = {event.kind for event in result.events}
     assert {EventKind.NOT_PLANNED, EventKind.MALFORMED} <= kinds
 
 
-def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_what_it_states(tmp_path: Path) -> None:
+def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_what_it_states(
+    reader, tmp_path
+) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith("Sentences:"):
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
@@ -228,10 +227,8 @@ def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_
             return "Keys [1] [7]"
         return reads_keys(prompt)
 
-    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
-        asked = ["What is the key of harbor?"]
-        found = report(agent, "Keys?", keys(tmp_path, a="4711", b="12"), questions=asked)
-    first, second, third = found.sentences
+    result = report(reader(ScriptedPolicy(script)), "Keys?", keys(tmp_path, a="4711", b="12"), questions=[HARBOR])
+    first, second, third = result.sentences
     assert [first.text, second.text] == ["The key of harbor is 12.", "The key of harbor is 4711."]
     assert first.is_quoted
     assert first.chosen_by_code
@@ -239,14 +236,14 @@ def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_
     assert [problem.kind for problem in third.problems] == [ProblemKind.NUMBER]
 
 
-def log_of_judgements(folder: Path) -> list[str]:
+def judgements(agent: MemAgent, folder: Path) -> list[str]:
+    agent.close()
     with contextlib.closing(RunLog(folder / "runs.sqlite")) as log:
         (run,) = [run for run in log.runs() if run.run_id.endswith("-writing")]
         return [call.text for call in log.conversations(run.run_id) if call.role == "report_judge"]
 
 
-def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(tmp_path: Path) -> None:
-    asked = ["What is the key of harbor?"]
+def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(reader, tmp_path) -> None:
     pairs = []
 
     def script(prompt: str) -> str:
@@ -255,11 +252,11 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(tmp_
             return "CONTRADICT" if "b.txt" in pairs[-1] else "COMPATIBLE"
         return reads_keys_and_writes(prompt)
 
-    with reader_in(tmp_path, ScriptedPolicy(script)) as agent:
-        paths = keys(tmp_path, a="4711", b="12", c="4711", d="", e="5")
-        unjudged = report(agent, "Keys?", paths, questions=asked)
-        assert (unjudged.contradictions, pairs) == ((), [])
-        judged = report(agent, "Keys?", paths, questions=asked, judge=True)
+    agent = reader(ScriptedPolicy(script))
+    paths = keys(tmp_path, a="4711", b="12", c="4711", d="", e="5")
+    unjudged = report(agent, "Keys?", paths, questions=[HARBOR])
+    assert (unjudged.contradictions, pairs) == ((), [])
+    judged = report(agent, "Keys?", paths, questions=[HARBOR], judge=True)
     one, two, three = (f'{name}.txt: {key} (quote: "The key of harbor is {key}.")' for name, key in KEYS)
     assert sorted(pairs) == [f"{one}\n{two}", f"{one}\n{three}", f"{two}\n{three}"]
     assert judged.contradictions == (Contradiction(0, ((0, 2), (1,))), Contradiction(0, ((1,), (4,))))
@@ -269,95 +266,93 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(tmp_
         assert "a.txt, c.txt: 4711" in text
 
 
-def test_more_pairs_than_are_judged_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys_and_writes)) as agent:
-        paths = keys(tmp_path, a="4711", b="12", c="5")
-        found = report(agent, "Keys?", paths, questions=["What is the key of harbor?"], judge=True, extractive=True)
-    assert [(event.kind, event.detail[:14]) for event in found.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
+    agent = reader(ScriptedPolicy(reads_keys_and_writes))
+    paths = keys(tmp_path, a="4711", b="12", c="5")
+    result = report(agent, "Keys?", paths, questions=[HARBOR], judge=True, extractive=True)
+    assert [(event.kind, event.detail[:14]) for event in result.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
 
 
-def test_pages_are_known_where_documents_have_them(tmp_path: Path) -> None:
+def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        found = report(agent, "What is the key of harbor?", [path], extractive=True)
-    ((_, quote),) = found.matrix.quotes()
+    result = report(reader(ScriptedPolicy(reads_keys)), HARBOR, [path], extractive=True)
+    ((_, quote),) = result.matrix.quotes()
     assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
-    assert "page 2" in found.to_markdown()
+    assert "page 2" in result.to_markdown()
 
 
-def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader, tmp_path) -> None:
     good = keys(tmp_path, a="4711")
     (tmp_path / "empty.txt").write_text("  \n")
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        paths = [*good, tmp_path / "missing.txt", tmp_path / "empty.txt"]
-        found = report(agent, "What is the key of harbor?", paths, extractive=True)
-        states = [cell.state for cell in found.matrix.cells]
-        assert states == [CellState.ANSWERED, CellState.FAILED, CellState.FAILED]
-        assert "missing.txt does not exist" in str(found.matrix.cells[1].error)
-        assert str(tmp_path) not in found.to_markdown()
-        with pytest.raises(DocumentError, match="does not exist"):
-            report(agent, "What is the key of harbor?", paths[1:])
+    agent = reader(ScriptedPolicy(reads_keys))
+    paths = [*good, tmp_path / "missing.txt", tmp_path / "empty.txt"]
+    result = report(agent, HARBOR, paths, extractive=True)
+    states = [cell.state for cell in result.matrix.cells]
+    assert states == [CellState.ANSWERED, CellState.FAILED, CellState.FAILED]
+    assert "missing.txt does not exist" in str(result.matrix.cells[1].error)
+    assert str(tmp_path) not in result.to_markdown()
+    with pytest.raises(DocumentError, match="does not exist"):
+        report(agent, HARBOR, paths[1:])
 
 
-def test_equal_texts_are_read_once_and_equal_names_are_told_apart(tmp_path: Path) -> None:
+def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys)
     text = document_with({0.5: "The key of harbor is 4711."}, words=300)
-    with reader_in(tmp_path, policy) as agent:
-        documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
-        found = report(agent, "What is the key of harbor?", documents, extractive=True)
-    assert [document.name for document in found.matrix.documents] == ["a", "a (2)", "a (3)"]
-    assert [cell.answer for cell in found.matrix.cells] == ["4711", "4711", None]
+    agent = reader(policy)
+    documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
+    result = report(agent, HARBOR, documents, extractive=True)
+    assert [document.name for document in result.matrix.documents] == ["a", "a (2)", "a (3)"]
+    assert [cell.answer for cell in result.matrix.cells] == ["4711", "4711", None]
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
 
 
-def test_bad_requests_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_bad_requests_are_refused_before_anything_is_read(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys)
-    with reader_in(tmp_path, policy) as agent:
-        paths = keys(tmp_path, a="4711")
-        for question, given, options, words in (
-            (" ", paths, {}, "the question is empty"),
-            ("Keys?", [], {}, "there are no documents"),
-            ("Keys?", paths, {"questions": ["Keys?", ""]}, "the question is empty"),
-            ("Keys?", paths, {"questions": ["key " * 500]}, "its budget is 100"),
-        ):
-            with pytest.raises(MemAgentError, match=words):
-                report(agent, question, given, **options)  # type: ignore[arg-type]
+    agent = reader(policy)
+    paths = keys(tmp_path, a="4711")
+    for question, documents, options, words in (
+        (" ", paths, {}, "the question is empty"),
+        ("Keys?", [], {}, "there are no documents"),
+        ("Keys?", paths, {"questions": ["Keys?", ""]}, "the question is empty"),
+        ("Keys?", paths, {"questions": ["key " * 500]}, "its budget is 100"),
+    ):
+        with pytest.raises(MemAgentError, match=words):
+            report(agent, question, documents, **options)  # type: ignore[arg-type]
     assert policy.prompts == []
 
 
-def test_two_processes_do_not_write_one_report(tmp_path: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys)) as agent:
-        paths = keys(tmp_path, a="4711")
-        first = report(agent, "What is the key of harbor?", paths, extractive=True)
-        with lease(tmp_path / "checkpoints.sqlite-reading", first.report_id), pytest.raises(RunError, match="already"):
-            report(agent, "What is the key of harbor?", paths, extractive=True)
+def test_two_processes_do_not_write_one_report(reader, tmp_path) -> None:
+    agent = reader(ScriptedPolicy(reads_keys))
+    paths = keys(tmp_path, a="4711")
+    first = report(agent, HARBOR, paths, extractive=True)
+    with lease(tmp_path / "checkpoints.sqlite-reading", first.report_id), pytest.raises(RunError, match="already"):
+        report(agent, HARBOR, paths, extractive=True)
 
 
-async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(tmp_path: Path) -> None:
+async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys, delay=0.002)
     paths = keys(tmp_path, a="4711", b="12", c="5")
-    asked = ["What is the key of harbor?", "What is the key of castle?"]
-    async with reader_in(tmp_path, policy, budget=Budget(900, 50, 60, 100, 60)) as agent:
-        both = await asyncio.gather(
-            areport(agent, "First?", paths, questions=asked, extractive=True),
-            areport(agent, "Second?", paths[::-1], questions=asked[::-1], extractive=True),
-        )
+    questions = [HARBOR, "What is the key of castle?"]
+    agent = reader(policy, budget=Budget(900, 50, 60, 100, 60))
+    both = await asyncio.gather(
+        areport(agent, "First?", paths, questions=questions, extractive=True),
+        areport(agent, "Second?", paths[::-1], questions=questions[::-1], extractive=True),
+    )
     assert [cell.answer for cell in both[0].matrix.column(0)] == ["4711", "12", "5"]
     assert [cell.answer for cell in both[1].matrix.column(1)] == ["5", "12", "4711"]
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
 
 
-def test_a_read_that_stopped_at_a_limit_is_no_answer(tmp_path: Path) -> None:
-    with reader_in(tmp_path, ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60)) as agent:
-        asked = ["What is the key of harbor?"]
-        limits = Limits(max_chunks=2)
-        found = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=asked, extractive=True, limits=limits)
-    assert [(cell.state, cell.answer) for cell in found.matrix.cells] == [(CellState.STOPPED, None)]
+def test_a_read_that_stopped_at_a_limit_is_no_answer(reader, tmp_path) -> None:
+    agent = reader(ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60))
+    limits = Limits(max_chunks=2)
+    result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR], extractive=True, limits=limits)
+    assert [(cell.state, cell.answer) for cell in result.matrix.cells] == [(CellState.STOPPED, None)]
 
 
-def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(tmp_path: Path) -> None:
+def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader, tmp_path) -> None:
     state = {"fails": True}
 
     def script(prompt: str) -> Any:
@@ -366,43 +361,36 @@ def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(tmp_path:
         return reads_keys(prompt)
 
     policy = ScriptedPolicy(script)
-    with reader_in(tmp_path, policy, budget=Budget(900, 50, 60, 100, 60)) as agent:
-        paths = keys(tmp_path, a="4711", b="12", c="5")
-        with pytest.raises(PolicyError):
-            report(agent, "What is the key of harbor?", paths, extractive=True)
-        state["fails"] = False
-        found = report(agent, "What is the key of harbor?", paths, extractive=True)
-    assert [cell.answer for cell in found.matrix.cells] == ["4711", "12", "5"]
+    agent = reader(policy, budget=Budget(900, 50, 60, 100, 60))
+    paths = keys(tmp_path, a="4711", b="12", c="5")
+    with pytest.raises(PolicyError):
+        report(agent, HARBOR, paths, extractive=True)
+    state["fails"] = False
+    result = report(agent, HARBOR, paths, extractive=True)
+    assert [cell.answer for cell in result.matrix.cells] == ["4711", "12", "5"]
     again = sum(Counter(asked_sections(policy.prompts)).values()) - len(set(asked_sections(policy.prompts)))
     assert again <= 3  # the chunk that failed, and those that the other two documents were at
 
 
-def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(tmp_path: Path) -> None:
+async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(reader, tmp_path) -> None:
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.graph import END, START, StateGraph
 
     paths = keys(tmp_path, a="4711")
+    agent = reader(ScriptedPolicy(reads_keys), checkpoints=None)
 
-    async def main() -> Report:
-        agent = reader_in(tmp_path, ScriptedPolicy(reads_keys), checkpoints=None)
-        builder: Any = StateGraph(dict)
+    async def node(state: dict[str, Any]) -> dict[str, Any]:
+        return {"report": (await areport(agent, HARBOR, paths, extractive=True)).to_dict()}
 
-        async def node(state: dict[str, Any]) -> dict[str, Any]:
-            found = await areport(agent, "What is the key of harbor?", paths, extractive=True)
-            return {"report": found.to_dict()}
-
-        builder.add_node("report", node)
-        builder.add_edge(START, "report")
-        builder.add_edge("report", END)
-        saver = InMemorySaver()
-        graph = builder.compile(checkpointer=saver)
-        async with agent:
-            state = await graph.ainvoke({}, {"configurable": {"thread_id": "outer"}})
-        assert {checkpoint.config["configurable"]["thread_id"] for checkpoint in saver.list(None)} == {"outer"}
-        assert {checkpoint.config["configurable"]["checkpoint_ns"] for checkpoint in saver.list(None)} == {""}
-        return Report.from_dict(state["report"])
-
-    assert [cell.answer for cell in asyncio.run(main()).matrix.cells] == ["4711"]
+    builder: Any = StateGraph(dict)
+    builder.add_node("report", node)
+    builder.add_edge(START, "report")
+    builder.add_edge("report", END)
+    saver = InMemorySaver()
+    state = await builder.compile(checkpointer=saver).ainvoke({}, {"configurable": {"thread_id": "outer"}})
+    places = [checkpoint.config["configurable"] for checkpoint in saver.list(None)]
+    assert {(place["thread_id"], place["checkpoint_ns"]) for place in places} == {("outer", "")}
+    assert [cell.answer for cell in Report.from_dict(state["report"]).matrix.cells] == ["4711"]
 
 
 WRITE = """
@@ -422,9 +410,9 @@ agent = MemAgent(
     run_log=folder / "runs.sqlite",
 )
 with agent:
-    found = report(agent, "What are the keys?", sorted(folder.glob("*.txt")),
+    result = report(agent, "What are the keys?", sorted(folder.glob("*.txt")),
                    questions=["What is the key of harbor?", "What is the key of castle?"])
-    print(found.report_id, *(cell.answer for cell in found.matrix.cells), flush=True)
+    print(result.report_id, *(cell.answer for cell in result.matrix.cells), flush=True)
 """
 
 
@@ -455,8 +443,8 @@ def test_a_report_that_is_killed_at_random_moments_reads_no_document_twice(
         prompts = [body["messages"][0]["content"] for body in server.requests]
     answers = done.stdout.split()[1:]
     assert answers == [key for number in range(documents) for key in (f"{1000 + number}", f"{2000 + number}")]
-    asked = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
-    again = sum(asked.values()) - len(asked)
+    sections = Counter((part(prompt, "problem"), prompt) for prompt in prompts if "<section>" in prompt)
+    again = sum(sections.values()) - len(sections)
     # Each kill may lose the chunk that each of the two questions on each of the eight documents in flight was at.
     assert again <= kills * 2 * 8
     finished = Counter(prompt for prompt in prompts if "<section>" not in prompt and "<memory>" in prompt)

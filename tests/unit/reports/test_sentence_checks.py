@@ -15,7 +15,7 @@ OTHER = "Gamma plant used 7 tonnes of coal. Delta plant used 9 tonnes of coal."
 
 
 def kinds(sentence: str, *quotes: str, **options: object) -> set[ProblemKind]:
-    return {each.kind for each in check_sentence(sentence, quotes or QUOTES, **options)}  # type: ignore[arg-type]
+    return {problem.kind for problem in check_sentence(sentence, quotes or QUOTES, **options)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_other_endings_function_words_and_places_are_no_changes() -> None:
 
 
 def test_without_quotes_nothing_is_quoted() -> None:
-    assert [each.kind for each in check_sentence("Anything.", ())] == [ProblemKind.NO_QUOTE]
+    assert [problem.kind for problem in check_sentence("Anything.", ())] == [ProblemKind.NO_QUOTE]
 
 
 def test_the_name_of_its_document_may_be_in_a_sentence_and_that_of_another_may_not() -> None:

@@ -71,8 +71,8 @@ def test_a_quote_that_is_cut_or_changed_has_a_flaw() -> None:
     at = TEXT.index(whole)
 
     def flaw(text: str, start: int = at) -> ProblemKind | None:
-        found = check_quote(SourceQuote(text, start, start + len(text), None), source, "it")
-        return found.kind if found else None
+        problem = check_quote(SourceQuote(text, start, start + len(text), None), source, "it")
+        return problem.kind if problem else None
 
     assert flaw(whole) is None
     assert flaw(" ".join(whole.split())) is ProblemKind.QUOTE_NOT_IN_SOURCE

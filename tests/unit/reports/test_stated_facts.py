@@ -67,7 +67,7 @@ def test_may_is_a_verb_and_a_month() -> None:
 def test_names_are_written_with_a_capital_where_no_sentence_begins() -> None:
     facts = extract_facts("Yesterday Anna Keller met the NASA team. Rain fell in Zurich.")
     assert [word.text for word in facts.names] == ["anna", "keller", "nasa", "zurich"]
-    assert [word.text for word in facts.words if word.is_first] == ["yesterday", "rain"]
+    assert [word.text for word in facts.words if word.opens_sentence] == ["yesterday", "rain"]
 
 
 def test_a_text_in_capitals_has_no_names() -> None:

@@ -42,6 +42,8 @@ KEY = {"Authorization": f"Bearer {ALICE}"}
 OTHER = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
 PRIVATE = "private-4711"
+AS_ALICE, OF_JSON = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
+POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", AS_ALICE, OF_JSON)
 
 
 def chat(content: Any, **options: Any) -> dict[str, Any]:
@@ -64,8 +66,12 @@ def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> It
         "storage": MEGABYTE,
         "idle_seconds": 0.5,
     }
-    with served(upstream.base_url, folder, **options) as found:
-        yield found
+    with served(upstream.base_url, folder, **options) as running:
+        yield running
+
+
+def post(server: Served, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
+    return httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers, timeout=60)
 
 
 def upload(server: Served, name: str, data: bytes, headers: dict[str, str] = KEY) -> httpx2.Response:
@@ -95,7 +101,7 @@ def test_a_clients_key_model_or_address_never_reaches_or_redirects_the_policys_c
     for content in ("hello", LONG):
         body = chat(content, base_url="http://evil.example/v1", api_key="stolen", extra_headers={"Host": "evil"})
         headers = {**KEY, "X-Forwarded-Host": "evil.example", "OpenAI-Organization": "evil"}
-        assert httpx2.post(f"{server.api}/chat/completions", json=body, headers=headers).status_code == 200
+        assert post(server, body, headers).status_code == 200
     assert len(upstream.requests) > before + 1
     assert {request["model"] for request in upstream.requests[before:]} == {"fake"}
 
@@ -116,8 +122,8 @@ def test_a_host_of_another_name_is_refused(server: Served, host: str) -> None:
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://"])
 def test_a_page_of_another_origin_is_refused_and_told_nothing(server: Served, origin: str) -> None:
     for method in ("GET", "OPTIONS"):
-        asked = {**KEY, "Origin": origin, "Access-Control-Request-Method": "GET"}
-        reply = httpx2.request(method, f"{server.api}/models", headers=asked)
+        headers = {**KEY, "Origin": origin, "Access-Control-Request-Method": "GET"}
+        reply = httpx2.request(method, f"{server.api}/models", headers=headers)
         assert reply.status_code == 403
         assert not [name for name in reply.headers if name.lower().startswith("access-control")]
 
@@ -143,24 +149,24 @@ def test_a_form_of_a_page_is_no_request(server: Served) -> None:
 @pytest.mark.parametrize("path", ["/v1/models/../files", "/v1/../../etc/passwd", "/v1/chat/completions/../../x",
                                   "//v1/models", "/v1/%2e%2e/%2e%2e/etc/passwd"])  # fmt: skip
 def test_no_path_leads_to_a_file_or_to_another_path_of_the_policy_server(server: Served, path: str) -> None:
-    assert raw(server, f"GET {path} HTTP/1.1", f"Authorization: Bearer {ALICE}").startswith(b"HTTP/1.1 404")
+    assert raw(server, f"GET {path} HTTP/1.1", AS_ALICE).startswith(b"HTTP/1.1 404")
 
 
-def raw(server: Served, *lines: str, body: bytes = b"", wait: float = 20.0) -> bytes:
+def head(*lines: str) -> bytes:
+    """The head of a request, whose body a test sends as it likes."""
+    return "\r\n".join([*lines, "Host: localhost", "", ""]).encode("latin-1")
+
+
+def raw(server: Served, *lines: str, body: bytes = b"") -> bytes:
     """What the server answers to bytes."""
-    head = "\r\n".join([*lines, "Host: localhost", "Connection: close", "", ""])
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.settimeout(wait)
-        connection.sendall(head.encode("latin-1") + body)
-        found = b""
-        while piece := connection.recv(65536):
-            found += piece
-    return found
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head(*lines, "Connection: close") + body)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     body = chat(LONG, model="fake\r\nX-Evil: 1")
-    reply = httpx2.post(f"{server.api}/chat/completions", json=body, headers=KEY)
+    reply = post(server, body)
     assert reply.status_code == 404
     assert "x-evil" not in reply.headers
     file = upload(server, "a\r\nX-Evil: 1\x1b[31m.txt", b"text").json()
@@ -182,7 +188,7 @@ def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
 
     with FakeServer(refuse, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG))
+        reply = post(server, chat(LONG))
     assert reply.status_code == 502
     assert [record for record in caplog.records if "forged" in record.getMessage()]
     assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
@@ -193,7 +199,7 @@ def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
 
 @pytest.mark.parametrize("run_id", ["' OR '1'='1", "%", "_", "..%2f..%2freads.sqlite", "x\x00", "a" * 4000])
 def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> None:
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), headers=KEY).status_code == 200
+    assert post(server, chat(LONG)).status_code == 200
     for method, path in (("GET", ""), ("POST", "/cancel")):
         url = f"{server.api}/reads/{run_id if '%2f' in run_id else quote(run_id)}{path}"
         assert httpx2.request(method, url, headers=OTHER).status_code == 404
@@ -202,22 +208,23 @@ def test_no_id_of_a_read_is_a_query_or_a_path(server: Served, run_id: str) -> No
 def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, tmp_path: Path) -> None:
     text = f"{LONG} The key of castle is {PRIVATE}."
     with served(upstream.base_url, tmp_path, keys=KEYS, page=True) as server:
-        kept = upload(server, f"{PRIVATE}.txt", text.encode()).json()
-        run_id = httpx2.post(f"{server.api}/chat/completions", json=chat(text), headers=KEY).headers[RUN_ID_HEADER]
+        file = upload(server, f"{PRIVATE}.txt", text.encode()).json()
+        run_id = post(server, chat(text)).headers[RUN_ID_HEADER]
         before = [httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")]
         own = {"X-Memagent-Page": "1", "Origin": server.url}
         signed_in = httpx2.post(f"{server.url}{SIGN_IN}", json={"token": BOB}, headers=own)
         cookie = signed_in.headers["Set-Cookie"].partition(";")[0]
         others = [OTHER, {**own, "Cookie": cookie}, {**OTHER, "X-Api-Key": ALICE}, {"Authorization": f"Basic {ALICE}"}]
         routes = make_app(server.serving, LivePage(server.serving, server.sessions).routes()).routes
+        query = f"a={run_id}&b={run_id}&run={run_id}&q={PRIVATE}&chunk=0&file={file['id']}&id={file['id']}"
         tries = 0
         for route in routes:
             assert isinstance(route, Route) and route.methods
-            ids = (run_id, kept["id"]) if "{" in route.path else (run_id,)
+            ids = (run_id, file["id"]) if "{" in route.path else (run_id,)
             for key, method in itertools.product(ids, sorted(route.methods - {"HEAD"})):
                 if route.path == SIGN_IN:
                     continue
-                url = f"{server.url}{re.sub('{.*}', key, route.path)}?a={run_id}&b={run_id}&chunk=0&file={key}&id={key}"
+                url = f"{server.url}{re.sub('{.*}', key, route.path)}?{query}"
                 body = chat([{"type": "file", "file": {"file_id": key}}])
                 body |= {"file": key, "document": key, "question": "Which key?", "memory": "changed", "up": True}
                 for headers in others:
@@ -231,22 +238,22 @@ def test_no_route_gives_another_client_anything_of_a_key(upstream: FakeServer, t
         assert before == [
             httpx2.get(f"{server.api}/{path}", headers=KEY).content for path in ("files", f"reads/{run_id}")
         ]
-        assert PRIVATE in httpx2.get(f"{server.api}/files/{kept['id']}/content", headers=KEY).text
+        assert PRIVATE in httpx2.get(f"{server.api}/files/{file['id']}/content", headers=KEY).text
 
 
 # Files
 
 
 def test_files_belong_to_a_key(server: Served) -> None:
-    kept = upload(server, "secret.txt", b"The key of harbor is 4711.").json()
-    assert kept["object"] == "file"
-    path = f"{server.api}/files/{kept['id']}"
-    assert httpx2.get(path, headers=KEY).json() == kept
+    file = upload(server, "secret.txt", b"The key of harbor is 4711.").json()
+    assert file["object"] == "file"
+    path = f"{server.api}/files/{file['id']}"
+    assert httpx2.get(path, headers=KEY).json() == file
     for method, url in (("GET", path), ("GET", f"{path}/content"), ("DELETE", path)):
         assert httpx2.request(method, url, headers=OTHER).status_code == 404
     assert httpx2.get(f"{server.api}/files", headers=OTHER).json()["data"] == []
-    part = [{"type": "file", "file": {"file_id": kept["id"]}}]
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(part), headers=OTHER).status_code == 404
+    part = [{"type": "file", "file": {"file_id": file["id"]}}]
+    assert post(server, chat(part), OTHER).status_code == 404
     assert httpx2.delete(path, headers=KEY).json()["deleted"] is True
     assert httpx2.get(path, headers=KEY).status_code == 404
 
@@ -257,14 +264,14 @@ def test_files_belong_to_a_key(server: Served) -> None:
 def test_no_file_id_names_a_path(server: Served, file_id: str) -> None:
     assert httpx2.get(f"{server.api}/files/{file_id}", headers=KEY).status_code == 404
     part = [{"type": "file", "file": {"file_id": file_id}}]
-    assert httpx2.post(f"{server.api}/chat/completions", json=chat(part), headers=KEY).status_code == 404
+    assert post(server, chat(part)).status_code == 404
 
 
 def test_the_files_of_one_key_have_a_bound(server: Served) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
-    kept = [upload(server, f"{n}.txt", b"x" * 400_000, OTHER) for n in range(3)]
-    assert [item.status_code for item in kept] == [200, 200, 413]
-    assert "delete some" in kept[-1].json()["error"]["message"]
+    replies = [upload(server, f"{n}.txt", b"x" * 400_000, OTHER) for n in range(3)]
+    assert [item.status_code for item in replies] == [200, 200, 413]
+    assert "delete some" in replies[-1].json()["error"]["message"]
     assert upload(server, "empty.txt", b"").status_code == 400
 
 
@@ -273,7 +280,7 @@ def test_a_text_that_is_too_large_for_its_key_is_no_fault_of_the_server(server: 
         "type": "file",
         "file": {"file_data": base64.b64encode(b"<p>" + b"word " * 250_000).decode(), "filename": "a.html"},
     }
-    reply = httpx2.post(f"{server.api}/chat/completions", json=chat([part]), headers=KEY, timeout=60)
+    reply = post(server, chat([part]))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "files_too_large")
     assert "Retry-After" not in reply.headers
 
@@ -303,7 +310,7 @@ def test_a_policy_server_that_repeats_its_key_tells_no_client(tmp_path: Path, st
         return web.Response(body=b'data: {"x": "the-server\'s-own-key"}\n\n', status=status, content_type=kind)
 
     with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+        reply = post(server, chat("hello"))
     assert reply.status_code == status
     assert reply.content == b'data: {"x": "[hidden]"}\n\n'
 
@@ -314,7 +321,7 @@ def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(tmp_path
         return web.Response(body=b"<p>the-server's-own-key", content_type=kind)
 
     with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat("hello"))
+        reply = post(server, chat("hello"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
     assert "the-server's-own-key" not in reply.text
 
@@ -336,7 +343,7 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
     monkeypatch.setattr(short_requests, "_MAX_REPLY_BYTES", MEGABYTE)
     with FakeServer(flood, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
         body = chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}])
-        reply = httpx2.post(f"{server.api}/chat/completions", json=body, timeout=60)
+        reply = post(server, body)
     assert len(reply.content) < MEGABYTE
     event = reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
@@ -344,9 +351,9 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
 
 def test_a_connection_on_which_no_request_begins_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "HEADER_SECONDS", 0.2)
-    for sent in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
+    for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(sent)
+            connection.sendall(beginning)
             assert connection.recv(100) == b""
 
 
@@ -374,7 +381,7 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
             reads = server.serving.manager._reads
             until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
-            refused = httpx2.post(f"{server.api}/chat/completions", json=chat(f"{LONG} more"))
+            refused = post(server, chat(f"{LONG} more"))
         stopped, events = waiting.result(), streaming.result().text.split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
     assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
@@ -398,10 +405,9 @@ def test_headers_without_an_end_are_refused_before_they_take_memory(server: Serv
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> None:
-    lines = ("POST /v1/chat/completions HTTP/1.1", f"Authorization: Bearer {ALICE}", "Content-Type: application/json")
-    assert raw(server, *lines, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
+    assert raw(server, *POST_CHAT, "Content-Length: 999999999999").startswith(b"HTTP/1.1 413")
     chunked = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(49))
-    refusal = raw(server, *lines, "Transfer-Encoding: chunked", body=chunked)
+    refusal = raw(server, *POST_CHAT, "Transfer-Encoding: chunked", body=chunked)
     assert b"413" in refusal[:20]
     assert b"POST /v1/files" in refusal, "it says how a longer document can be sent"
     assert server.serving.request_quota.used == 0
@@ -410,9 +416,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_came(server: Served) -> N
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"model": "fake", "messages": [' + b"{}," * 2_000_000 + b"{}]}",
+        b'{"model": "fake", "messages": [' + b"{}," * 1_500_000 + b"{}]}",
         b'{"model": "fake", "messages": [' + b'"",' * 1_500_000 + b'""]}',
-        b'{"model": "fake", "messages": []' + b', "a": "b"' * 700_000 + b"}",
+        b'{"model": "fake", "messages": []' + b', "a": "b"' * 600_000 + b"}",
     ],
 )
 def test_countless_small_values_are_refused_before_they_take_memory(body: bytes) -> None:
@@ -436,47 +442,36 @@ def test_a_long_text_of_escapes_and_quotes_is_no_such_thing() -> None:
 
 
 def test_slow_bodies_are_given_up(server: Served) -> None:
-    lines = ("POST /v1/chat/completions HTTP/1.1", f"Authorization: Bearer {ALICE}", "Content-Type: application/json")
-    assert raw(server, *lines, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
-    form = (
-        "POST /v1/files HTTP/1.1",
-        f"Authorization: Bearer {ALICE}",
-        "Content-Type: multipart/form-data; boundary=x",
-    )
-    assert raw(server, *form, "Content-Length: 100", body=b"--x\r\n").startswith(b"HTTP/1.1 408")
+    assert raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
+    form = ("POST /v1/files HTTP/1.1", AS_ALICE, "Content-Type: multipart/form-data; boundary=x", "Content-Length: 100")
+    assert raw(server, *form, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
 
 
 def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, tmp_path: Path) -> None:
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {3 * MEGABYTE}\r\n\r\n"
-    )
     with served(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
         memory = server.serving.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(head.encode() + b"x" * (2 * MEGABYTE))
+            connection.sendall(head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
             until(lambda: memory.used == 3 * MEGABYTE)
-            reply = httpx2.post(f"{server.api}/chat/completions", json=chat("word " * 300_000))
+            reply = post(server, chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
         until(lambda: memory.used == 0)
 
 
 def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
-    head = (
-        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-        "Content-Length: 2000000\r\n\r\n--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
-    )
-    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    form = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
+    part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
+    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 0.8, "idle_seconds": 0.4}
     with served(upstream.base_url, tmp_path, **bounds) as server:
         arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(head.encode() + b"x" * (MEGABYTE * 3 // 2))
+            connection.sendall(head(*form) + part + b"x" * (MEGABYTE * 3 // 2))
             until(lambda: arriving.used > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
-                time.sleep(0.1)
+                time.sleep(0.05)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
         until(lambda: arriving.used == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
@@ -485,6 +480,18 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
 def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with_their_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    conversions = endless_conversions(monkeypatch)
+    part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
+        with large_requests(server, 2, [part]):
+            until(lambda: conversions == ["begun"] * 2)
+            large = chat("hello", padding="x" * MEGABYTE)
+            assert post(server, large, OTHER).status_code == 200
+        until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
+
+
+def endless_conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on no document is converted; the list says which conversions begin, and which are broken off."""
     conversions: list[str] = []
 
     async def last(store: DocumentStore, document: Any) -> None:
@@ -495,33 +502,27 @@ def test_conversions_of_one_key_hold_up_no_large_request_of_another_and_end_with
             conversions.append("ended")
 
     monkeypatch.setattr(DocumentStore, "add_async", last)
-    part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
-    with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, keys=KEYS) as server:
-        with large_requests(server, 2, [part]):
-            until(lambda: conversions == ["begun"] * 2)
-            large = chat("hello", padding="x" * MEGABYTE)
-            assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
-        until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
+    return conversions
 
 
 def test_many_large_requests_of_one_key_are_parsed_one_after_another(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[int] = []
+    lengths: list[int] = []
     ended = Event()
 
     def parsed(body: bytes) -> Any:
         if b"of alice" in body:
-            begun.append(len(body))
+            lengths.append(len(body))
             assert ended.wait(30)
         return parse_fields(body)
 
     monkeypatch.setattr(completions, "parse_fields", parsed)
     with large_requests(server, 4, "of alice"):
-        until(lambda: begun)
+        until(lambda: lengths)
         large = chat("hello", padding="x" * MEGABYTE)
-        assert httpx2.post(f"{server.api}/chat/completions", json=large, headers=OTHER).status_code == 200
-        assert len(begun) == 1
+        assert post(server, large, OTHER).status_code == 200
+        assert len(lengths) == 1
         ended.set()
 
 
@@ -529,21 +530,18 @@ def test_many_large_requests_of_one_key_are_parsed_one_after_another(
 def large_requests(server: Served, number: int, content: Any) -> Iterator[None]:
     """Alice sends some requests, whose replies she does not read."""
     body = json.dumps(chat(content, padding="x" * MEGABYTE)).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
     with ExitStack() as stack:
         for _ in range(number):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            connection.sendall(head.encode() + body)
+            connection.sendall(head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
         yield
 
 
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something, and give what it is."""
+    for _ in range(600):
+        if value := condition():
+            return value
         time.sleep(0.02)
     raise AssertionError("it did not come to that")
 
@@ -553,17 +551,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_stream_that_nobody_reads_holds_up_no_read(tmp_path: Path) -> None:
     with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path) as server, ExitStack() as stack:
-        content = json.dumps(chat(LONG, stream=True)).encode()
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\n\r\n"
-        )
+        body = json.dumps(chat(LONG, stream=True)).encode()
         for _ in range(50):
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.connect(("127.0.0.1", server.port))
-            connection.sendall(head.encode() + content)
-        reply = httpx2.post(f"{server.api}/chat/completions", json=chat(LONG), timeout=60)
+            connection.sendall(head(*POST_CHAT, f"Content-Length: {len(body)}") + body)
+        reply = post(server, chat(LONG))
         assert reply.status_code == 200
         assert reply.headers["X-Memagent-Read"] in {"started", "joined", "repeated"}
         assert len(httpx2.get(f"{server.api}/reads").json()["data"]) == 1, "fifty streams of one request are one read"

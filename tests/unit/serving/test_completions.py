@@ -18,7 +18,7 @@ from support.scripts import document_with, part, perfect_reader
 from support.server_faults import BUSY, FINAL, MALFORMED
 from support.serving import Served, served
 
-from memagent_graph import ScriptedPolicy
+from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy
 
 LONG = document_with({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -36,28 +36,33 @@ def say(body: dict[str, Any], number: int) -> str:
     return perfect_reader(text) if "<problem>" in text else f"said: {text[-40:]}"
 
 
-@pytest.fixture
-def upstream() -> Iterator[Upstream]:
-    with Upstream(say) as server:
-        yield server
-
-
-@pytest.fixture
-def server(upstream: Upstream, tmp_path: Path) -> Iterator[Served]:
-    with served(upstream.base_url, tmp_path) as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Upstream, Served]]:
-    with Upstream() as server, served(server.base_url, tmp_path_factory.mktemp("faulty")) as found:
-        yield server, found
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Upstream, Served]]:
+    with Upstream() as upstream, served(upstream.base_url, tmp_path_factory.mktemp("served")) as server:
+        yield upstream, server
+
+
+@pytest.fixture
+def upstream(running: tuple[Upstream, Served]) -> Upstream:
+    """The policy server of all tests, which has forgotten what others sent."""
+    upstream, _ = running
+    upstream.respond = say
+    for record in (upstream.requests, upstream.bodies, upstream.headers):
+        record.clear()
+    return upstream
+
+
+@pytest.fixture
+def server(running: tuple[Upstream, Served], upstream: Upstream) -> Served:
+    return running[1]
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.api, api_key="whatever", max_retries=0) as found:
-        yield found
+    """A client whose requests are read although they were read in other tests."""
+    afresh = {"X-Memagent-New-Read": "1"}
+    with openai.OpenAI(base_url=server.api, api_key="whatever", max_retries=0, default_headers=afresh) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, *messages: dict[str, Any], **options: Any) -> Any:
@@ -152,38 +157,32 @@ def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.Op
     task = f"### Task:\nSuggest a title.\n\n<chat_history>\n{LONG}\n</chat_history>"
     ask(client, {"role": "system", "content": "Be brief."}, user(LONG), user(task))
     (request,) = upstream.requests
-    system, sent = (message["content"] for message in request["messages"])
+    system, shown = (message["content"] for message in request["messages"])
     assert system == "Be brief."
-    assert sent.startswith("### Task:\nSuggest a title.")
-    assert sent.endswith("</chat_history>")
-    assert len(sent) < len(LONG) / 2
+    assert shown.startswith("### Task:\nSuggest a title.")
+    assert shown.endswith("</chat_history>")
+    assert len(shown) < len(LONG) / 2
 
 
-def test_a_stream_of_the_policy_server_is_relayed_as_it_is(tmp_path: Path) -> None:
+def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstream: Upstream) -> None:
     events = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: beat\n\ndata: [DONE]\n\n'
-
-    def stream(body: dict[str, Any], number: int) -> web.Response:
-        return web.Response(body=events, content_type="text/event-stream")
-
-    with Upstream(stream) as upstream, served(upstream.base_url, tmp_path) as server:
-        body = {"model": "fake", "messages": [user("hello")], "stream": True}
-        reply = httpx2.post(f"{server.api}/chat/completions", json=body)
-        assert reply.content == events
-        assert reply.headers["content-type"].startswith("text/event-stream")
-        with openai.OpenAI(base_url=server.api, api_key="x") as client:
-            chunks = list(ask(client, user("hello"), stream=True))
-        assert chunks[0].choices[0].delta.content == "a"
+    upstream.respond = lambda body, number: web.Response(body=events, content_type="text/event-stream")
+    body = {"model": "fake", "messages": [user("hello")], "stream": True}
+    reply = httpx2.post(f"{server.api}/chat/completions", json=body)
+    assert reply.content == events
+    assert reply.headers["content-type"].startswith("text/event-stream")
 
 
 async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
     body = {"model": "fake", "messages": [user("hello")]}
-    with FakeServer(say, window=1000, delay=2.0) as upstream, served(upstream.base_url, tmp_path) as server:
-        bound = server.serving.reader.policy.max_concurrency
-        async with httpx2.AsyncClient(limits=httpx2.Limits(max_connections=None), timeout=60) as client:
-            asked = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(bound + 40)]
-            replies = await asyncio.gather(*asked)
+    with Upstream(say, delay=0.3) as upstream:
+        policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
+        with served(None, tmp_path, policy=policy) as server:
+            async with httpx2.AsyncClient(timeout=60) as client:
+                requests = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(6)]
+                replies = await asyncio.gather(*requests)
     assert {reply.status_code for reply in replies} == {200}
-    assert upstream.most_at_once > bound
+    assert upstream.most_at_once > policy.max_concurrency
 
 
 def test_a_refusal_of_the_policy_server_is_relayed(server: Served) -> None:
@@ -217,8 +216,8 @@ def test_a_long_message_is_read_and_its_question_answered(client: openai.OpenAI,
 def test_a_question_full_of_tags_is_shortened_until_it_fits_where_they_are_escaped(
     client: openai.OpenAI, upstream: Upstream
 ) -> None:
-    asked = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
-    reply = ask(client, user(f"{LONG}\n\n{asked}"))
+    question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
+    reply = ask(client, user(f"{LONG}\n\n{question}"))
     assert reply.choices[0].finish_reason == "stop"
     problem = part(upstream.requests[-1]["messages"][-1]["content"], "problem")
     assert QUESTION in problem
@@ -307,7 +306,7 @@ _EVENTS = {
     [*((name, True) for name in [*MALFORMED, *BUSY, *FINAL, *_EVENTS]), *((name, False) for name in MALFORMED)],
 )
 def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply_of_the_api(
-    name: str, is_stream: bool, faulty: tuple[Upstream, Served]
+    name: str, is_stream: bool, server: Served, upstream: Upstream
 ) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in (text := body["messages"][-1]["content"]):
@@ -316,7 +315,6 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
             return web.Response(text=f"data: {_EVENTS[name]}\n\n", content_type="text/event-stream")
         return {**MALFORMED, **BUSY, **FINAL}[name]()
 
-    upstream, server = faulty
     upstream.respond = respond
     body = {
         "model": "fake",
@@ -334,7 +332,7 @@ def test_whatever_the_policy_server_replies_after_a_read_the_client_gets_a_reply
         assert last["error"].get("code") != "internal"
 
 
-def test_a_streamed_request_that_goes_on_is_one_stream(tmp_path: Path) -> None:
+def test_a_streamed_request_that_goes_on_is_one_stream(client: openai.OpenAI, upstream: Upstream) -> None:
     def respond(body: dict[str, Any], number: int) -> Any:
         if "<problem>" in body["messages"][-1]["content"]:
             return perfect_reader(body["messages"][-1]["content"])
@@ -347,21 +345,17 @@ def test_a_streamed_request_that_goes_on_is_one_stream(tmp_path: Path) -> None:
         text = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
         return web.Response(text=text, content_type="text/event-stream")
 
+    upstream.respond = respond
     tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
-    with (
-        Upstream(respond) as upstream,
-        served(upstream.base_url, tmp_path) as server,
-        openai.OpenAI(base_url=server.api, api_key="x") as client,
-    ):
-        options = {"tools": tools, "stream": True}
-        chunks = list(ask(client, user(LONG), user(QUESTION), **options))
-        counted = list(ask(client, user(LONG), user(QUESTION), stream_options={"include_usage": True}, **options))
+    options = {"tools": tools, "stream": True}
+    chunks = list(ask(client, user(LONG), user(QUESTION), **options))
+    counts = list(ask(client, user(LONG), user(QUESTION), stream_options={"include_usage": True}, **options))[-1].usage
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "done"
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.choices for chunk in chunks), "usage was told though nobody asked"
-    assert counted[-1].usage.prompt_tokens > 1000
-    assert counted[-1].usage.completion_tokens > 2
+    assert counts.prompt_tokens > 1000
+    assert counts.completion_tokens > 2
 
 
 def test_an_old_history_is_read_and_the_recent_messages_stay(client: openai.OpenAI, upstream: Upstream) -> None:
@@ -469,28 +463,31 @@ def test_a_policy_server_that_is_down_is_told_and_health_says_which_part(tmp_pat
         assert url not in health.text
 
 
-def test_a_failure_within_a_stream_is_an_error_of_the_client(tmp_path: Path) -> None:
+def test_a_failure_within_a_stream_is_an_error_of_the_client(client: openai.OpenAI, upstream: Upstream) -> None:
     def fail(body: dict[str, Any], number: int) -> Any:
         return web.json_response({"error": {"message": "out of memory"}}, status=500) if number else "some memory"
 
-    with (
-        Upstream(fail) as upstream,
-        served(upstream.base_url, tmp_path) as server,
-        openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
-        pytest.raises(openai.APIError, match="out of memory"),
-    ):
+    upstream.respond = fail
+    with pytest.raises(openai.APIError, match="out of memory"):
         list(ask(client, user(LONG), user(QUESTION), stream=True))
 
 
 def test_health_and_metrics(server: Served, client: openai.OpenAI) -> None:
+    def count() -> list[float]:
+        page = httpx2.get(f"{server.url}/metrics").text
+        names = (
+            r'completions_total{way="passed"}',
+            r'completions_total{way="read"}',
+            r'reads_ended_total{state="finished"}',
+        )
+        assert "memagent_reads 0.0" in page
+        return [float(page.partition(f"memagent_{name} ")[2].partition("\n")[0] or 0) for name in names]
+
+    before = count()
     ask(client, user("hello"))
     ask(client, user(LONG), user(QUESTION))
     assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"
-    page = httpx2.get(f"{server.url}/metrics").text
-    assert 'memagent_completions_total{way="passed"} 1.0' in page
-    assert 'memagent_completions_total{way="read"} 1.0' in page
-    assert 'memagent_reads_ended_total{state="finished"} 1.0' in page
-    assert "memagent_reads 0.0" in page
+    assert [after - number for after, number in zip(count(), before, strict=True)] == [1.0, 1.0, 1.0]
 
 
 # A policy without a server

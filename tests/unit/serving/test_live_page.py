@@ -18,10 +18,10 @@ import pytest
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, Served, ServingProcess, served
+from unit.serving.test_attacks import OF_JSON, endless_conversions, head, until
 
-from memagent_graph.documents import DocumentStore
 from memagent_graph.run_log.records import describe_edit
-from memagent_serve.ledger import Entry, Ledger, ReadState
+from memagent_serve.ledger import Entry
 
 FACTS = {0.2: "The key of harbor is 4711.", 0.6: "The key of castle is 12."}
 LONG = document_with(FACTS, words=900)
@@ -32,9 +32,9 @@ OWN = {"X-Memagent-Page": "1"}
 class Browser:
     """What the page's script does, without a browser."""
 
-    def __init__(self, url: str, shown: str | None) -> None:
+    def __init__(self, url: str, token: str | None) -> None:
         self.client = httpx2.Client(base_url=url, headers=OWN, timeout=30)
-        assert self.client.post("/page/session", json={"token": shown}).status_code == 204
+        assert self.client.post("/page/session", json={"token": token}).status_code == 204
 
     @classmethod
     def of(cls, server: Served, key: str | None = None) -> Browser:
@@ -67,6 +67,10 @@ class Browser:
     def read(self, run_id: str) -> dict[str, Any]:
         return next(read for read in self.get("reads", q=run_id)["reads"] if read["id"] == run_id)
 
+    def edit(self, run_id: str, update: dict[str, Any], text: str) -> httpx2.Response:
+        """Put a text in place of the memory of an update."""
+        return self.post(f"reads/{run_id}/memory", chunk=update["chunk"], before=update["memory"], text=text)
+
     @contextmanager
     def events(self, run_id: str) -> Iterator[Callable[[str], Any]]:
         """Gives a function that waits for the next event of a name, and gives its value."""
@@ -81,14 +85,6 @@ class Browser:
                 raise AssertionError(f"there was no {name}")
 
             yield wait_for
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    for _ in range(600):
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
 
 
 class Scripted:
@@ -111,12 +107,21 @@ def policy() -> Scripted:
 
 
 @pytest.fixture
-def server(policy: Scripted, tmp_path: Path) -> Iterator[Served]:
-    with (
-        FakeServer(policy, delay=0.03, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True) as found,
-    ):
-        yield found
+def upstream(policy: Scripted) -> Iterator[FakeServer]:
+    with FakeServer(policy, window=1000) as server:
+        yield server
+
+
+@pytest.fixture
+def slow(upstream: FakeServer) -> None:
+    """Reads take so long that a person can do something in between."""
+    upstream.delay = 0.03
+
+
+@pytest.fixture
+def server(upstream: FakeServer, tmp_path: Path) -> Iterator[Served]:
+    with served(upstream.base_url, tmp_path, page=True) as running:
+        yield running
 
 
 @pytest.fixture
@@ -124,20 +129,26 @@ def browser(server: Served) -> Browser:
     return Browser.of(server)
 
 
-def paused(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
+def pause(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
     """Pause a read behind so many chunks; gives its newest update."""
     with browser.events(run_id) as wait_for:
         seen = len(wait_for("snapshot")["updates"])
         for _ in range(max(1, chunks - seen)):
             update = wait_for("update")
     assert browser.post(f"reads/{run_id}/pause").status_code == 204
+    newest = updates(browser, run_id)[-1]
+    assert newest["chunk"] >= update["chunk"] - 1  # the pause may fall before the newest is in the checkpoints
+    return newest
+
+
+def updates(browser: Browser, run_id: str) -> list[dict[str, Any]]:
+    """The updates that the page shows."""
     with browser.events(run_id) as wait_for:
-        newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
-        assert newest["chunk"] >= update["chunk"] - 1  # the pause may fall before the newest is in the checkpoints
-        return newest
+        return wait_for("snapshot")["updates"]
 
 
-def finished(browser: Browser, run_id: str) -> dict[str, Any]:
+def finish(browser: Browser, run_id: str) -> dict[str, Any]:
+    """Wait for the end of a read; gives its state."""
     until(lambda: browser.read(run_id)["state"] == "finished")
     with browser.events(run_id) as wait_for:
         return wait_for("state")
@@ -153,34 +164,32 @@ def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> No
         while not any("4711" in update["memory"] for update in shown):
             shown.append(wait_for("update"))
     assert ["insert", "\nharbor 4711"] in [change for update in shown for change in update["diff"]]
-    state = finished(browser, run_id)
+    state = finish(browser, run_id)
     assert (state["answer"], state["stop_reason"], state["document"]) == ("4711", "answered", "annals.txt")
-    with browser.events(run_id) as wait_for:
-        updates = wait_for("snapshot")["updates"]
-    assert [update["chunk"] for update in updates] == list(range(len(updates)))
+    chunks = [update["chunk"] for update in updates(browser, run_id)]
+    assert chunks == list(range(len(chunks)))
 
 
-def test_several_questions_are_several_reads_and_several_documents_are_one(browser: Browser) -> None:
+def test_several_questions_are_reads_side_by_side_on_one_stream_and_several_documents_are_one(
+    browser: Browser,
+) -> None:
     first = browser.upload("one.txt", document_with({0.5: FACTS[0.2]}, words=400)).json()["id"]
     second = browser.upload("two.html", "<p>The key of castle is 12.</p>").json()["id"]
     questions = [QUESTION, "What is the key of castle?"]
     reads = browser.post("reads", files=[first, second], questions=questions).json()["reads"]
-    assert [finished(browser, run_id)["answer"] for run_id in reads] == ["4711", "12"]
+    ended: set[str] = set()
+    with browser.events(reads[0]) as wait_for:
+        while ended != set(reads):
+            ended |= {read["id"] for read in wait_for("reads") if read["state"] == "finished"}
     listed = {read["id"]: read for read in browser.get("reads")["reads"]}
     assert [listed[run_id]["answer"] for run_id in reads] == ["4711", "12"], "the list shows answers, too"
     assert listed[reads[0]]["document"] == "2 texts: one.txt, two.html"
 
 
-def shown_last(browser: Browser, run_id: str) -> dict[str, Any]:
-    """The newest update that the page shows."""
-    with browser.events(run_id) as wait_for:
-        newest: dict[str, Any] = wait_for("snapshot")["updates"][-1]
-        return newest
-
-
+@pytest.mark.usefixtures("slow")
 def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, policy: Scripted) -> None:
     (run_id,) = browser.begin()
-    paused(browser, run_id)
+    pause(browser, run_id)
     assert browser.read(run_id)["state"] == "paused"
     time.sleep(0.2)  # the request that the pause cut short may still reach the server
     done = len(policy.sections)
@@ -189,131 +198,117 @@ def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, poli
     assert browser.post(f"reads/{run_id}/stop").status_code == 204
     assert browser.read(run_id)["state"] == "cancelled"
     assert browser.post(f"reads/{run_id}/continue").status_code == 204
-    assert finished(browser, run_id)["answer"] == "4711"
-    with browser.events(run_id) as wait_for:
-        chunks = len(wait_for("snapshot")["updates"])
-    assert len(policy.sections) <= chunks + 1  # but for the one that the pause interrupted, each was read once
+    assert finish(browser, run_id)["answer"] == "4711"
+    assert (
+        len(policy.sections) <= len(updates(browser, run_id)) + 1
+    )  # but for the one that the pause interrupted, each was read once
 
 
-def test_a_read_that_waits_can_be_paused_and_continued(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, delay=0.03, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, max_reads=1) as server,
-    ):
+@pytest.mark.usefixtures("slow")
+def test_a_read_that_waits_can_be_paused_and_continued(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, page=True, max_reads=1) as server:
         browser = Browser.of(server)
         _, waiting = browser.begin(QUESTION, "What is the key of castle?")
         assert browser.post(f"reads/{waiting}/pause").status_code == 204
         assert browser.read(waiting)["state"] == "paused"
         assert browser.post(f"reads/{waiting}/continue").status_code == 204
-        assert finished(browser, waiting)["answer"] == "12"
-
-
-def test_reads_side_by_side_are_seen_on_one_stream(browser: Browser) -> None:
-    questions = [f"What is the key of harbor, asked {number}?" for number in range(6)]
-    reads = browser.begin(*questions, document=document_with(FACTS, words=300))
-    assert len(set(reads)) == 6
-    ended: set[str] = set()
-    with browser.events(reads[0]) as wait_for:
-        while ended != set(reads):
-            ended |= {each["id"] for each in wait_for("reads") if each["state"] == "finished"}
+        assert finish(browser, waiting)["answer"] == "12"
 
 
 # A person's hand
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edited_memory_is_what_is_read_on_from_and_says_who_did_it(server: Served, browser: Browser) -> None:
     (run_id,) = browser.begin()
-    newest = paused(browser, run_id, 8)
-    edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "harbor 99"}
-    reply = browser.post(f"reads/{run_id}/memory", **edit)
+    newest = pause(browser, run_id, 8)
+    reply = browser.edit(run_id, newest, "harbor 99")
     assert reply.status_code == 204, reply.text
     assert browser.read(run_id)["edited"]
     browser.post(f"reads/{run_id}/continue")
-    assert finished(browser, run_id)["answer"] == "99"
+    assert finish(browser, run_id)["answer"] == "99"
     log = server.serving.reader.run_log
     (event,) = log.events(run_id)
     assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_chunk_that_was_logged_but_is_in_no_checkpoint_is_not_shown_and_cannot_be_edited(
     browser: Browser, tmp_path: Path
 ) -> None:
     (run_id,) = browser.begin()
-    ahead = paused(browser, run_id, 5)
+    ahead = pause(browser, run_id, 5)
     with closing(sqlite3.connect(tmp_path / "checkpoints.sqlite", timeout=30, isolation_level=None)) as checkpoints:
-        while shown_last(browser, run_id) == ahead:  # as if the pause had come just before the newest was written
+        while updates(browser, run_id)[-1] == ahead:  # as if the pause had come just before the newest was written
             for table in ("writes", "checkpoints"):
                 checkpoints.execute(
                     f"DELETE FROM {table} WHERE thread_id = ?1 AND checkpoint_id = "
                     "(SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = ?1)",
                     [run_id],
                 )
-    edit = {"chunk": ahead["chunk"], "before": ahead["memory"], "text": "harbor 99"}
     with browser.events(run_id) as wait_for:
         newest = wait_for("snapshot")["updates"][-1]
         assert newest["chunk"] == ahead["chunk"] - 1
-        assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
+        assert browser.edit(run_id, ahead, "harbor 99").status_code == 409
         assert wait_for("snapshot")["updates"][-1] == newest, "the page looks again"
-    edit |= {"chunk": newest["chunk"], "before": newest["memory"]}
-    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 204
+    assert browser.edit(run_id, newest, "harbor 99").status_code == 204
     browser.post(f"reads/{run_id}/continue")
-    assert finished(browser, run_id)["answer"] == "99"
+    assert finish(browser, run_id)["answer"] == "99"
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edited_read_answers_no_request_of_the_api(server: Served, browser: Browser) -> None:
     (run_id,) = browser.begin()
-    newest = paused(browser, run_id)
-    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 99")
+    browser.edit(run_id, pause(browser, run_id), "harbor 99")
     browser.post(f"reads/{run_id}/continue")
-    finished(browser, run_id)
+    finish(browser, run_id)
     (other,) = browser.begin()
     assert other != run_id
-    assert finished(browser, other)["answer"] == "4711"
+    assert finish(browser, other)["answer"] == "4711"
 
 
 def test_an_answered_read_is_corrected_and_answers_again(browser: Browser) -> None:
     (run_id,) = browser.begin()
-    finished(browser, run_id)
-    with browser.events(run_id) as wait_for:
-        newest = wait_for("snapshot")["updates"][-1]
-    browser.post(f"reads/{run_id}/memory", chunk=newest["chunk"], before=newest["memory"], text="harbor 5")
+    finish(browser, run_id)
+    browser.edit(run_id, updates(browser, run_id)[-1], "harbor 5")
     assert browser.read(run_id)["state"] == "paused"
     browser.post(f"reads/{run_id}/continue")
-    assert finished(browser, run_id)["answer"] == "5"
+    assert finish(browser, run_id)["answer"] == "5"
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_edit_is_refused_while_it_reads_of_another_memory_and_beyond_the_budget(browser: Browser) -> None:
     (run_id,) = browser.begin()
-    edit = {"chunk": 0, "before": "", "text": "x"}
-    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
-    newest = paused(browser, run_id)
-    assert browser.post(f"reads/{run_id}/memory", **edit).status_code == 409
-    edit = {"chunk": newest["chunk"], "before": newest["memory"], "text": "word " * 200}
-    reply = browser.post(f"reads/{run_id}/memory", **edit)
+    first = {"chunk": 0, "memory": ""}
+    assert browser.edit(run_id, first, "x").status_code == 409
+    newest = pause(browser, run_id)
+    assert browser.edit(run_id, first, "x").status_code == 409
+    reply = browser.edit(run_id, newest, "word " * 200)
     assert (reply.status_code, "tokens" in reply.json()["error"]["message"]) == (400, True)
     assert not browser.read(run_id)["edited"], "so the same request still gets this read"
 
 
+@pytest.mark.usefixtures("slow")
 def test_one_can_ask_before_the_end_and_the_read_goes_on(browser: Browser) -> None:
     (run_id,) = browser.begin()
     with browser.events(run_id) as wait_for:
         while "4711" not in wait_for("update")["memory"]:
             pass
-        said = browser.post(f"reads/{run_id}/answer").json()
-    assert (said["answer"], said["memory"]) == ("4711", "nothing yet\nharbor 4711")
+        reply = browser.post(f"reads/{run_id}/answer").json()
+    assert (reply["answer"], reply["memory"]) == ("4711", "nothing yet\nharbor 4711")
     for question in ("", "word " * 100):
         assert browser.post(f"reads/{run_id}/answer", question=question).status_code == 400
-    assert finished(browser, run_id)["answer"] == "4711"
+    assert finish(browser, run_id)["answer"] == "4711"
 
 
 def test_a_thumb_is_a_reward_under_the_keys_name(server: Served, browser: Browser) -> None:
     (run_id,) = browser.begin()
-    finished(browser, run_id)
+    finish(browser, run_id)
     assert browser.post(f"reads/{run_id}/thumbs", up=False, note="the old key").status_code == 204
     assert browser.post(f"reads/{run_id}/thumbs", up=False, note="x" * 5000).status_code == 400
     (reward,) = server.serving.reader.run_log.rewards(run_id)
     assert (reward.name, reward.value, reward.source, reward.note) == ("thumbs", 0.0, "local", "the old key")
-    assert finished(browser, run_id)["thumb"] == 0.0
+    assert finish(browser, run_id)["thumb"] == 0.0
 
 
 # Looking
@@ -321,7 +316,7 @@ def test_a_thumb_is_a_reward_under_the_keys_name(server: Served, browser: Browse
 
 def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
     (run_id,) = browser.begin()
-    finished(browser, run_id)
+    finish(browser, run_id)
     page = browser.client.get(f"/page/reads/{run_id}/page")
     assert f'"documentLink":"/#document/{run_id}"' in page.text
     start = LONG.index("The key of harbor")
@@ -342,23 +337,9 @@ def test_many_reads_are_listed_and_searched_by_pages(server: Served, browser: Br
     first = browser.get("reads", newest=50)
     assert (first["total"], len(first["reads"]), first["reads"][0]["id"]) == (500, 50, "run-499")
     assert browser.get("reads", newest=50, skip=490)["reads"][-1]["id"] == "run-0"
-    found = browser.get("reads", q="frage 123: ärger")
-    assert [read["id"] for read in found["reads"]] == ["run-123"]
-    assert (found["reads"][0]["state"], found["reads"][0]["answer"]) == ("interrupted", None)
+    (read,) = browser.get("reads", q="frage 123: ärger")["reads"]
+    assert (read["id"], read["state"], read["answer"]) == ("run-123", "interrupted", None)
     assert len(browser.get("reads", newest=10**9)["reads"]) == 200
-
-
-def test_the_ledger_finds_nothing_of_other_owners(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "reads.sqlite")
-    ledger.begin(Entry("a", "alice", "r", "100% _?", "d", 1.0))
-    ledger.begin(Entry("b", "bob", "r", "100% _?", "d", 1.0))
-    assert [entry.run_id for entry in ledger.search("alice", "0% _", newest=9)[0]] == ["a"]
-    assert ledger.search("alice", "%x", newest=9) == ([], 0)
-    ledger.mark_edited("a")
-    ledger.mark("a", ReadState.PAUSED)
-    entry = ledger.get("alice", "a")
-    assert (entry.edited, entry.state.has_ended) == (True, True)
-    ledger.close()
 
 
 def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Scripted, tmp_path: Path) -> None:
@@ -376,11 +357,9 @@ def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Script
         assert before.client.get("/page/reads").status_code == 401  # its session ended with the process
         assert after.read(run_id)["state"] == "interrupted"
         assert after.post(f"reads/{run_id}/continue").status_code == 204
-        assert finished(after, run_id)["answer"] == "4711"
-        with after.events(run_id) as wait_for:
-            chunks = len(wait_for("snapshot")["updates"])
+        assert finish(after, run_id)["answer"] == "4711"
         assert done > 3
-        assert len(policy.sections) <= chunks + 1
+        assert len(policy.sections) <= len(updates(after, run_id)) + 1
 
 
 # Attacks
@@ -436,7 +415,7 @@ def test_everything_is_sent_with_a_policy_that_runs_no_foreign_script(browser: B
         assert "unsafe" not in policy
         assert reply.headers["x-content-type-options"] == "nosniff"
     (run_id,) = browser.begin()
-    finished(browser, run_id)
+    finish(browser, run_id)
     page = browser.client.get(f"/page/reads/{run_id}/page")
     assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
     assert "default-src 'none'" in page.text
@@ -451,7 +430,7 @@ def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_dat
     policy.reply = lambda prompt: f"harbor {SCRIPT}" if "<section>" in prompt else f"\\boxed{{{SCRIPT}}}"
     file = browser.upload(f"{SCRIPT}.txt", f"{SCRIPT} {LONG}").json()["id"]
     (run_id,) = browser.post("reads", files=[file], questions=[f"{SCRIPT}?"]).json()["reads"]
-    assert SCRIPT in finished(browser, run_id)["answer"]
+    assert SCRIPT in finish(browser, run_id)["answer"]
     for path in ("reads", f"reads/{run_id}/sources", f"reads/{run_id}/passage"):
         reply = browser.client.get(f"/page/{path}")
         assert reply.headers["content-type"] == "application/json"
@@ -462,19 +441,13 @@ def test_script_in_names_documents_questions_memories_and_answers_is_sent_as_dat
     assert "<script>alert" not in page
 
 
-def test_bodies_of_the_page_are_bounded_in_size_and_time(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server,
-    ):
+def test_bodies_of_the_page_are_bounded_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
         browser = Browser.of(server)
         assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
-        head = (
-            "POST /page/session HTTP/1.1\r\nHost: localhost\r\nX-Memagent-Page: 1\r\n"
-            "Content-Type: application/json\r\nContent-Length: 10000\r\n\r\n{"
-        )
+        sign_in = head("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", OF_JSON, "Content-Length: 10000")
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(head.encode())
+            connection.sendall(sign_in + b"{")
             for _ in range(200):  # a client that is never idle
                 if select.select([connection], [], [], 0.05)[0]:
                     break
@@ -490,15 +463,12 @@ def test_no_static_name_leads_to_another_file(browser: Browser, name: str) -> No
     assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
 
 
-def test_keys_see_their_own_reads_and_files_alone(policy: Scripted, tmp_path: Path) -> None:
-    with (
-        FakeServer(policy, window=1000) as upstream,
-        served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server,
-    ):
+def test_keys_see_their_own_reads_and_files_alone(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
         (run_id,) = alice.begin()
-        finished(alice, run_id)
+        finish(alice, run_id)
         assert bob.get("reads")["total"] == 0
         for path in ("page", "sources", "passage"):
             assert bob.client.get(f"/page/reads/{run_id}/{path}").status_code == 404
@@ -539,33 +509,24 @@ def test_what_cannot_be_understood_is_told_and_keeps_nothing(browser: Browser) -
 
 async def test_streams_that_are_opened_all_at_once_are_as_many_as_may_be(browser: Browser) -> None:
     (run_id,) = browser.begin()
-    counted: list[int] = []
+    statuses: list[int] = []
     async with httpx2.AsyncClient(base_url=browser.client.base_url, cookies=browser.client.cookies) as client:
 
-        async def opened(everyone_came: asyncio.Barrier) -> None:
+        async def open_stream(everyone_came: asyncio.Barrier) -> None:
             async with client.stream("GET", "/page/events", params={"run": run_id}, timeout=30) as reply:
-                counted.append(reply.status_code)
+                statuses.append(reply.status_code)
                 await everyone_came.wait()
 
         everyone_came = asyncio.Barrier(60)
-        await asyncio.gather(*(opened(everyone_came) for _ in range(60)))
-    assert (counted.count(200), counted.count(429)) == (32, 28)
+        await asyncio.gather(*(open_stream(everyone_came) for _ in range(60)))
+    assert (statuses.count(200), statuses.count(429)) == (32, 28)
 
 
 @pytest.mark.parametrize("path", ["files", "reads"])
 def test_a_conversion_ends_with_its_client(
     server: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    states: list[str] = []
-
-    async def last(store: DocumentStore, document: Any) -> None:
-        states.append("begun")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            states.append("ended")
-
-    monkeypatch.setattr(DocumentStore, "add_async", last)
+    states = endless_conversions(monkeypatch)
     content = {"file": ("a.txt", b"A text.")}
     file = httpx2.post(f"{server.api}/files", files=content, data={"purpose": "user_data"}).json()["id"]
     body: dict[str, Any] = {"files": content}

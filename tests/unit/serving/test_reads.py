@@ -6,10 +6,9 @@ import asyncio
 import json
 import os
 import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from aiohttp import web
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 from support.serving import ALICE, BOB, KEYS, SMALL_OPTIONS, ServingProcess, served
+from unit.serving.test_attacks import POST_CHAT, head, until
 
 from memagent_graph import Document, ReadResult, SamplingParams, ScriptedPolicy
 from memagent_graph.reading.state import Limits
@@ -43,8 +43,8 @@ def body(question: str = QUESTION, document: str = LONG, **options: Any) -> dict
 def post(
     api: str, content: dict[str, Any], *, key: str = ALICE, timeout: float = 60, **headers: str
 ) -> httpx2.Response:
-    given = {"Authorization": f"Bearer {key}", **headers}
-    return httpx2.post(f"{api}/chat/completions", json=content, headers=given, timeout=timeout)
+    headers = {"Authorization": f"Bearer {key}", **headers}
+    return httpx2.post(f"{api}/chat/completions", json=content, headers=headers, timeout=timeout)
 
 
 def answer(reply: httpx2.Response) -> str:
@@ -59,31 +59,26 @@ def sections(upstream: FakeServer) -> Counter[str]:
     return Counter(part(prompt, "section") for prompt in prompts if "<section>" in prompt)
 
 
-def until(condition: Callable[[], Any]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
+@pytest.fixture
+def upstream() -> Iterator[FakeServer]:
+    with FakeServer(window=1000) as server:
+        yield server
 
 
 @pytest.fixture
-def slow() -> Any:
-    with FakeServer(delay=0.04, window=1000) as upstream:
-        yield upstream
+def slow(upstream: FakeServer) -> FakeServer:
+    """A read takes so long that a test can do something in between."""
+    upstream.delay = 0.04
+    return upstream
 
 
 def _ask_and_go_away(api: str, upstream: FakeServer) -> None:
     """Send a request, and close the connection once its read is at work."""
     content = json.dumps(body()).encode()
-    seen, at = len(upstream.requests), httpx2.URL(api)
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALICE}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    before, at = len(upstream.requests), httpx2.URL(api)
     with socket.create_connection((at.host, at.port)) as connection:
-        connection.sendall(head.encode() + content)
-        until(lambda: len(upstream.requests) > seen + 2)
+        connection.sendall(head(*POST_CHAT, f"Content-Length: {len(content)}") + content)
+        until(lambda: len(upstream.requests) > before + 2)
 
 
 # The same again
@@ -102,34 +97,26 @@ def test_a_client_that_asks_again_meets_its_own_read_while_it_runs(slow: FakeSer
     assert reply.json()["usage"] == again.json()["usage"]
 
 
-def test_many_clients_that_ask_the_same_at_once_are_one_read(slow: FakeServer, tmp_path: Path) -> None:
-    with served(slow.base_url, tmp_path) as server, ThreadPoolExecutor(12) as pool:
-        replies = list(pool.map(lambda _: post(server.api, body()), range(12)))
-    assert {answer(reply) for reply in replies} == {"4711"}
-    assert len({reply.headers["X-Memagent-Run-Id"] for reply in replies}) == 1
-    assert set(sections(slow).values()) == {1}
-
-
-def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(slow: FakeServer, tmp_path: Path) -> None:
-    with served(slow.base_url, tmp_path) as server:
+def test_an_explicit_new_try_reads_afresh_and_later_asks_meet_that_one(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path) as server:
         first = post(server.api, body())
         new = post(server.api, body(), **{"X-Memagent-New-Read": "1"})
         later = post(server.api, body())
     ids = [reply.headers["X-Memagent-Run-Id"] for reply in (first, new, later)]
     assert ids[0] != ids[1] == ids[2]
-    assert set(sections(slow).values()) == {2}
+    assert set(sections(upstream).values()) == {2}
 
 
-def test_a_read_that_ended_too_long_ago_is_done_again(slow: FakeServer, tmp_path: Path) -> None:
-    with served(slow.base_url, tmp_path, keep_seconds=0.0) as server:
+def test_a_read_that_ended_too_long_ago_is_done_again(upstream: FakeServer, tmp_path: Path) -> None:
+    with served(upstream.base_url, tmp_path, keep_seconds=0.0) as server:
         first, second = post(server.api, body()), post(server.api, body())
     assert second.headers["X-Memagent-Read"] == "started"
     assert first.headers["X-Memagent-Run-Id"] != second.headers["X-Memagent-Run-Id"]
 
 
-def test_another_question_or_sampling_is_another_read(slow: FakeServer, tmp_path: Path) -> None:
+def test_another_question_or_sampling_is_another_read(upstream: FakeServer, tmp_path: Path) -> None:
     others = ({}, {"temperature": 0.7}, {"seed": 3}, {"max_tokens": 20}, {"question": "Which castle?"})
-    with served(slow.base_url, tmp_path) as server, ThreadPoolExecutor(len(others)) as pool:
+    with served(upstream.base_url, tmp_path) as server, ThreadPoolExecutor(len(others)) as pool:
         replies = list(pool.map(lambda other: post(server.api, body(**other)), others))
     assert {reply.headers["X-Memagent-Read"] for reply in replies} == {"started"}
     assert len({reply.headers["X-Memagent-Run-Id"] for reply in replies}) == len(others)
@@ -155,15 +142,17 @@ def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
     assert sorted(sections(upstream).values())[-2:] == [1, 2], "only the chunk that failed was asked about again"
 
 
-def test_a_read_that_a_limit_stopped_says_so_and_continues_when_asked_again(slow: FakeServer, tmp_path: Path) -> None:
-    with served(slow.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
+def test_a_read_that_a_limit_stopped_says_so_and_continues_when_asked_again(
+    upstream: FakeServer, tmp_path: Path
+) -> None:
+    with served(upstream.base_url, tmp_path, limits=Limits(max_chunks=5)) as server:
         replies = [post(server.api, body())]
         while replies[-1].json()["choices"][0]["finish_reason"] == "length":
             assert "Ask the same again, and it continues." in answer(replies[-1])
             replies.append(post(server.api, body()))
     assert len(replies) > 2
     assert answer(replies[-1]) == "4711"
-    assert set(sections(slow).values()) == {1}
+    assert set(sections(upstream).values()) == {1}
 
 
 # Closing, cancelling
@@ -188,13 +177,13 @@ def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
     with served(slow.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, server.api, body())
         until(lambda: len(slow.requests) > 3)
-        (found,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
-        shown = httpx2.get(f"{server.api}/reads/{found['run_id']}", headers=key).json()
+        (listed,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
+        shown = httpx2.get(f"{server.api}/reads/{listed['run_id']}", headers=key).json()
         assert shown["state"] == "running"
         assert shown["chunks"] > 1
         assert "owner" not in shown
-        cancelled = httpx2.post(f"{server.api}/reads/{found['run_id']}/cancel", headers=key)
-        assert cancelled.json()["state"] == "cancelled"
+        reply = httpx2.post(f"{server.api}/reads/{listed['run_id']}/cancel", headers=key)
+        assert reply.json()["state"] == "cancelled"
         assert waiting.result().status_code == 409
         assert answer(post(server.api, body())) == "4711"
 
@@ -203,9 +192,9 @@ def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
 
 
 def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two_reads(
-    slow: FakeServer, tmp_path: Path
+    upstream: FakeServer, tmp_path: Path
 ) -> None:
-    with served(slow.base_url, tmp_path, keys=KEYS) as server:
+    with served(upstream.base_url, tmp_path, keys=KEYS) as server:
         first, second = post(server.api, body()), post(server.api, body(), key=BOB)
         run_id = first.headers["X-Memagent-Run-Id"]
         assert second.headers["X-Memagent-Run-Id"] != run_id
@@ -216,7 +205,7 @@ def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two
             assert run_id not in reply.text
         listed = httpx2.get(f"{server.api}/reads", headers={"Authorization": f"Bearer {BOB}"}).json()["data"]
         assert [item["run_id"] for item in listed] == [second.headers["X-Memagent-Run-Id"]]
-    assert set(sections(slow).values()) == {2}
+    assert set(sections(upstream).values()) == {2}
 
 
 def test_each_key_has_a_salt_of_its_own_where_the_server_caches_by_salt(tmp_path: Path) -> None:
@@ -252,16 +241,16 @@ def test_a_secret_that_is_not_whole_and_private_is_replaced(tmp_path: Path, dama
     assert load_secret(tmp_path) == second
 
 
-def test_a_secret_that_is_lost_between_two_starts_costs_no_read(slow: FakeServer, tmp_path: Path) -> None:
-    slow.delay = 0.5
-    with ThreadPoolExecutor(1) as pool, served(slow.base_url, tmp_path, keys=KEYS) as server:
+def test_a_secret_that_is_lost_between_two_starts_costs_no_read(upstream: FakeServer, tmp_path: Path) -> None:
+    upstream.delay = 0.2
+    with ThreadPoolExecutor(1) as pool, served(upstream.base_url, tmp_path, keys=KEYS) as server:
         stopped = pool.submit(post, server.api, body())
-        until(lambda: len(slow.requests) > 1)
+        until(lambda: len(upstream.requests) > 1)
     assert stopped.result().status_code == 503
-    slow.delay = 0.0
+    upstream.delay = 0.0
     (tmp_path / "serve" / "secret").unlink()
     for kind in ("resumed", "repeated"):
-        with served(slow.base_url, tmp_path, keys=KEYS) as server:
+        with served(upstream.base_url, tmp_path, keys=KEYS) as server:
             reply = post(server.api, body())
             assert (answer(reply), reply.headers["X-Memagent-Read"]) == ("4711", kind)
 
@@ -296,7 +285,7 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         more = [post(server.api, body(f"Question {n}?")) for n in range(2)]
-        waits = [int(each.headers["Retry-After"]) for each in (refused, *more)]
+        waits = [int(reply.headers["Retry-After"]) for reply in (refused, *more)]
         assert waits == sorted(set(waits)), "the more are refused, the later they are to come back"
         short = post(server.api, {"model": "fake", "messages": [{"role": "user", "content": "<problem>x</problem>"}]})
         assert short.status_code == 200, "short requests are not reads"
@@ -316,9 +305,9 @@ def test_one_key_cannot_take_all_places(slow: FakeServer, tmp_path: Path) -> Non
         assert answer(first.result()) == "4711"
 
 
-def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path) -> None:
+def test_a_key_may_have_lower_limits_of_its_own(upstream: FakeServer, tmp_path: Path) -> None:
     keys = Keys([(Owner("alice", max_tokens=500, max_bytes=20_000), ALICE), (Owner("bob"), BOB)])
-    with served(slow.base_url, tmp_path, keys=keys) as server:
+    with served(upstream.base_url, tmp_path, keys=keys) as server:
         stopped, whole = post(server.api, body()), post(server.api, body(), key=BOB)
         assert post(server.api, body(document="x" * 20_000)).status_code == 413
     assert stopped.json()["memagent"]["stop_reason"] == "max_tokens_total"
@@ -326,25 +315,10 @@ def test_a_key_may_have_lower_limits_of_its_own(slow: FakeServer, tmp_path: Path
     assert answer(whole) == "4711"
 
 
-def test_signs_of_life_keep_a_stream_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "HEARTBEAT_SECONDS", 1)
-    gate = threading.Event()
-
-    class Held(FakeServer):
-        async def _complete(self, request: web.Request) -> web.Response:
-            await asyncio.to_thread(gate.wait)
-            return await super()._complete(request)
-
-    with (
-        Held(window=1000) as upstream,
-        served(upstream.base_url, tmp_path) as server,
-        httpx2.stream("POST", f"{server.api}/chat/completions", json=body(stream=True), timeout=60) as reply,
-    ):
-        lines = []
-        for line in reply.iter_lines():
-            lines.append(line)
-            if line.startswith(":"):
-                gate.set()
+def test_signs_of_life_keep_a_stream_open(slow: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "HEARTBEAT_SECONDS", 0.01)
+    with served(slow.base_url, tmp_path) as server:
+        lines = post(server.api, body(stream=True)).text.splitlines()
     assert any(line.startswith(": ping") for line in lines)
     assert "data: [DONE]" in lines
 
@@ -363,24 +337,24 @@ def test_a_killed_server_resumes_its_reads_and_reads_no_chunk_twice(tmp_path: Pa
         ) as server:
             ids = set()
             for _ in range(KILLS):
-                seen = len(upstream.requests)
+                before = len(upstream.requests)
                 with ThreadPoolExecutor(1) as pool:
-                    asked = pool.submit(_killed_while_asking, server.api, body(document=text))
-                    until(lambda seen=seen: len(upstream.requests) > seen + 5)
+                    run_id = pool.submit(_ask_until_killed, server.api, body(document=text))
+                    until(lambda before=before: len(upstream.requests) > before + 5)
                     server.kill()
-                    ids.add(asked.result())
+                    ids.add(run_id.result())
                 server.process.stderr.close()
                 server.start()
             reply = post(server.api, body(document=text))
         assert answer(reply) == "4711"
         assert reply.headers["X-Memagent-Read"] == "resumed"
         assert ids == {reply.headers["X-Memagent-Run-Id"]}
-        found = sections(upstream)
-        assert len(found) == reply.json()["memagent"]["chunks_read"]
-        assert sum(found.values()) <= len(found) + KILLS, "more than the chunk at hand was read again"
+        chunks = sections(upstream)
+        assert len(chunks) == reply.json()["memagent"]["chunks_read"]
+        assert sum(chunks.values()) <= len(chunks) + KILLS, "more than the chunk at hand was read again"
 
 
-def _killed_while_asking(api: str, content: dict[str, Any]) -> str:
+def _ask_until_killed(api: str, content: dict[str, Any]) -> str:
     """The run id of a stream that the server's death ends."""
     headers = {"Authorization": f"Bearer {ALICE}"}
     stream = {**content, "stream": True}
@@ -397,25 +371,28 @@ def _killed_while_asking(api: str, content: dict[str, Any]) -> str:
 # The ledger
 
 
-def test_the_ledger_knows_whose_a_read_is(tmp_path: Path) -> None:
+def test_the_ledger_knows_and_finds_the_reads_of_their_owner_alone(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "reads.sqlite")
     for number, owner in enumerate(("alice", "bob", "alice")):
-        ledger.begin(Entry(f"r{number}", owner, "same", "q", "d", float(number)))
+        ledger.begin(Entry(f"r{number}", owner, "same", "100% _?", "d", float(number)))
     ledger.mark("r0", ReadState.FAILED, "why")
-    assert [each.run_id for each in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
+    ledger.mark("r2", ReadState.PAUSED)
+    ledger.mark_edited("r2")
+    assert [read.run_id for read in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
     assert ledger.get("bob", "r0") is None
-    found = ledger.get("alice", "r0")
-    assert found is not None
-    assert (found.state, found.error, found.ended is None) == (ReadState.FAILED, "why", False)
-    assert ledger.list_reads("alice", newest=5)[1:] == [found]
+    newest, failed = ledger.list_reads("alice", newest=5)
+    assert (failed.state, failed.error, failed.ended is None) == (ReadState.FAILED, "why", False)
+    assert (newest.edited, newest.state.has_ended) == (True, True)
+    assert [read.run_id for read in ledger.search("bob", "0% _", newest=9)[0]] == ["r1"]
+    assert ledger.search("alice", "%x", newest=9) == ([], 0)
     ledger.close()
 
 
 async def test_a_read_that_is_cancelled_twice_is_gone_like_one_that_is_cancelled_once(make_reader, tmp_path) -> None:
     class SlowLedger(Ledger):
-        def mark(self, *given: Any, **options: Any) -> None:
+        def mark(self, *arguments: Any, **options: Any) -> None:
             time.sleep(0.05)
-            super().mark(*given, **options)
+            super().mark(*arguments, **options)
 
     reader = make_reader(ScriptedPolicy(perfect_reader, delay=0.05), checkpoints=tmp_path / "checkpoints.sqlite")
     manager = ReadManager(reader, SlowLedger(tmp_path / "ledger.sqlite"), ServeSettings(folder=tmp_path), Metrics())
@@ -442,9 +419,9 @@ async def test_without_checkpoints_a_request_that_is_repeated_is_read_again(make
     answers = []
     for _ in range(2):
         read, kind = await manager.start(ask)
-        async for each in manager.follow(read):
-            if isinstance(each, ReadResult):
-                answers.append((kind, each.answer))
+        async for event in manager.follow(read):
+            if isinstance(event, ReadResult):
+                answers.append((kind, event.answer))
     assert [kind for kind, _ in answers] == ["started", "repeated"]
     assert answers[0][1] == answers[1][1] is not None
     await manager.aclose()

@@ -1,14 +1,23 @@
-"""Training's tests share two cores with whatever else runs, so torch has one thread in them."""
+"""Training's tests share two cores with whatever else runs, so torch has one thread in them; and they share a world."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from memagent_graph import RunLog
+from memagent_graph.policies.profile import EMBEDDED_FOLDER
 
-@pytest.fixture(autouse=True)
+if TYPE_CHECKING:
+    from memagent_training.data.rollouts import RolloutGroup
+
+
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
@@ -23,3 +32,77 @@ def no_search_for_garbage() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
+
+
+class World(NamedTuple):
+    """A tiny policy and its rollouts, which no test changes."""
+
+    folder: Path
+    groups: list[RolloutGroup]
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def runs(self) -> Path:
+        """A log of those rollouts that a reader may have logged."""
+        return self.folder / "runs.sqlite"
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    from support.training_log import comparable, write_log
+    from support.training_world import make_world
+
+    folder = tmp_path_factory.mktemp("world")
+    shared = World(folder, make_world(folder))
+    write_log(shared.runs, comparable(shared.groups), shared.model)
+    return shared
+
+
+@pytest.fixture(scope="session")
+def small_settings() -> Callable[..., Any]:
+    """Settings of a training by itself. The runs of the world have made-up log-probs, .23 nats off."""
+    from memagent_training.job.job_settings import load_preset
+
+    usual = {
+        "report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "max_logprob_gap": 9, "groups_per_step": 2, "token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0,
+        "save_strategy": "no",
+    }  # fmt: skip
+
+    def load(output: Path, preset: str = "memagent-paper", **changes: Any) -> Any:
+        return load_preset(preset, output_dir=str(output), **(usual | changes))
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer of the world's model on its groups, unless others are given."""
+    from memagent_training.job.trainer import MultiConvDAPOTrainer
+
+    def make(
+        output: Path, preset: str = "memagent-paper", *, groups: Any = None, kind: Any = MultiConvDAPOTrainer,
+        model: Path = world.model, **changes: Any,
+    ) -> Any:  # fmt: skip
+        rollouts = world.groups if groups is None else groups
+        return kind(str(model), rollouts, small_settings(output, preset, **changes))
+
+    return make
+
+
+@pytest.fixture
+def plain_model(tmp_path: Path) -> Path:
+    """A model without a profile or words of its own, as from the hub."""
+    folder = tmp_path / "plain"
+    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
+    return folder
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    log = RunLog(tmp_path / "runs.sqlite")
+    yield log
+    log.close()

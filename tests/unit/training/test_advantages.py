@@ -1,9 +1,9 @@
 """Advantages: rollouts compared within their group, and loss weights that make exactly the chosen mean."""
 
 import math
-from array import array
 from dataclasses import replace
 
+import made_rollouts
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from memagent_training.algorithm.advantages import (
     prepare_batch,
 )
 from memagent_training.algorithm.credit import parse_terms
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
+from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 PAPER = AdvantageSettings()
@@ -30,19 +30,8 @@ DAPO = AdvantageSettings(
 ANSWER = ("answer", "", 0)
 
 
-def conversation(tokens=2, at=("update", "", 0), *, truncated=False, mask=None):
-    role, branch, slot = at
-    return TrainingConversation(
-        prompt_ids_P=array("I", [1, 2, 3]),
-        completion_ids_T=array("I", range(tokens)),
-        logprobs_T=array("f", [-1.0] * tokens),
-        role=role,
-        branch=branch,
-        slot=slot,
-        truncated=truncated,
-        policy_version="v1",
-        loss_mask_T=mask,
-    )
+def conversation(tokens=2, at=("update", "", 0), **more):
+    return made_rollouts.conversation([1, 2, 3], range(tokens), at, **more)
 
 
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
@@ -112,14 +101,7 @@ class TestStepRewards:
     HALF = with_steps(0.25)
 
     def test_are_compared_at_the_same_place_and_mixed_with_the_outcome(self):
-        batch = prepare_batch(
-            [group(rollout("a", 1, [2] * 2, (0.8, 1.0)), rollout("b", 0, [2] * 2, (0.2, 0.0)))], self.HALF
-        )
-        first, answer = 0.75 * 0.5 + 0.25 * 0.3, 0.75 * 0.5 + 0.25 * 0.5
-        assert by_run(batch) == pytest.approx({("a", 0): first, ("a", 1): answer, ("b", 0): -first, ("b", 1): -answer})
-
-    def test_answers_are_compared_with_answers_wherever_they_come(self):
-        """What only one rollout reached has nothing to be compared with: the outcome alone counts there."""
+        """An answer with an answer, wherever it comes; where nothing is at its place, the outcome alone counts."""
         batch = prepare_batch(
             [group(rollout("a", 1, [2] * 3, (0.5, 0.9, 1.0)), rollout("b", 0, [2] * 2, (0.5, 0.0)))], self.HALF
         )
@@ -133,14 +115,14 @@ class TestStepRewards:
         one = dict(zip(places, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
         other = dict(zip([places[1], places[0], *places[2:]], (0.8, 0.3, 0.3, 0.0, 0.1), strict=True))
         runs = {"a": one, "b": other, "c": {places[3]: 0.2}}
-        made = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
+        one_group = group(*(Rollout(name, tuple(conversation(2, at) for at in of), 1, {"step": (*of.values(),)})
                        for name, of in runs.items()))  # fmt: skip
-        batch = prepare_batch([made], with_steps(1))
-        found = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
+        batch = prepare_batch([one_group], with_steps(1))
+        advantages = {(row.run_id, row.conversation.position): row.advantage for row in batch.rows}
         for at in places:
             there = {name: of[at] for name, of in runs.items() if at in of}
             mean = sum(there.values()) / len(there)
-            assert [found[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
+            assert [advantages[name, at] for name in there] == pytest.approx([item - mean for item in there.values()])
 
     def test_keep_a_group_whose_outcomes_are_equal(self):
         mixed = with_steps(0.5, drop_zero_variance=True)
@@ -194,7 +176,7 @@ class TestDroppedGroups:
     @pytest.mark.parametrize("baseline", Baseline)
     def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
         batch = prepare_batch([rewarded(1), group(name="none")], AdvantageSettings(baseline=baseline))
-        assert batch.rows == ()
+        assert batch.rows == prepare_batch([], DAPO).rows == ()
         assert list(batch.dropped.values()) == [DropReason.ALONE] * 2
 
     def test_with_everything_masked_are_counted(self):
@@ -203,9 +185,6 @@ class TestDroppedGroups:
         batch = prepare_batch([group(silent, cut)], AdvantageSettings(mask_truncated=True))
         assert batch.dropped == {"question": DropReason.NOTHING_LEARNED}
         assert batch.rows == ()
-
-    def test_of_no_groups_at_all_nothing_is_left_and_nothing_fails(self):
-        assert prepare_batch([], DAPO).rows == ()
 
 
 class TestLossWeights:
@@ -249,14 +228,12 @@ class TestLossWeights:
 class TestRefusals:
     @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
     def test_a_reward_that_is_no_number_names_its_run(self, reward):
-        with pytest.raises(TrainingError, match="run question-1") as caught:
-            prepare_batch([rewarded(1, reward)], PAPER)
-        assert caught.value.run_id == "question-1"
-
-    def test_a_step_reward_that_is_no_number_names_its_run(self):
-        steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (math.nan,)))
+        steps = group(rollout("a", 1, [2], (0.0,)), rollout("b", 0, [2], (reward,)))
         with pytest.raises(TrainingError, match="run b"):
             prepare_batch([steps], with_steps(0.5))
+        with pytest.raises(TrainingError, match="run question-1") as refusal:
+            prepare_batch([rewarded(1, reward)], PAPER)
+        assert refusal.value.run_id == "question-1"
 
     @pytest.mark.parametrize(
         "wrong",
@@ -305,64 +282,63 @@ SETTINGS = st.builds(
 
 
 @given(many_groups(), SETTINGS)
-def test_the_weights_of_all_learned_tokens_sum_to_one(groups, chosen):
-    batch = prepare_batch(groups, chosen)
+def test_the_weights_of_all_learned_tokens_sum_to_one(groups, choice):
+    batch = prepare_batch(groups, choice)
     total = math.fsum(row.weight for row in batch.rows for _ in range(row.conversation.learned_tokens))
     assert not batch.rows or abs(total - 1) < 1e-12
 
 
 @given(many_groups(), SETTINGS)
-def test_a_rollout_of_a_rollout_mean_and_a_conversation_of_a_conversation_mean_weigh_the_same(groups, chosen):
-    batch = prepare_batch(groups, chosen)
+def test_a_rollout_of_a_rollout_mean_and_a_conversation_of_a_conversation_mean_weigh_the_same(groups, choice):
+    batch = prepare_batch(groups, choice)
     shares = {}
     for row in batch.rows:
-        unit = row.run_id if chosen.loss_weights is LossWeights.ROLLOUT_MEAN else (row.run_id, row.conversation_index)
+        unit = row.run_id if choice.loss_weights is LossWeights.ROLLOUT_MEAN else (row.run_id, row.conversation_index)
         shares[unit] = shares.get(unit, 0) + row.weight * row.conversation.learned_tokens
-    if chosen.loss_weights is not LossWeights.TOKEN_MEAN:
+    if choice.loss_weights is not LossWeights.TOKEN_MEAN:
         assert all(abs(share - 1 / len(shares)) < 1e-12 for share in shares.values())
 
 
 @given(many_groups(), SETTINGS, st.randoms())
-def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, chosen, rng):
+def test_the_order_of_groups_and_rollouts_changes_no_bit(groups, choice, rng):
     def content(batch):
         return {(row.run_id, row.conversation_index): (row.advantage, row.weight) for row in batch.rows}
 
-    shuffled = [RolloutGroup(g.group_id, tuple(rng.sample(g.rollouts_G, len(g.rollouts_G)))) for g in groups]
-    rng.shuffle(shuffled)
-    one, other = prepare_batch(groups, chosen), prepare_batch(shuffled, chosen)
+    reordered = [RolloutGroup(g.group_id, tuple(rng.sample(g.rollouts_G, len(g.rollouts_G)))) for g in groups]
+    rng.shuffle(reordered)
+    one, other = prepare_batch(groups, choice), prepare_batch(reordered, choice)
     assert content(one) == content(other)
     assert replace(one, rows=()) == replace(other, rows=())
 
 
 @given(st.lists(st.integers(-16, 16), min_size=2, max_size=16), st.sampled_from(Baseline), st.booleans())
 def test_advantages_of_a_group_sum_to_zero(sixteenths, baseline, divide):
-    chosen = AdvantageSettings(baseline=baseline, divide_by_std=divide)
-    assert abs(math.fsum(compute_advantages([sixteenth / 16 for sixteenth in sixteenths], chosen))) < 1e-12
+    choice = AdvantageSettings(baseline=baseline, divide_by_std=divide)
+    assert abs(math.fsum(compute_advantages([sixteenth / 16 for sixteenth in sixteenths], choice))) < 1e-12
 
 
 @given(many_groups(), SETTINGS)
-def test_groups_stay_or_go_whole(groups, chosen):
+def test_groups_stay_or_go_whole(groups, choice):
     """A rival's bug: single rows dropped to make a mini-batch even."""
-    batch = prepare_batch(groups, chosen)
-    kept = {(row.run_id, row.conversation_index) for row in batch.rows}
-    wanted = {
+    batch = prepare_batch(groups, choice)
+    rows = {(row.run_id, row.conversation_index) for row in batch.rows}
+    expected = {
         (one.run_id, k)
         for group in groups
         if group.group_id not in batch.dropped
         for one in group.rollouts_G
         for k, c in enumerate(one.conversations_K)
-        if c.learned_tokens and not (chosen.mask_truncated and c.truncated)
+        if c.learned_tokens and not (choice.mask_truncated and c.truncated)
     }
-    assert kept == wanted
+    assert rows == expected
 
 
 def test_conversations_and_rollouts_whose_lengths_differ_are_refused() -> None:
-    ids, logprobs = array("I", [1, 2]), array("f", [-0.5, -0.5])
-    conversation = TrainingConversation(ids, ids, logprobs, "answer", "", 0, truncated=False, policy_version="")
-    for change in ({"logprobs_T": logprobs[:1]}, {"loss_mask_T": (True,)}):
+    turn = conversation(2)
+    for change in ({"logprobs_T": turn.logprobs_T[:1]}, {"loss_mask_T": (True,)}):
         with pytest.raises(ValueError, match="each of the 2 completion tokens"):
-            replace(conversation, **change)
-    rollout = Rollout("r", (conversation,), 1.0)
+            replace(turn, **change)
+    rollout = Rollout("r", (turn,), 1.0)
     for change in ({"conversations_K": ()}, {"term_rewards": {"format": (1.0, 0.0)}}):
         with pytest.raises(ValueError, match="run r must have conversations"):
             replace(rollout, **change)

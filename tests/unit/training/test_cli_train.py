@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from step_from_rows import take_step
 from support.programs import Program
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
@@ -24,8 +28,8 @@ from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
-from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.forward import recomputed
+from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"
@@ -35,35 +39,23 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> tuple[Path, list[RolloutGroup]]:
-    from support.training_world import make_world
-
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("world")
-    groups = comparable(make_world(folder))
-    write_log(folder / "runs.sqlite", groups, folder / "model")
-    return folder, groups
+def command(world, out: Path, *more: str, runs: Path | None = None, model: Any = None, **settings: str) -> list[str]:
+    """The command's arguments: of the world's runs and model, unless said otherwise."""
+    words = ["train", str(runs or world.runs), "--model", str(model or world.model), "--preset", "dapo"]
+    words += ["--out", str(out), *more]
+    return words + [part for name, value in (SETTINGS | settings).items() for part in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture
 def arguments(world, tmp_path):
-    """The command's arguments: of the world's runs and model, unless said otherwise."""
-
-    def made(*more: str, runs: Path | None = None, model: Any = None, **settings: str) -> list[str]:
-        folder, _ = world
-        found = ["train", str(runs or folder / "runs.sqlite"), "--model", str(model or folder / "model")]
-        found += ["--preset", "dapo", "--out", str(tmp_path / "out"), *more]
-        return found + [part for name, value in (SETTINGS | settings).items() for part in ("--set", f"{name}={value}")]
-
-    return made
+    return partial(command, world, tmp_path / "out")
 
 
 def memagent(arguments: list[str], code: int = 0) -> Any:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
 
 
 def process(arguments: list[str], **options: Any) -> Program:
@@ -78,104 +70,114 @@ def process(arguments: list[str], **options: Any) -> Program:
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> None:
-    told = memagent(arguments("--dry-run")).stdout
+    text = memagent(arguments("--dry-run")).stdout
     for words in (
         "(equal_rewards)", "total steps", "layout: prefix_tree", "weights 78.5 kB", "activations", "policy versions",
         "micro batches per rank",
     ):  # fmt: skip
-        assert words in told, words
+        assert words in text, words
+    plan = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
+    assert plan["schedule"]["layout"] == "prefix_tree"
+    assert plan["memory"]["total"] > plan["memory"]["weights"] > 0
+    assert plan["report"]["versions"] == {"v1": plan["report"]["conversations"]}
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_as_json_is_one_object(arguments, world) -> None:
-    _, groups = world
-    found = json.loads(memagent(arguments("--dry-run", "--json", groups_per_step="2")).stdout)
-    schedule = found["schedule"]
-    assert schedule["groups"] == len(groups) - 1
-    assert schedule["steps_per_pass"] == -(-schedule["groups"] // 2)
-    assert schedule["layout"] == "prefix_tree" and schedule["forwarded_tokens"] < schedule["row_tokens"]
-    assert found["memory"]["total"] > found["memory"]["weights"] > 0
-    assert found["report"]["versions"] == {"v1": found["report"]["conversations"]}
 
 
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
-    done = memagent(arguments("--dry-run", **short), code=2)
-    assert "total steps" in done.stdout and "warmup_steps lower" in done.stderr
+    result = memagent(arguments("--dry-run", **short), code=2)
+    assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
     memagent(arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_a_dry_run_names_what_is_refused_and_the_option_that_helps(arguments, world, tmp_path) -> None:
-    folder, groups = world
-    largest = max(groups, key=lambda group: len(group.rollouts_G))
-    first = largest.rollouts_G[0].run_id
-    runs = write_log(tmp_path / "gaps.sqlite", groups, folder / "model", of_run={first: {"token_ids": None}})
-    told = memagent(arguments("--dry-run", runs=runs)).stdout
-    assert "refused, no_token_ids" in told and first in told
-    assert "--partial-groups" in told
-    kept = json.loads(memagent(arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
-    assert list(kept["refused"]) == ["no_token_ids"]
+    groups = comparable(world.groups)
+    first = max(groups, key=lambda group: len(group.rollouts_G)).rollouts_G[0].run_id
+    runs = write_log(tmp_path / "gaps.sqlite", groups, world.model, of_run={first: {"token_ids": None}})
+    text = memagent(arguments("--dry-run", runs=runs)).stdout
+    assert "refused, no_token_ids" in text and first in text
+    assert "--partial-groups" in text
+    report = json.loads(memagent(arguments("--dry-run", "--json", "--partial-groups", runs=runs)).stdout)["report"]
+    assert list(report["refused"]) == ["no_token_ids"]
 
 
 # Trainings
 
 
 def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
-    folder, _ = world
-    (folder / "model" / "memagent.json").write_text('{"context_window": 128}')
-    (folder / "model" / "templates").mkdir(exist_ok=True)
-    (folder / "model" / "templates" / "update.txt").write_text("an update prompt")
-    out = tmp_path / "out"
-    done = memagent(arguments(save_strategy="no", max_steps="2"))
-    assert done.stdout == f"{out}\n"
-    assert "memagent read" in done.stderr and str(out) in done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(world.model, model)
+    (model / "memagent.json").write_text('{"context_window": 128}')
+    (model / "templates").mkdir()
+    (model / "templates" / "update.txt").write_text("an update prompt")
+    result = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
+    assert "no whole checkpoint" in result.stderr
+    assert result.stdout == f"{out}\n"
+    assert "memagent read" in result.stderr and str(out) in result.stderr
+    steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
     assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
-    assert "{'loss'" not in done.stderr
-    before, after = (load_file(each / "model.safetensors") for each in (folder / "model", out))
+    assert "{'loss'" not in result.stderr
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert load_tokenizer(out).fingerprint == load_tokenizer(folder / "model").fingerprint
+    assert load_tokenizer(out).fingerprint == load_tokenizer(model).fingerprint
     assert (out / "memagent.json").is_file()
     assert json.loads((out / "config.json").read_text())["use_cache"]  # which training turns off
     assert (out / "templates" / "update.txt").read_text() == "an update prompt"
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode, "others can read it"
     assert not list(out.glob("*.bin")), "no pickles"
-    refused = memagent(arguments(), ExitCode.USAGE)
-    assert "would be overwritten" in refused.stderr and "--resume" in refused.stderr
+    refusal = memagent(arguments(), ExitCode.USAGE).stderr
+    assert "would be overwritten" in refusal and "--resume" in refusal
 
 
 def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    folder, _ = world
     out = tmp_path / "out"
-    found = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
-    assert (found["folder"], found["adapter"], found["steps"]) == (str(out), str(out / "adapter"), 2)
-    assert found["metrics"]["tokens/learned"] > 0
-    base = AutoModelForCausalLM.from_pretrained(folder / "model")
-    adapted, merged = PeftModel.from_pretrained(base, out / "adapter"), AutoModelForCausalLM.from_pretrained(out)
+    policy = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
+    assert (policy["folder"], policy["adapter"], policy["steps"]) == (str(out), str(out / "adapter"), 2)
+    assert policy["metrics"]["tokens/learned"] > 0
+    base, merged = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
-        plain, wanted, got = (
-            model.eval()(ids).logits
-            for model in (AutoModelForCausalLM.from_pretrained(folder / "model"), adapted, merged)
-        )
-    assert torch.allclose(wanted, got, atol=1e-5)
-    assert not torch.allclose(plain, got, atol=1e-3)
+        plain, of_merged = base(ids).logits, merged(ids).logits
+        of_adapter = PeftModel.from_pretrained(base, out / "adapter").eval()(ids).logits
+    assert torch.allclose(of_adapter, of_merged, atol=1e-5)
+    assert not torch.allclose(plain, of_merged, atol=1e-3)
 
 
 def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
-    _, groups = world
     monkeypatch.chdir(tmp_path)
     Path("judging.py").write_text("def by_place(run):\n    return float(run.run_id.endswith('-0'))\n")
-    found = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
-    varied = [group for group in groups if any(each.run_id.endswith("-0") for each in group.rollouts_G)]
-    assert 0 < found["schedule"]["groups"] == len(varied) < len(groups)
-    told = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
-    assert "Did you mean judging.py:by_place" in told
+    plan = json.loads(memagent(arguments("--dry-run", "--json", "--reward", "judging.py:by_place")).stdout)
+    run_ids = [[rollout.run_id for rollout in group.rollouts_G] for group in comparable(world.groups)]
+    varied = [ids for ids in run_ids if any(run_id.endswith("-0") for run_id in ids)]
+    assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
+    refusal = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
+    assert "Did you mean judging.py:by_place" in refusal
+
+
+PLAIN_STEP = {
+    "optim": "sgd", "learning_rate": "1.0", "weight_decay": "0.0", "max_grad_norm": "0.0", "max_steps": "1",
+    "groups_per_step": "3", "save_strategy": "no", "gradient_checkpointing": "false",
+}  # fmt: skip
+
+
+def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(arguments, world, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    memagent(arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
+    assert not (tmp_path / "out").exists()
+    memagent(arguments(**PLAIN_STEP))
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table.schema.names == [name for name, _, _ in COLUMNS]
+    model = AutoModelForCausalLM.from_pretrained(world.model).eval()
+    take_step(model, [row for row in table.to_pylist() if row["step"] == 0])
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, weights[name], rtol=0, atol=1e-6), name
 
 
 # Refusals
@@ -184,26 +186,23 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
 @pytest.mark.parametrize(
     ("more", "settings", "words"),
     [
-        (["--preset", "grpo"], {}, "longrlvr or memagent-paper"),
         ([], {"group_per_step": "2"}, "Did you mean groups_per_step"),
-        ([], {"groups_per_step": "two"}, "a whole number"),
         (["--model", "nowhere"], {}, "there is no model"),
         (["--policy-versions", "v7, v8"], {}, "stale"),
-        (["--max-tokens", "3"], {}, "too_long"),
         (["--reward", "no_such_reward"], {}, "no_reward"),
         (["--gold", "no_such_file.jsonl", "--reward", "token_f1"], {}, "cannot be read"),
         (["--gold", os.devnull], {}, "Name one (--reward): exact_match"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_words(arguments, more, settings, words) -> None:
-    told = memagent(arguments("--dry-run", *more, **settings), ExitCode.USAGE).stderr
-    assert words in told and "what to do:" in told
+    refusal = memagent(arguments("--dry-run", *more, **settings), ExitCode.USAGE).stderr
+    assert words in refusal and "what to do:" in refusal
 
 
 def test_a_failure_as_json_is_one_object(arguments) -> None:
-    found = json.loads(memagent(arguments("--json", "--max-tokens", "3"), ExitCode.USAGE).stdout)
-    assert found["error"]["type"] == "ReplayError"
-    assert found["error"]["run_id"] in found["error"]["message"]
+    failure = json.loads(memagent(arguments("--json", "--max-tokens", "3"), ExitCode.USAGE).stdout)["error"]
+    assert failure["type"] == "ReplayError"
+    assert failure["run_id"] in failure["message"]
 
 
 def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
@@ -215,26 +214,10 @@ def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
 # Killed trainings
 
 
-@pytest.fixture(scope="module")
-def whole(world, tmp_path_factory) -> dict[str, torch.Tensor]:
-    """The weights of a training that nobody disturbed."""
-    folder, _ = world
-    out = tmp_path_factory.mktemp("whole") / "out"
-    memagent(
-        ["train", str(folder / "runs.sqlite"), "--model", str(folder / "model"), "--preset", "dapo", "--out", str(out)]
-        + [
-            part
-            for name, value in (SETTINGS | PASSES | {"save_strategy": "no"}).items()
-            for part in ("--set", f"{name}={value}")
-        ]
-    )
-    return load_file(out / "model.safetensors")
-
-
 PASSES = {"num_train_epochs": "5"}
 
 
-def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, whole, tmp_path) -> None:
+def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
     killed = process(["memagent_graph", *arguments(**PASSES)])
     deadline = time.monotonic() + 100
@@ -247,25 +230,20 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, wh
     assert not (out / "model.safetensors").exists()
 
     # What a kill may leave of the newest checkpoint, whether or not it did so this time.
-    newest = max(out.glob("checkpoint-*"), key=lambda each: int(each.name.removeprefix("checkpoint-")))
+    newest = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
     (newest / recomputed.FILE_NAME).unlink(missing_ok=True)
-    for changed in ({"learning_rate": "0.5"}, {"beta": "0.1"}):
-        told = memagent(arguments("--resume", **(PASSES | changed)), ExitCode.USAGE).stderr
-        assert f"{next(iter(changed))} was" in told and "Resume with the same" in told
+    for changes in ({"learning_rate": "0.5"}, {"beta": "0.1"}):
+        refusal = memagent(arguments("--resume", **(PASSES | changes)), ExitCode.USAGE).stderr
+        assert f"{next(iter(changes))} was" in refusal and "Resume with the same" in refusal
 
-    told = memagent(arguments("--resume", **PASSES)).stderr
-    assert f"passed over {newest}" in told
-    assert "continuing from" in told
-    after = load_file(out / "model.safetensors")
-    assert after.keys() == whole.keys()
-    for name, weights in whole.items():
+    lines = memagent(arguments("--resume", **PASSES)).stderr
+    assert f"passed over {newest}" in lines
+    assert "continuing from" in lines
+    memagent(command(world, tmp_path / "whole", **PASSES, save_strategy="no"))
+    undisturbed, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
+    assert after.keys() == undisturbed.keys()
+    for name, weights in undisturbed.items():
         assert torch.equal(after[name], weights), name
-
-
-def test_resuming_where_there_is_nothing_begins(arguments, tmp_path) -> None:
-    told = memagent(arguments("--resume", max_steps="1", save_strategy="no")).stderr
-    assert "no whole checkpoint" in told
-    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 # Under accelerate
@@ -277,8 +255,8 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     config = load_config_from_file(str(path))
-    known = vars(launch_command_parser().parse_args(["script"]))
-    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(known)
+    options_of_launcher = vars(launch_command_parser().parse_args(["script"]))
+    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(options_of_launcher)
     kinds = {"single": "NO", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}
     assert config.distributed_type.value == kinds[path.stem.partition("-")[0]]
 
@@ -286,34 +264,34 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
 def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkeypatch) -> None:
     from accelerate.commands import launch
 
-    begun: list[Program] = []
+    programs: list[Program] = []
 
     def begin(command: list[str], env: dict[str, str]) -> Program:
         environment = {**env, "PYTHONPATH": str(ROOT / "training")}
-        begun.append(
+        programs.append(  # with what it needs imported already
             Program(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )  # with what it needs imported already
-        return begun[-1]
+        )
+        return programs[-1]
 
     monkeypatch.setattr(launch.subprocess, "Popen", begin)
     options = ["--config_file", str(ACCELERATE / "single.yaml"), "-m", "memagent_graph"]
     launch.launch_command(launch.launch_command_parser().parse_args(options + arguments("--dry-run", "--json")))
-    out, _ = begun[0].communicate()
+    out, _ = programs[0].communicate()
     assert json.loads(out)["schedule"]["ranks"] == 1
 
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    done = memagent(arguments("--dry-run"))
-    assert done.stdout == "" and "error" not in done.stderr
+    result = memagent(arguments("--dry-run"))
+    assert result.stdout == "" and "error" not in result.stderr
 
 
 def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
+    delays: list[float] = []
+    monkeypatch.setattr(time, "sleep", delays.append)
     failing = ["train", "runs.sqlite", "--model", "model", "--gold", "nowhere.jsonl"]
     assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
-    assert not waited
+    assert not delays
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "cannot be read" in memagent(failing, ExitCode.USAGE).stderr
-    assert waited == [training_process.FAILURE_DELAY]
+    assert delays == [training_process.FAILURE_DELAY]

@@ -31,7 +31,8 @@ def text_of(sample: Sample) -> str:
 
 @pytest.mark.parametrize("kind", [Alone, AmongForeign])
 def test_a_sample_states_its_answer_once_and_is_nearly_as_long_as_asked(kind, settings) -> None:
-    stated = [sample for index in range(16) if (sample := kind(settings).sample(1200, index)).gold != ("none",)]
+    task = kind(settings)
+    stated = [sample for index in range(16) if (sample := task.sample(1200, index)).gold != ("none",)]
     assert len(stated) > 8
     for sample in stated:
         text = text_of(sample)
@@ -47,39 +48,33 @@ def test_only_among_foreign_facts_are_there_others(settings) -> None:
     def numbers(sample: Sample) -> list[str]:
         return re.findall(r"\b\d{4,7}\b", text_of(sample))
 
-    assert [len(numbers(Alone(settings).sample(1024, index))) for index in range(8)] == [1] * 8
-    among = [AmongForeign(settings).sample(1024, index) for index in range(8)]
+    alone, among_foreign = Alone(settings), AmongForeign(settings)
+    assert [len(numbers(alone.sample(1024, index))) for index in range(8)] == [1] * 8
+    among = [among_foreign.sample(1024, index) for index in range(8)]
     assert [len(numbers(sample)) for sample in among] == [4 + (sample.gold != ("none",)) for sample in among]
 
 
 def test_among_foreign_facts_the_asked_one_is_now_and_then_absent(settings) -> None:
-    samples = [AmongForeign(settings).sample(600, index) for index in range(60)]
+    task = AmongForeign(settings)
+    samples = [task.sample(600, index) for index in range(60)]
     absent = [sample for sample in samples if sample.gold == ("none",)]
     assert 4 <= len(absent) <= 22
     for sample in absent:
         assert not sample.needles
-        asked = sample.question.removeprefix("What is the ").partition("?")[0]
-        assert asked not in text_of(sample)
+        subject = sample.question.removeprefix("What is the ").partition("?")[0]
+        assert subject not in text_of(sample)
         assert score(sample, "none", "\\boxed{none}").strict == 1
         assert score(sample, "48213", "\\boxed{48213}").strict == 0
 
 
 def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
-    for index in range(40):
-        sample = AmongForeign(settings).sample(600, index)
+    task = AmongForeign(settings)
+    for sample in (task.sample(600, index) for index in range(40)):
         assert sample.gold == ("none",) or not is_held_out(sample.gold[0])
         entity = re.search(r"(?:of|for) (?:the )?([a-z]+)[ -]([a-z]+)(?:\?| mentioned)", sample.question)
         if entity:
             assert not is_held_out(entity[1]), sample.question
             assert not is_held_out(entity[2]), sample.question
-
-
-def test_values_that_are_copied_worst_are_asked_for_more_often(settings) -> None:
-    values = [Alone(settings).sample(500, index).gold[0] for index in range(80)]
-    seldom = [value for value in values if len(value) >= 6 and value[3] == "0"]
-    assert 12 <= len(seldom) <= 40  # of numbers drawn evenly it would be 5
-    twice = [value for value in values if len(value) >= 6 and value[:3] == value[3:6]]
-    assert 3 <= len(twice) <= 18  # here, none
 
 
 def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
@@ -99,8 +94,8 @@ def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Pat
     haystack.write_text(text.replace("Heading 7\n", "\x00Heading 7\n"))
     settings = TaskSettings(TOKENIZER, seed=3, small=True, haystack=haystack)
     within_lines = 0
-    for index in range(20):
-        sample = Alone(settings).sample(700, index)
+    task = Alone(settings)
+    for sample in (task.sample(700, index) for index in range(20)):
         before, after = text_of(sample).split(sample.needles[0].text)
         assert before.lstrip() in text * 2, "up to the fact it is the text itself"
         assert "   of  a  table" in before + after
@@ -108,17 +103,11 @@ def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Pat
     assert 3 <= within_lines <= 17, "half of the documents have their facts between words"
 
 
-def test_the_asked_fact_stands_early_more_often_than_late(settings) -> None:
-    depths = [Alone(settings).sample(1200, index).needles[0].depth for index in range(160)]
-    assert sum(depth < 0.5 for depth in depths) > 95
-    assert max(depths) > 0.8
-
-
-@pytest.mark.parametrize(("content", "told"), [(b" \n", "holds no text"), (b"\xff\xfe\x00", "cannot be read")])
-def test_a_haystack_without_text_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(b" \n", "holds no text"), (b"\xff\xfe\x00", "cannot be read")])
+def test_a_haystack_without_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     haystack = tmp_path / "haystack.txt"
     haystack.write_bytes(content)
-    with pytest.raises(EvaluationError, match=told) as refusal:
+    with pytest.raises(EvaluationError, match=message) as refusal:
         Alone(TaskSettings(TOKENIZER, small=True, haystack=haystack)).sample(600, 0)
     assert "UTF-8" in (refusal.value.hint or "")
 

@@ -1,7 +1,6 @@
 """The plan of a step: every row once, equal counts on every rank, within the budget, whatever order rows come in."""
 
 import itertools
-import math
 import random
 from array import array
 from collections import Counter
@@ -10,8 +9,9 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_rollouts import conversation
 
-from memagent_training.algorithm.advantages import AdvantageSettings, LossWeights, TrainingRow, prepare_batch
+from memagent_training.algorithm.advantages import TrainingRow
 from memagent_training.algorithm.planner import (
     PADDING_ROW_TOKENS,
     Layout,
@@ -20,8 +20,7 @@ from memagent_training.algorithm.planner import (
     plan_step,
     split_into_steps,
 )
-from memagent_training.data.rollouts import Rollout, RolloutGroup, TrainingConversation
-from memagent_training.forward.layouts import lay_out_as_tree
+from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)
@@ -29,21 +28,11 @@ LAYOUTS = list(Layout)
 
 def row(prompt, completion, run_id="run", index=0, weight=0.1):
     """A row of these token ids, or of so many distinct ones where a number is given."""
-    ids = itertools.count(crc32(f"{run_id} {index}".encode()) % 2**31)
+    numbers = itertools.count(crc32(f"{run_id} {index}".encode()) % 2**31)
     prompt, completion = (
-        array("I", [next(ids) for _ in range(each)] if isinstance(each, int) else each) for each in (prompt, completion)
+        [next(numbers) for _ in range(part)] if isinstance(part, int) else part for part in (prompt, completion)
     )
-    conversation = TrainingConversation(
-        prompt_ids_P=prompt,
-        completion_ids_T=completion,
-        logprobs_T=array("f", [-1.0] * len(completion)),
-        role="update",
-        branch="",
-        slot=index,
-        truncated=False,
-        policy_version="v1",
-    )
-    return TrainingRow(conversation, 0.5, weight, run_id, 0, 0, index)
+    return TrainingRow(conversation(prompt, completion, ("update", "", index)), 0.5, weight, run_id, 0, 0, index)
 
 
 def rows_of(*lengths):
@@ -101,23 +90,11 @@ def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, 
 
 @given(many_rows(), st.integers(1, 3), st.sampled_from(LAYOUTS), st.randoms())
 def test_the_order_of_rows_changes_nothing(rows, ranks, layout, rng):
-    def content(given):
-        plan = plan_step(given, ranks=ranks, token_budget=40, layout=layout)
-        return [[[given[index].run_id for index in batch.rows] for batch in rank] for rank in plan.micro_batches]
+    def content(ordered):
+        plan = plan_step(ordered, ranks=ranks, token_budget=40, layout=layout)
+        return [[[ordered[index].run_id for index in batch.rows] for batch in rank] for rank in plan.micro_batches]
 
     assert content(rows) == content(rng.sample(rows, len(rows)))
-
-
-@given(many_rows(), st.integers(1, 3), st.integers(24, 60), st.sampled_from(LAYOUTS))
-def test_the_loss_of_a_step_is_the_same_however_it_is_split(rows, ranks, budget, layout):
-    """A rival's bug: a mean over each micro-batch, which makes a token's weight depend on its neighbours."""
-    plan = plan_step(rows, ranks=ranks, token_budget=budget, layout=layout)
-
-    def loss(indices):
-        return sum(rows[index].weight * len(rows[index].conversation.completion_ids_T) for index in indices)
-
-    split = sum(loss(batch.rows) for rank in plan.micro_batches for batch in rank)
-    assert split == pytest.approx(loss(range(len(rows))))
 
 
 class TestLayouts:
@@ -153,20 +130,6 @@ class TestLayouts:
         assert {batch.rows for batch in plan.micro_batches[0]} == {(0, 1), (2, 3)}
         assert plan.forwarded_tokens == 9
 
-    def test_the_same_rows_cost_least_as_a_tree_and_most_padded(self):
-        rng = random.Random(0)
-        rows = [
-            row([*range(k * 50), 9000 + run], [rng.randrange(99) for _ in range(rng.randint(1, 30))], f"run-{run}", k)
-            for run in range(8)
-            for k in range(1, 5)
-        ]
-        tree, packed, padded = (
-            plan_step(rows, ranks=1, token_budget=2000, layout=layout).forwarded_tokens
-            for layout in (Layout.PREFIX_TREE, Layout.PACKED, Layout.PADDED)
-        )
-        assert tree < packed / 3
-        assert packed < padded
-
 
 class TestRanks:
     @pytest.mark.parametrize("layout", LAYOUTS)
@@ -174,12 +137,6 @@ class TestRanks:
         plan = plan_step(rows_of(*[10] * 8), ranks=4, token_budget=1000, layout=layout)
         assert [[batch.tokens for batch in rank] for rank in plan.micro_batches] == [[20]] * 4
         assert idle_share(plan) == 0
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_without_a_row_get_inert_ones(self, layout):
-        plan = plan_step(rows_of(10, 10), ranks=3, token_budget=10, layout=layout)
-        (last,) = plan.micro_batches[2]
-        assert (last.rows, last.padding_rows, last.tokens) == ((), 1, PADDING_ROW_TOKENS)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_stay_within_the_budget_when_a_full_row_stands_beside_many(self, layout):
@@ -200,10 +157,6 @@ class TestRanks:
         heaviest = [max(batch.tokens for batch in position) for position in zip(*plan.micro_batches, strict=True)]
         assert heaviest == sorted(heaviest, reverse=True)
 
-    def test_no_rows_make_no_micro_batches(self):
-        plan = plan_step([], ranks=2, token_budget=100, layout=Layout.PACKED)
-        assert plan.micro_batches == ((), ())
-
     def test_an_inert_row_is_padding(self):
         plan = plan_step(rows_of(700, 500, 600), ranks=2, token_budget=1200, layout=Layout.PACKED)
         assert (plan.row_tokens, plan.forwarded_tokens, len(plan.micro_batches[0])) == (1800, 1802, 1)
@@ -220,18 +173,19 @@ class TestRefusals:
 class TestOptimizerSteps:
     GROUPS = tuple(RolloutGroup(f"g{place}", (Rollout("a", (row(1, 1).conversation,), 1.0),)) for place in range(7))
 
-    def names(self, groups, seed=0, groups_per_step=3):
-        steps = split_into_steps(groups, groups_per_step=groups_per_step, seed=seed)
-        return [[group.group_id for group in step] for step in steps]
+    def names(self, groups, seed=0, steps=None):
+        split = split_into_steps(groups, groups_per_step=3, seed=seed, steps=steps)
+        return [[group.group_id for group in step] for step in split]
 
     def test_hold_every_group_once_and_the_rest_makes_a_smaller_last_step(self):
         steps = self.names(self.GROUPS)
         assert [len(step) for step in steps] == [3, 3, 1]
         assert sorted(itertools.chain(*steps)) == [group.group_id for group in self.GROUPS]
 
-    def test_are_shuffled_by_the_seed_and_not_by_the_order_given(self):
-        assert self.names(self.GROUPS) == self.names(self.GROUPS[::-1])
-        assert self.names(self.GROUPS) != self.names(self.GROUPS, seed=1)
+    @pytest.mark.parametrize("steps", [None, 3])
+    def test_are_shuffled_by_the_seed_and_not_by_the_order_of_groups(self, steps):
+        assert self.names(self.GROUPS, steps=steps) == self.names(self.GROUPS[::-1], steps=steps)
+        assert self.names(self.GROUPS, steps=steps) != self.names(self.GROUPS, seed=1, steps=steps)
 
     def test_refuse_what_cannot_be_split(self):
         with pytest.raises(TrainingError, match="2 groups are named g0"):
@@ -242,19 +196,12 @@ class TestOptimizerSteps:
         self, groups, steps, groups_per_step, seed
     ):
         """Whatever `groups_per_step` says."""
-        given_groups = self.GROUPS[: max(groups, steps)]
-        found = split_into_steps(given_groups, groups_per_step=groups_per_step, seed=seed, steps=steps)
-        sizes = [len(step) for step in found]
+        subset = self.GROUPS[: max(groups, steps)]
+        split = split_into_steps(subset, groups_per_step=groups_per_step, seed=seed, steps=steps)
+        sizes = [len(step) for step in split]
         assert len(sizes) == steps
         assert max(sizes) - min(sizes) <= 1
-        assert Counter(group.group_id for step in found for group in step) == Counter(g.group_id for g in given_groups)
-
-    def test_as_many_as_asked_for_are_shuffled_like_others(self):
-        def names(groups, seed):
-            found = split_into_steps(groups, groups_per_step=1, seed=seed, steps=3)
-            return [[group.group_id for group in step] for step in found]
-
-        assert names(self.GROUPS, 0) == names(self.GROUPS[::-1], 0) != names(self.GROUPS, 1)
+        assert Counter(group.group_id for step in split for group in step) == Counter(g.group_id for g in subset)
 
     def test_refuse_more_steps_than_groups(self):
         with pytest.raises(TrainingError, match=r"7 groups for 8 optimizer steps.*fewer steps"):
@@ -264,33 +211,6 @@ class TestOptimizerSteps:
 class TestPrefixes:
     @given(TOKENS, TOKENS, st.sampled_from([0, 511, 512, 513, 2000]))
     def test_shared_prefix_is_that_of_a_plain_count(self, left, right, same):
-        left, right = (array("I", [5] * same + each) for each in (left, right))
+        left, right = (array("I", [5] * same + tail) for tail in (left, right))
         expected = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
         assert count_shared_tokens(left, right) == count_shared_tokens(right, left) == expected
-
-    @given(st.lists(TOKENS, min_size=1, max_size=12))
-    def test_a_tree_has_the_nodes_of_the_trie(self, sequences):
-        nodes = {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
-        assert len(lay_out_as_tree([array("I", sequence) for sequence in sequences]).ids) == len(nodes)
-
-
-@pytest.mark.parametrize("mean", LossWeights)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_from_groups_to_micro_batches_the_weights_still_sum_to_one(mean, layout):
-    groups = [
-        RolloutGroup(
-            f"g{g}",
-            tuple(Rollout(f"g{g}r{r}", (row(9, r + 1, "x", r).conversation,) * (r + 1), r % 2) for r in range(4)),
-        )
-        for g in range(3)
-    ]
-    rows = prepare_batch(groups, AdvantageSettings(loss_weights=mean)).rows
-    plan = plan_step(rows, ranks=3, token_budget=30, layout=layout)
-    weights = [
-        rows[index].weight
-        for rank in plan.micro_batches
-        for batch in rank
-        for index in batch.rows
-        for _ in range(rows[index].conversation.learned_tokens)
-    ]
-    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)

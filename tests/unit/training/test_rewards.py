@@ -12,9 +12,8 @@ from support.conversations import conversation
 from support.scripts import document_with, perfect_reader
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_evaluation.scorers import REWARD_NAMES, compute_token_f1, contains, normalise, score
-from memagent_graph import Completion, FinishReason, Limits, RunLog, ScriptedPolicy
-from memagent_graph.policy import TokenUsage
+from memagent_evaluation.scorers import REWARD_NAMES, contains, normalise, score
+from memagent_graph import Limits, ScriptedPolicy
 from memagent_graph.prompts import AnswerFormat, last_boxed
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunRecord
 from memagent_training.data.reward_functions import LoggedReward, LoggedStepReward
@@ -35,7 +34,7 @@ QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",))
 
 
-def said(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
+def turn(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
     return conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
@@ -50,19 +49,12 @@ def run(
     document: str = "k",
     gold: Gold | None = None,
 ) -> TrainingRun:
-    updates = [each if isinstance(each, Conversation) else said(at, each) for at, each in enumerate(memories)]
+    updates = [memory if isinstance(memory, Conversation) else turn(at, memory) for at, memory in enumerate(memories)]
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
     last = updates[-1].position + 1 if updates else 0
-    return TrainingRun(record, (*updates, said(last, raw, answers=True)), (), rewards, gold)
-
-
-@pytest.fixture
-def log(tmp_path):
-    log = RunLog(tmp_path / "runs.sqlite")
-    yield log
-    log.close()
+    return TrainingRun(record, (*updates, turn(last, raw, answers=True)), (), rewards, gold)
 
 
 # Answers
@@ -83,28 +75,9 @@ def test_answers_are_compared_in_a_normal_form_that_never_becomes_empty(text, no
     assert normalise(text) == normal
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "held"),
-    [
-        ("It was the Eiffel Tower, in 1889.", "eiffel tower", True),
-        ("1977", "7", False),
-        ("7 of 1977", "7", True),
-        ("1977, 7", "7", True),
-        ("The", "The Eiffel Tower", False),
-        ("", "x", False),
-        ("x", "", False),
-        ("答えは東京です", "東京", True),
-        ("café society", "caf", False),
-    ],
-)
-def test_containment_is_of_whole_words_and_one_sided(text, gold, held) -> None:
-    assert contains(text, gold) is held
-
-
-def test_f1_counts_shared_words() -> None:
-    assert compute_token_f1("the quick brown fox", "A brown fox") == pytest.approx(0.8)
-    assert compute_token_f1("fox fox", "fox") == pytest.approx(2 / 3)
-    assert compute_token_f1("", "fox") == compute_token_f1("cat", "fox") == 0.0
+def test_containment_is_of_whole_words_in_all_scripts() -> None:
+    assert contains("答えは東京です", "東京")
+    assert not contains("café society", "caf")
 
 
 @pytest.mark.parametrize(
@@ -129,25 +102,13 @@ def test_boxed_exact_match_is_the_papers(raw, value) -> None:
 def test_gold_answers_of_a_list_are_alternatives() -> None:
     gold = Gold(("Big Apple", "New York City"))
     assert BoxedExactMatch()(run("\\boxed{new york city}", gold=gold)) == 1.0
-    assert LenientMatch()(run("", answer="It is New York City.", gold=gold)) == 1.0
-    part, nothing = run("", answer="New York", gold=gold), run("", answer=None, gold=gold)
-    assert LenientMatch()(part) == 0.0
-    assert TokenF1()(part) == pytest.approx(0.8)
-    assert TokenF1()(nothing) is LenientMatch()(nothing) is None
+    assert TokenF1()(run("", answer="New York", gold=gold)) == pytest.approx(0.8)
 
 
 def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not_judged() -> None:
     assert LenientMatch()(run("", stop_reason="no_answer", gold=GOLD)) == 0.0
     assert LenientMatch()(run("", stop_reason="max_chunks", gold=GOLD)) is None
-
-
-def test_rulers_match_counts_strings_in_what_was_said() -> None:
-    gold = Gold(("Red", "blue", "GREEN"))
-    some, none = run("<think>green</think> red, BLUEISH \\boxed{x}", gold=gold), run("pink", gold=gold)
-    assert StringMatch()(some) == pytest.approx(2 / 3)
-    assert StringMatch(Metric.ANY)(some) == 1.0
-    assert StringMatch(Metric.ANY)(none) == StringMatch()(none) == 0.0
-    assert StringMatch()(run(None, gold=gold)) is None
+    assert TokenF1()(run("", gold=GOLD)) is StringMatch()(run(None, gold=GOLD)) is None
 
 
 def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
@@ -200,8 +161,8 @@ def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_pa
 # One vocabulary
 
 
-class Asked:
-    name, unit, answer_tokens = "asked", LengthUnit.TOKENS, 8
+class AnyTask:
+    name, unit, answer_tokens = "any", LengthUnit.TOKENS, 8
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -219,15 +180,15 @@ SAID = [
 def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, metric, answer_format) -> None:
     """The run carries what its answer should be, as in the closed loop."""
     gold = ("red", "blue")
-    sample = Sample(Asked(metric), 1, 0, QUESTION, gold, lambda: iter([""]))
+    sample = Sample(AnyTask(metric), 1, 0, QUESTION, gold, lambda: iter([""]))
     plainly = said_text.rpartition("</think>")[2].strip()
     answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
     scores = score(sample, answer, said_text, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
-    scored = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
+    answer_run = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
-        assert name_reward(column)[1](scored) == name_reward(name)[1](scored) == expected, name
+        assert name_reward(column)[1](answer_run) == name_reward(name)[1](answer_run) == expected, name
         assert name_reward(column)[0] == name
 
 
@@ -254,16 +215,16 @@ def test_a_function_is_named_after_itself() -> None:
 
 
 def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
-    given = (
+    rewards = (
         Reward("r", "thumbs", 1.0, "person", 1.0),
         Reward("r", "thumbs", 0.0, "person", 2.0),
         Reward("r", "thumbs", 0.5, "scorer", 3.0),
         Reward("r", "thumbs", 0.9, "person", 4.0, conversation=0),
     )
-    assert LoggedReward("thumbs")(run("", rewards=given)) == 0.5
-    assert LoggedReward("thumbs", source="person")(run("", rewards=given)) == 0.0
-    assert LoggedReward("other")(run("", rewards=given)) is None
-    assert LoggedReward(None, source="scorer")(run("", rewards=given)) == 0.5
+    assert LoggedReward("thumbs")(run("", rewards=rewards)) == 0.5
+    assert LoggedReward("thumbs", source="person")(run("", rewards=rewards)) == 0.0
+    assert LoggedReward("other")(run("", rewards=rewards)) is None
+    assert LoggedReward(None, source="scorer")(run("", rewards=rewards)) == 0.5
 
 
 # Single conversations
@@ -271,39 +232,37 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
 
 def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
     cut = LoggedEvent(1.0, "overlong", "cut")
-    scored = run(
+    answer_run = run(
         "\\boxed{1}",
         memories=(
             "fine",
-            said(1, "long", finish_reason="length"),
-            said(2, "long", events=(cut,)),
-            said(3, "", outcome=Outcome.KEPT_PREVIOUS),
+            turn(1, "long", finish_reason="length"),
+            turn(2, "long", events=(cut,)),
+            turn(3, "", outcome=Outcome.KEPT_PREVIOUS),
         ),
     )
-    assert FormatReward()(scored) == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert FormatReward()(answer_run) == [1.0, 0.0, 0.0, 0.0, 1.0]
     assert FormatReward()(run("unboxed", stop_reason="no_answer")) == FormatReward()(run(" ")) == [0.0]
     assert FormatReward()(run(None)) is None
 
 
-def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, tmp_path) -> None:
-    said = iter(["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"])
-    log = RunLog(tmp_path / "runs.sqlite")
-    reader = make_reader(ScriptedPolicy(lambda prompt: next(said, "KEEP")), strategy="gated", run_log=log)
+def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, log) -> None:
+    replies = ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
+    left = iter(replies)
+    reader = make_reader(ScriptedPolicy(lambda prompt: next(left, "KEEP")), strategy="gated", run_log=log)
     reader.read("word " * 600, "What is x?", run_id="r", limits=Limits(max_chunks=3))
     conversations = tuple(log.conversations("r"))
-    kept = FormatReward()(replace(run("plain"), conversations_K=conversations))
-    assert [conversation.text for conversation in conversations] == ["KEEP", "maybe", "maybe", "maybe", "REWRITE\nx 1"]
-    assert kept == [1.0, 0.0, 0.0, 0.0, 1.0]
-    log.close()
+    assert [conversation.text for conversation in conversations] == replies
+    assert FormatReward()(replace(run("plain"), conversations_K=conversations)) == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
 def test_memories_are_what_was_made_of_completions() -> None:
     memories = (
         "<think>hm</think> first ",
-        said(1, "long long", memory="long"),
-        said(2, "junk", outcome=Outcome.DISCARDED),
-        said(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
-        said(3, None),
+        turn(1, "long long", memory="long"),
+        turn(2, "junk", outcome=Outcome.DISCARDED),
+        turn(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
+        turn(3, None),
     )
     assert run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
 
@@ -311,19 +270,12 @@ def test_memories_are_what_was_made_of_completions() -> None:
 # Relabelling
 
 
-def exactly(prompt: str) -> Completion:
-    text = perfect_reader(prompt)
-    ids = list(text.encode())
-    usage = TokenUsage(len(prompt), len(ids))
-    return Completion(text, FinishReason.STOP, "s", usage, list(prompt.encode()), ids, [-0.25] * len(ids))
-
-
 def test_rewards_of_conversations_that_the_log_gets_later_are_found_by_name(make_reader, log) -> None:
-    make_reader(ScriptedPolicy(exactly), run_log=log).read(TEXT, QUESTION, run_id="a")
+    make_reader(ScriptedPolicy(perfect_reader), run_log=log).read(TEXT, QUESTION, run_id="a")
     (before,) = read_runs(log)
     assert LoggedStepReward("form")(before) is None
-    for number, scored in enumerate(before.without_discarded().conversations_K):
-        log.reward("a", float(number == 0), name="evidence", source="me", conversation=scored.id)
+    for number, row in enumerate(before.without_discarded().conversations_K):
+        log.reward("a", float(number == 0), name="evidence", source="me", conversation=row.id)
     (after,) = read_runs(log)
     assert sum(LoggedStepReward("evidence")(after)) == 1.0
 

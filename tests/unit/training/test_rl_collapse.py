@@ -38,18 +38,6 @@ def test_a_fall_below_half_the_best_average_is_said_with_both_and_a_remedy() -> 
         check_rewards(records(0.6, 0.8, 0.3, 0.1), window=2)
 
 
-def test_one_bad_iteration_is_no_fall() -> None:
-    assert not has_collapsed(records(0.8, 0.8, 0.8, 0.0), window=4)
-    assert has_collapsed(records(0.8, 0.8, 0.8, 0.0), window=1)
-
-
-def test_the_best_average_counts_however_long_ago() -> None:
-    """A policy that fades slowly was better once."""
-    fading = [0.9, 0.9, 0.7, 0.7, 0.5, 0.5]
-    assert not has_collapsed(records(*fading), window=2)
-    assert has_collapsed(records(*fading, 0.4, 0.4), window=2)
-
-
 def test_rewards_below_zero_have_no_share_to_fall_below() -> None:
     """Penalties of one's own, say: a mean that rises from -0.8 to -0.2 is no collapse."""
     assert not has_collapsed(records(-0.8, -0.8, -0.5, -0.2), window=2)
@@ -69,14 +57,8 @@ def test_nothing_is_said_before_there_is_something_to_compare_with(rewards: list
     assert not has_collapsed(records(*rewards[:window]), window=window)
 
 
-@given(REWARDS, WINDOW)
-def test_growing_rewards_never_collapse(rewards: list[float], window: int) -> None:
-    assert not has_collapsed(records(*sorted(rewards)), window=window)
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20))
-def test_what_decides_is_the_newest_average_over_the_best(rewards: list[float]) -> None:
-    window = 3
+@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=20), WINDOW)
+def test_what_decides_is_the_newest_average_over_the_best_however_long_ago(rewards: list[float], window: int) -> None:
     averages = [sum(rewards[end - window : end]) / window for end in range(window, len(rewards) + 1)]
     ratio = averages[-1] / max(averages)
     if not math.isclose(ratio, 0.5, rel_tol=1e-6):

@@ -56,15 +56,10 @@ def test_what_is_written_is_read_back(entries: list[CollectionRecord | Measureme
             journal.add_collection(records[-1])
         else:
             journal.add_measurements(entry)
-    for each in (journal, LoopJournal(path)):
-        assert each.records == records
-        assert each.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
-
-
-def test_there_is_no_file_until_something_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    assert LoopJournal(path).records == []
-    assert not path.exists()
+    assert path.exists() == bool(entries)
+    for one in (journal, LoopJournal(path)):
+        assert one.records == records
+        assert one.measurements == [entry for entry in entries if isinstance(entry, Measurement)]
 
 
 @pytest.mark.parametrize("last", [record(1), measurement(1)], ids=["collected", "measured"])
@@ -72,29 +67,21 @@ def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(last: CollectionRecord
     path = tmp_path / "journal.jsonl"
     journal = LoopJournal(path)
     journal.add_collection(record(0))
-    kept = path.read_bytes()
+    first = path.read_bytes()
 
     def write(to: LoopJournal) -> None:
         to.add_collection(last) if isinstance(last, CollectionRecord) else to.add_measurements(last)
 
     write(journal)
     whole = path.read_bytes()
-    for end in range(len(kept), len(whole)):
+    for end in range(len(first), len(whole)):
         path.write_bytes(whole[:end])
         torn = LoopJournal(path)
         assert (torn.records, torn.measurements) == ([record(0)], []), end
         write(torn)  # it can be continued
         assert path.read_bytes() == whole
-
-
-def test_the_first_line_can_be_torn(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    LoopJournal(path).add_collection(record(0))
-    path.write_bytes(path.read_bytes()[:20])
-    journal = LoopJournal(path)
-    assert journal.records == []
-    journal.add_collection(record(0))
-    assert LoopJournal(path).records == [record(0)]
+    path.write_bytes(first[:20])
+    assert LoopJournal(path).records == []
 
 
 @pytest.mark.parametrize(
@@ -134,8 +121,8 @@ def test_a_gap_between_collections_is_refused(tmp_path: Path) -> None:
 
 def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
-    for each in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
-        journal.add_collection(each)
+    for entry in (record(0), record(1, iteration=1, is_enough=False), record(2, iteration=1)):
+        journal.add_collection(entry)
     assert journal.find_collection(0) == record(0)
     assert journal.find_collection(1) == record(2, iteration=1)
     assert journal.find_collection(2) is None
@@ -143,15 +130,15 @@ def test_an_iteration_is_trained_on_the_collection_that_was_enough(tmp_path: Pat
 
 def test_measurements_belong_to_the_weights_that_an_iteration_begins_with(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
-    found = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
-    for item in found:
-        journal.add_measurements(item)
-    assert journal.find_measurements(2) == found[1:]
+    entries = [measurement(0), measurement(2, temperature=0.0), measurement(2, temperature=1.0)]
+    for entry in entries:
+        journal.add_measurements(entry)
+    assert journal.find_measurements(2) == entries[1:]
     assert journal.find_measurements(1) == []
 
 
 def test_the_mean_reward_is_over_reads_and_not_over_lengths() -> None:
-    found = record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
-    assert found.reward == 0.75
-    assert found.groups == 1
+    collection = record(by_length={500: MeanReward(1.0, 30), 1000: MeanReward(0.0, 10)})
+    assert collection.reward == 0.75
+    assert collection.groups == 1
     assert record(by_length={}, group_of={}).reward == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import write_tables
@@ -16,38 +17,49 @@ from support.rl_loops import SETTINGS, Recorder, small_job
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy import Message
+from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
+from memagent_training.rl.collecting import Collector
 from memagent_training.rl.loop_journal import LoopJournal
 
 _NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
 IN_TABLE = re.compile("|".join(re.sub(r"NAME|ROLE|LENGTH|TASK|WAY", r"\\w+", name) for name in _NAMES))
 
 
-def test_a_loop_runs_in_this_process_at_any_temperature(tmp_path: Path) -> None:
+CREDIT = [{"reward": "outcome"}, {"reward": "evidence_f2", "weight": 0.2}, {"reward": "format", "weight": 0.1}]
+
+
+def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_than_outcomes(
+    tmp_path, monkeypatch
+) -> None:
+    rollouts: list[Rollout] = []
+    load = Collector._load
+
+    def load_and_remember(*args: Any) -> list[RolloutGroup]:
+        groups = load(*args)
+        rollouts.extend(rollout for group in groups for rollout in group.rollouts_G)
+        return groups
+
+    monkeypatch.setattr(Collector, "_load", load_and_remember)
     job = small_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
         measure_every=2, measure_lengths=(300,), measure_count=2,
-        settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0},
+        settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT},
     )  # fmt: skip
     recorder = Recorder()
-    finished = run(job, recorder)
-    assert finished.steps == 2
+    result = run(job, recorder)
+    assert result.steps == 2
+    assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),
         (1, "sync"), (1, "collect"), (1, "train"),
         (2, "sync"), (2, "measure"),
     ]  # fmt: skip
     card = (job.out / "README.md").read_text()
-    for words in (
-        "| base | embedded",
-        "| reward | exact_match |",
-        "niah_multikey_2",
-        "after 0 iterations",
-        "after 2 iterations",
-    ):
+    for words in ("| base | embedded", "| reward | exact_match |", "niah_multikey_2", "after 2 iterations"):
         assert words in card, words
     assert "None" not in card
     log = RunLog(job.out / "runs.sqlite")

@@ -19,7 +19,7 @@ from support.rl_loops import record, small_job
 from memagent_graph import Document, MemAgentError
 from memagent_graph.budget import Budget
 from memagent_graph.events import UpdateRule
-from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profile, save_profile
+from memagent_graph.policies.profile import EMBEDDED_FOLDER, Profile, load_profile
 from memagent_graph.prompts import AnswerFormat, load_prompts
 from memagent_graph.settings import WordingSettings
 from memagent_graph.tokenizers import load_tokenizer
@@ -30,14 +30,6 @@ from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.policy_serving import ServerBackend
 from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
-
-
-@pytest.fixture
-def plain_model(tmp_path: Path) -> Path:
-    """A model without a profile, as from the hub."""
-    folder = tmp_path / "plain"
-    shutil.copytree(EMBEDDED_FOLDER, folder, ignore=shutil.ignore_patterns("memagent.json", "templates"))
-    return folder
 
 
 def prepared_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "embedded") -> BaseModel:
@@ -77,18 +69,18 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
 def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
     own = load_profile("embedded")
     assert own is not None
-    found = prepared_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
-    assert found == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
+    profile = prepared_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
+    assert profile == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
 
 
 def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -> None:
-    chosen = WordingSettings(
+    reading = WordingSettings(
         layout="section_first", chunk_tokens=300, memory_tokens=64, question_tokens=64, answer_tokens=64
     )
-    found = prepared_base(tmp_path, chosen, plain_model).profile
-    assert found is not None
-    assert found.budget == Budget(1024, 64, 64, 300, 64), "the window is the model's"
-    assert found.prompts.wording == load_prompts("section_first").wording
+    profile = prepared_base(tmp_path, reading, plain_model).profile
+    assert profile is not None
+    assert profile.budget == Budget(1024, 64, 64, 300, 64), "the window is the model's"
+    assert profile.prompts.wording == load_prompts("section_first").wording
     assert prepared_base(tmp_path, WordingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
 
 
@@ -96,7 +88,7 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
     ("changes", "message"),
     [
         ({"chunk_tokens": 0}, r"chunk_tokens must be at least 1, got 0"),
-        ({"chunk_tokens": 5000}, r"a memory update needs .* 1024.*Use chunk_tokens "),
+        ({"chunk_tokens": 5000}, r"the role 'update' needs .* 1024.*Use chunk_tokens "),
         ({"profile": "nowhere"}, r"nowhere has no memagent.json.*embedded"),
         ({"update_template": "nowhere.txt"}, r"nowhere.txt"),
     ],
@@ -109,14 +101,19 @@ def test_what_cannot_be_is_refused_at_once(changes: dict[str, object], message: 
 
 
 def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_model: Path) -> None:
-    base = prepared_base(tmp_path, WordingSettings(profile="embedded", chunk_tokens=200), plain_model)
+    reading = WordingSettings(
+        layout="section_first", answer_format="plain", empty_memory="new", boundary="sentence",
+        chunk_tokens=200, memory_tokens=64, question_tokens=64, answer_tokens=64,
+    )  # fmt: skip
+    base = prepared_base(tmp_path, reading, plain_model)
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)
-    saved, chosen = load_profile(out), base.profile
-    assert saved is not None and chosen is not None
-    assert saved.budget == chosen.budget
-    assert saved.prompts.fingerprint == chosen.prompts.fingerprint
+    profile, reading_profile = load_profile(out), base.profile
+    assert profile is not None and reading_profile is not None
+    assert profile.values == reading_profile.values
+    assert (profile.prompts.answer_format, profile.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
+    assert profile.prompts.fingerprint == reading_profile.prompts.fingerprint
     assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
 
 
@@ -159,18 +156,6 @@ def test_going_on_with_another_way_of_reading_is_refused(tmp_path: Path) -> None
     prepare(replace(job, resume=True))
     with pytest.raises(TrainingError, match=r"read_with|chunk_tokens"):
         prepare(replace(job, resume=True, reading=WordingSettings(chunk_tokens=64)))
-
-
-def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    prompts = load_prompts("section_first", AnswerFormat.PLAIN, empty_memory="nothing yet")
-    profile = Profile(Budget(chunk_tokens=77), prompts, "sentence", UpdateRule.RETRY)
-    save_profile(profile, tmp_path)
-    found = load_profile(tmp_path)
-    assert found is not None
-    assert (found.budget, found.boundary) == (profile.budget, "sentence")
-    assert found.on_invented is UpdateRule.RETRY
-    assert found.prompts.wording == prompts.wording
-    assert json.loads((tmp_path / "memagent.json").read_text())["answer_format"] == "plain"
 
 
 def test_a_policys_folder_can_have_a_narrower_number_format(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out."""
+"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out.
+
+On runs that branch and merge, and with rewards of single conversations: test_every_strategy_is_trained_on.py.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from memagent_training.algorithm.planner import Layout  # noqa: E402
 from memagent_training.algorithm.schedule import Schedule  # noqa: E402
 from memagent_training.data.rollouts import RolloutGroup  # noqa: E402
 from memagent_training.job.config import MultiConvDAPOConfig  # noqa: E402
+from memagent_training.job.job_settings import list_presets, load_preset  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 1e-6
@@ -39,7 +43,7 @@ SPLITS = [
     {"layout": "prefix_tree", "token_budget": 40, "gradient_checkpointing": True},
 ]
 """Every layout with two budgets, with checkpointing and without. That a layout gives the log-probs and gradients of one
-row at a time is in test_packing.py, that splitting changes nothing in test_invariances.py."""
+row at a time and that splitting changes nothing is in test_packing.py."""
 VARIANTS: list[dict[str, Any]] = [
     {"loss_weights": "conversation_mean", "importance_cap": 1.1, "mask_truncated_completions": True, "delta": 1.3},
     {"importance_sampling_level": "sequence", "old_logprobs": "logged", "temperature": 1.3,
@@ -47,7 +51,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"importance_sampling_level": "sequence", "loss_weights": "rollout_mean", "entropy_coef": 0.01},
     {"baseline": "leave_one_out", "overlong_max_length": 8, "overlong_cache_length": 4, "old_logprobs": "logged"},
     {"temperature": 0.7, "importance_cap": None, "drop_zero_variance": True},
-    {"temperature": 1.3, "importance_cap": 1.5, "logged_after_temperature": True},
+    {"temperature": 1.3, "importance_cap": 1.5, "logged_after_temperature": True, "beta": 0.01, "kl_clamp": 1e-4},
 ]  # fmt: skip
 SPLIT_CASES = [
     {"preset": PRESETS[(number // 2 + number // 3) % 2], "changes": split} for number, split in enumerate(SPLITS)
@@ -64,17 +68,47 @@ CASES = [*SPLIT_CASES, *VARIANT_CASES]
 CASES_OF_RANKS = {2: [*SPLIT_CASES[::2], *VARIANT_CASES], 3: SPLIT_CASES[1::2]}
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
-    folder = tmp_path_factory.mktemp("world")
-    return folder, training_world.make_world(folder)
+def example_settings(config: MultiConvDAPOConfig) -> Any:
+    """The trainer's settings, as the example has them."""
+    overlong = None
+    if config.overlong_max_length is not None:
+        overlong = (config.overlong_max_length, config.overlong_cache_length)
+    return multi_conv_dapo.Settings(
+        divide_by_std=config.divide_by_std,
+        epsilon=config.advantage_epsilon,
+        terms=tuple(
+            multi_conv_dapo.Term(
+                term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std
+            )
+            for term in config.advantage_settings.terms
+        ),
+        leave_one_out=config.baseline == "leave_one_out",
+        overlong=overlong,
+        drop_zero_variance=config.drop_zero_variance,
+        mask_truncated=config.mask_truncated_completions,
+        loss_weights=config.loss_weights,
+        clip_low=config.epsilon,
+        clip_high=config.epsilon_high,
+        dual_clip=config.delta,
+        importance_level=config.importance_sampling_level,
+        importance_cap=config.importance_cap,
+        kl_coef=config.beta,
+        kl_clamp=math.inf if config.kl_clamp is None else config.kl_clamp,
+        entropy_coef=config.entropy_coef,
+        temperature=config.temperature,
+    )
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_the_examples_presets_are_the_trainers(preset: str, tmp_path: Path) -> None:
+    theirs = load_preset(preset, output_dir=str(tmp_path), use_cpu=True, bf16=False, importance_cap=None)
+    assert multi_conv_dapo.PRESETS[preset] == example_settings(theirs)
 
 
 class Reference:
     """The example on the groups of a step, at given weights."""
 
     def __init__(self, folder: Path, groups: list[RolloutGroup]) -> None:
-        self.plain: Any = multi_conv_dapo
         self.groups = groups
         self.initial = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
         self._old: dict[tuple[str, float], dict[tuple[str, int], Any]] = {}
@@ -88,47 +122,18 @@ class Reference:
 
     def _compute_old(self, config: MultiConvDAPOConfig) -> dict[tuple[str, int], Any]:
         conversations = {
-            (rollout.run_id, k): each
+            (rollout.run_id, k): row
             for group in self.groups
             for rollout in group.rollouts_G
-            for k, each in enumerate(rollout.conversations_K)
+            for k, row in enumerate(rollout.conversations_K)
         }
         if config.old_logprobs == "logged":
-            return {key: torch.tensor(each.logprobs_T) for key, each in conversations.items()}
+            return {key: torch.tensor(row.logprobs_T) for key, row in conversations.items()}
         with torch.no_grad():
             return {
-                key: self.plain.forward(self.initial, each, config.temperature)[0]
-                for key, each in conversations.items()
+                key: multi_conv_dapo.forward(self.initial, row, config.temperature)[0]
+                for key, row in conversations.items()
             }
-
-    def settings(self, config: MultiConvDAPOConfig) -> Any:
-        overlong = None
-        if config.overlong_max_length is not None:
-            overlong = (config.overlong_max_length, config.overlong_cache_length)
-        return self.plain.Settings(
-            divide_by_std=config.divide_by_std,
-            epsilon=config.advantage_epsilon,
-            terms=tuple(
-                self.plain.Term(
-                    term.reward, term.weight, term.scope.value, term.of or "*", term.roles or ("*",), term.divide_by_std
-                )
-                for term in config.advantage_settings.terms
-            ),
-            leave_one_out=config.baseline == "leave_one_out",
-            overlong=overlong,
-            drop_zero_variance=config.drop_zero_variance,
-            mask_truncated=config.mask_truncated_completions,
-            loss_weights=config.loss_weights,
-            clip_low=config.epsilon,
-            clip_high=config.epsilon_high,
-            dual_clip=config.delta,
-            importance_level=config.importance_sampling_level,
-            importance_cap=config.importance_cap,
-            kl_coef=config.beta,
-            kl_clamp=math.inf if config.kl_clamp is None else config.kl_clamp,
-            entropy_coef=config.entropy_coef,
-            temperature=config.temperature,
-        )
 
     def step(self, config: MultiConvDAPOConfig, number: int, weights: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         """Loss and gradients of the groups that the schedule puts into the step."""
@@ -140,15 +145,19 @@ class Reference:
         assert names
         model = copy.deepcopy(self.initial)
         model.load_state_dict(weights, strict=True)
-        loss = self.plain.compute_step_loss(
-            model, order, self.settings(config), old=self.old(config), reference=self.initial if config.beta else None
+        loss = multi_conv_dapo.compute_step_loss(
+            model,
+            order,
+            example_settings(config),
+            old=self.old(config),
+            reference=self.initial if config.beta else None,
         )
         loss.backward()
-        return loss.item(), {name: each.grad for name, each in model.named_parameters()}
+        return loss.item(), {name: weight.grad for name, weight in model.named_parameters()}
 
 
 @pytest.fixture(scope="module")
-def reference(world: tuple[Path, list[RolloutGroup]]) -> Reference:
+def reference(world) -> Reference:
     return Reference(*world)
 
 
@@ -173,57 +182,11 @@ def assert_equal(
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: "-".join(map(str, [case["preset"], *case["changes"].values()]))
 )
-def test_one_process(
-    case: dict[str, Any], world: tuple[Path, list[RolloutGroup]], reference: Reference, tmp_path: Path
-) -> None:
+def test_one_process(case: dict[str, Any], world, reference: Reference, tmp_path: Path) -> None:
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
 
 
-STEPS = {"reward": "step", "scope": "conversation"}
-HALF = [{"reward": "outcome", "weight": 0.5}, STEPS | {"weight": 0.5}]
-GRAPH_CASES = [
-    {"preset": "memagent-paper", "changes": {"credit": HALF, "loss_weights": "conversation_mean"}},
-    {"preset": "memagent-paper", "changes": {"credit": [STEPS], "baseline": "leave_one_out", "kl_clamp": 1e-4}},
-    {"preset": "dapo", "changes": {"credit": [HALF[0], STEPS | {"weight": 0.3}], "loss_weights": "rollout_mean"}},
-]
-
-
-@pytest.fixture(scope="module")
-def graph_world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
-    folder = tmp_path_factory.mktemp("graph")
-    return folder, training_world.make_world(folder, groups=4, graph=True)
-
-
-@pytest.fixture(scope="module")
-def graph_reference(graph_world: tuple[Path, list[RolloutGroup]]) -> Reference:
-    return Reference(*graph_world)
-
-
-@pytest.mark.parametrize("number", range(len(GRAPH_CASES)))
-def test_runs_that_fan_out_and_merge_and_answer_several_questions(
-    number: int,
-    graph_world: tuple[Path, list[RolloutGroup]],
-    graph_reference: Reference,
-    tmp_path: Path,
-    size: Callable[[int, int], int],
-) -> None:
-    """In every layout at full size; otherwise each case in another one."""
-    layouts = [*Layout][number:] + [*Layout][:number]
-    for layout in layouts[: size(1, len(layouts))]:
-        case = GRAPH_CASES[number]
-        case = {**case, "changes": {**case["changes"], "layout": layout.value, "token_budget": 90}}
-        assert_equal(graph_reference, case, training_world.run_case(graph_world[0], case, tmp_path), tmp_path)
-
-
-def test_those_runs_branch_differently_within_a_group(graph_world: tuple[Path, list[RolloutGroup]]) -> None:
-    for group in graph_world[1]:
-        places = [[each.position for each in rollout.conversations_K] for rollout in group.rollouts_G]
-        assert all(len(set(place)) == len(place) for place in places)
-        assert {len({branch for _, branch, _ in place}) for place in places} >= {3, 4}
-        assert {sum(role == "answer" for role, _, _ in place) for place in places} >= {1, 2}
-
-
-def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], tmp_path: Path) -> None:
+def test_the_cases_try_what_they_should(world, tmp_path: Path) -> None:
     """Otherwise equality would say little: ratios leave the clip's bounds, micro-batches are many, groups differ."""
     case = {"preset": "memagent-paper", "changes": {"delta": 1.3}}
     steps = training_world.run_case(world[0], case, tmp_path)
@@ -236,14 +199,14 @@ def test_the_cases_try_what_they_should(world: tuple[Path, list[RolloutGroup]], 
 def launch(processes: int, folder: Path, output: Path, cases: list[dict[str, Any]], **more: str) -> None:
     """Run the cases on several gloo ranks."""
     script = ROOT / "tests" / "support" / "training_world.py"
-    for done in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
-        assert done.returncode == 0, done.stderr[-4000:]
+    for rank in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
+        assert rank.returncode == 0, rank.stderr[-4000:]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_several_ranks(
     ranks: int,
-    world: tuple[Path, list[RolloutGroup]],
+    world,
     reference: Reference,
     tmp_path: Path,
     size: Callable[[int, int], int],
@@ -251,13 +214,15 @@ def test_several_ranks(
     """Every rank ends up with the gradients of the whole step, and with the same ones."""
     cases = CASES_OF_RANKS[ranks][:: size(5, 1)]
     launch(ranks, world[0], tmp_path, cases)
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+    steps_of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     for case in cases:
         text = json.dumps(case)
-        assert_equal(reference, case, found[0][text], tmp_path)
-        for other in found[1:]:
-            for ours, theirs in zip(found[0][text], other[text], strict=True):
-                assert all(torch.equal(each, theirs["gradients"][name]) for name, each in ours["gradients"].items())
+        assert_equal(reference, case, steps_of_ranks[0][text], tmp_path)
+        for other in steps_of_ranks[1:]:
+            for ours, theirs in zip(steps_of_ranks[0][text], other[text], strict=True):
+                assert all(
+                    torch.equal(gradient, theirs["gradients"][name]) for name, gradient in ours["gradients"].items()
+                )
 
 
 FSDP2 = {
@@ -270,17 +235,15 @@ FSDP2 = {
 }
 
 
-def test_sharded_with_fsdp2(
-    world: tuple[Path, list[RolloutGroup]], reference: Reference, tmp_path: Path, size: Callable[[int, int], int]
-) -> None:
+def test_sharded_with_fsdp2(world, reference: Reference, tmp_path: Path, size: Callable[[int, int], int]) -> None:
     """Weights, gradients and the reference model lie in halves on two ranks."""
     cases = [
         {"preset": preset, "changes": {"layout": layout.value, "token_budget": 90}}
         for preset, layout in itertools.product(PRESETS, Layout)
     ][:: size(3, 1)]
     launch(2, world[0], tmp_path, cases, **FSDP2)
-    found = torch.load(tmp_path / "0.pt", weights_only=False)
+    steps_of_cases = torch.load(tmp_path / "0.pt", weights_only=False)
     for case in cases:
-        steps = found[json.dumps(case)]
+        steps = steps_of_cases[json.dumps(case)]
         assert all(step["is_sharded"] for step in steps)
         assert_equal(reference, case, steps, tmp_path, tolerance=1e-4)

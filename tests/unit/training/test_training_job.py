@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from memagent_training.data.rollouts import RolloutGroup
 from memagent_training.data.training_runs import Gold
 from memagent_training.forward import recomputed
 from memagent_training.job import training_job
+from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.dry_run import plan_training
 from memagent_training.job.job_settings import DECISIVE, make_config, parse_settings
 from memagent_training.job.training_job import PreparedJob, TrainingJob, prepare, read_groups
@@ -33,50 +33,43 @@ QUIET = {"use_cpu": True, "groups_per_step": 2, "warmup_steps": 0}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> tuple[Path, list[RolloutGroup]]:
-    from support.training_world import make_world
-
-    folder = tmp_path_factory.mktemp("world")
-    groups = comparable(make_world(folder))
-    write_log(folder / "runs.sqlite", groups, folder / "model")
-    return folder, groups
+def groups(world) -> list[RolloutGroup]:
+    """Those of the world's log."""
+    return comparable(world.groups)
 
 
 @pytest.fixture
 def job(world, tmp_path):
-    def made(runs: Path | str | None = None, **wishes: Any) -> TrainingJob:
-        folder, _ = world
+    def make(runs: Path | str | None = None, **wishes: Any) -> TrainingJob:
         settings = QUIET | wishes.pop("settings", {})
-        values = {"preset": "dapo", "model": str(folder / "model"), "out": tmp_path / "out", **wishes}
-        return TrainingJob(runs=runs or folder / "runs.sqlite", settings=settings, **values)
+        values = {"preset": "dapo", "model": str(world.model), "out": tmp_path / "out", **wishes}
+        return TrainingJob(runs=runs or world.runs, settings=settings, **values)
 
-    return made
+    return make
 
 
 @pytest.fixture
-def log(world, tmp_path):
+def changed_log(world, groups, tmp_path):
     """A log of the same runs with changes."""
 
-    def written(**changes: Any) -> Path:
-        folder, groups = world
-        return write_log(tmp_path / "changed.sqlite", changes.pop("groups", groups), folder / "model", **changes)
+    def write(**changes: Any) -> Path:
+        return write_log(tmp_path / "changed.sqlite", changes.pop("groups", groups), world.model, **changes)
 
-    return written
+    return write
 
 
 def refusal(job: TrainingJob) -> str:
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(TrainingError) as error:
         prepare(job)
-    return str(caught.value)
+    return str(error.value)
 
 
 # What a prepared training knows
 
 
-def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, job, tmp_path) -> None:
-    folder, groups = world
+def test_runs_and_model_that_fit_are_planned_without_loading_weights(world, groups, job, tmp_path) -> None:
     bare = tmp_path / "bare"
-    shutil.copytree(folder / "model", bare)
+    shutil.copytree(world.model, bare)
     (bare / "model.safetensors").write_bytes(b"no weights at all")
     prepared = prepare(job(model=str(bare)))
     plan = plan_training(prepared)
@@ -112,98 +105,68 @@ def test_adapters_are_fewer_trained_weights_and_need_no_second_model(job) -> Non
 # Runs that cannot be trained on
 
 
-def test_runs_without_ids_are_refused_with_the_remedy(job, log) -> None:
-    told = refusal(job(log(token_ids=None)))
-    assert "no_token_ids" in told and "run-0-" in told and "vLLM" in told
-
-
-def test_runs_of_two_tokenizers_need_a_choice(world, job, log) -> None:
-    _, groups = world
-    strange = {each.run_id: {"tokenizer": "another"} for each in groups[0].rollouts_G}
-    path = log(of_run=strange)
-    assert "2 tokenizers" in refusal(job(path)) and "as in tokenizer" in refusal(job(path))
-    own = prepare(job()).base.tokenizer
-    taken = prepare(job(path, tokenizer=own)).replay
-    assert len(taken.groups) == len(groups) - 1
-
-
-def test_runs_of_two_templates_need_a_choice(world, job, log) -> None:
-    _, groups = world
-    path = log(of_run={each.run_id: {"template": "another"} for each in groups[0].rollouts_G})
-    assert "2 templates" in refusal(job(path))
-    assert len(prepare(job(path, template="another")).replay.groups) == 1
-
-
-def test_a_group_of_one_is_refused(world, job, log) -> None:
-    _, groups = world
-    alone = replace(groups[0], rollouts_G=groups[0].rollouts_G[:1])
-    told = refusal(job(log(groups=[alone])))
-    assert "group_too_small" in told and "more often" in told
+@pytest.mark.parametrize("what", ["tokenizer", "template"])
+def test_runs_of_two_tokenizers_or_templates_need_a_choice(world, groups, job, changed_log, what) -> None:
+    path = changed_log(of_run={rollout.run_id: {what: "another"} for rollout in groups[0].rollouts_G})
+    message = refusal(job(path))
+    assert f"2 {what}s" in message and f"as in {what}" in message
+    choice = prepare(job()).base.tokenizer if what == "tokenizer" else "another"
+    expected = len(groups) - 1 if what == "tokenizer" else 1
+    assert len(prepare(job(path, **{what: choice})).replay.groups) == expected
 
 
 @pytest.mark.parametrize("preset", ["dapo", "memagent-paper"])
-def test_equal_rewards_everywhere_teach_nothing(world, job, log, preset) -> None:
-    _, groups = world
+def test_equal_rewards_everywhere_teach_nothing(groups, job, changed_log, preset) -> None:
     same = {rollout.run_id: 1.0 for group in groups for rollout in group.rollouts_G}
-    told = refusal(job(log(rewards=same), preset=preset))
-    assert "answered right only sometimes" in told
-    assert f"{len(groups[0].rollouts_G)} runs, each 1" in told, "the questions are named"
-    assert "no_reward" not in told
+    message = refusal(job(changed_log(rewards=same), preset=preset))
+    assert "answered right only sometimes" in message
+    assert f"{len(groups[0].rollouts_G)} runs, each 1" in message, "the questions are named"
+    assert "no_reward" not in message
 
 
-def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(world, job) -> None:
-    known = {rollout.run_id: Gold(("4711",)) for rollout in world[1][0].rollouts_G}
-    unknown = world[1][1].rollouts_G[0].run_id
-    told = refusal(job(reward=OUTCOME_REWARDS["token_f1"], gold=GoldAnswers(known)))
-    assert "all rewards are equal within every group" in told
-    assert f"no_reward: {unknown}" in told and "outcome: no gold answer is known in 16" in told
+def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(groups, job) -> None:
+    gold = GoldAnswers({rollout.run_id: Gold(("4711",)) for rollout in groups[0].rollouts_G})
+    unknown = groups[1].rollouts_G[0].run_id
+    message = refusal(job(reward=OUTCOME_REWARDS["token_f1"], gold=gold))
+    assert "all rewards are equal within every group" in message
+    assert f"no_reward: {unknown}" in message and "outcome: no gold answer is known in 16" in message
 
 
-def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(world, job) -> None:
-    _, groups = world
-    broken = {group.rollouts_G[0].run_id for group in groups}
-    told = refusal(job(reward=lambda run: math.nan if run.run_id in broken else 1.0))
-    assert "non_finite_reward: run-" in told
-    assert told.index("non_finite_reward") < told.index("incomplete_group")
-    assert "correct the reward function" in told
+def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(groups, job) -> None:
+    run_ids = {group.rollouts_G[0].run_id for group in groups}
+    message = refusal(job(reward=lambda run: math.nan if run.run_id in run_ids else 1.0))
+    assert "non_finite_reward: run-" in message
+    assert message.index("non_finite_reward") < message.index("incomplete_group")
+    assert "correct the reward function" in message
 
 
 def test_a_conversation_beyond_the_window_is_refused(world, job, tmp_path) -> None:
-    folder, _ = world
     small = tmp_path / "small"
-    shutil.copytree(folder / "model", small)
+    shutil.copytree(world.model, small)
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 12}))
-    told = refusal(job(model=str(small)))
-    assert "too_long" in told and "smaller chunks" in told
+    message = refusal(job(model=str(small)))
+    assert "too_long" in message and "smaller chunks" in message
     assert prepare(job()).base.window == 128
     assert "too_long" in refusal(job(max_tokens=12))
 
 
 def test_a_conversation_beyond_the_token_budget_is_refused_before_training(job) -> None:
-    told = refusal(job(settings={"token_budget": 20}))
-    assert "token_budget" in told and "set token_budget=" in told and "run-" in told
+    message = refusal(job(settings={"token_budget": 20}))
+    assert "token_budget" in message and "set token_budget=" in message and "run-" in message
 
 
-def test_runs_of_stale_weights_are_refused(job) -> None:
-    told = refusal(job(policy_versions=["v2", "v3"]))
-    assert "stale" in told and "newest weights" in told
-    assert prepare(job(policy_versions=["v1", "v2"])).replay.report.staleness.keys() == {1}
-
-
-def test_an_empty_log_and_no_log_at_all_are_told_apart(job, log, tmp_path) -> None:
-    assert "no runs" in refusal(job(log(groups=[])))
+def test_an_empty_log_and_no_log_at_all_are_message_apart(job, changed_log, tmp_path) -> None:
+    assert "no runs" in refusal(job(changed_log(groups=[])))
     with pytest.raises((ReplayError, RunLogError), match="no-such-file"):
         prepare(job(tmp_path / "no-such-file"))
 
 
-def test_runs_that_a_groups_file_leaves_out_are_refused(world, job, tmp_path) -> None:
-    _, groups = world
-    names = {each.run_id: "g" for each in groups[0].rollouts_G}
+def test_runs_that_a_groups_file_leaves_out_are_refused(groups, job, tmp_path) -> None:
+    names = {rollout.run_id: "g" for rollout in groups[0].rollouts_G}
     (tmp_path / "groups.json").write_text(json.dumps(names))
     assert read_groups(tmp_path / "groups.json") == names
-    prepared = prepare(job(groups=names))
-    assert [group.group_id for group in prepared.replay.groups] == ["g"]
+    assert [group.group_id for group in prepare(job(groups=names)).replay.groups] == ["g"]
     for text in ("[1]", "{"):
         (tmp_path / "groups.json").write_text(text)
         with pytest.raises(TrainingError, match="JSON"):
@@ -214,20 +177,19 @@ def test_runs_that_a_groups_file_leaves_out_are_refused(world, job, tmp_path) ->
 
 
 def test_a_model_with_another_tokenizer_is_the_wrong_one_unless_the_user_knows_better(job) -> None:
-    told = refusal(job(model="embedded"))
-    assert "wrong base model" in told and "trust_tokenizer" in told
+    message = refusal(job(model="embedded"))
+    assert "wrong base model" in message and "trust_tokenizer" in message
     assert isinstance(prepare(job(model="embedded", trust_tokenizer=True)), PreparedJob)
 
 
 def test_a_folder_that_is_no_model_is_refused(world, job, tmp_path) -> None:
-    folder, _ = world
     assert "there is no model" in refusal(job(model=str(tmp_path / "nothing")))
-    assert "config.json" in refusal(job(model=str(folder)))
+    assert "config.json" in refusal(job(model=str(world.folder)))
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text("{}")
     assert "only adapters" in refusal(job(model=str(adapters)))
-    shutil.copy(folder / "model" / "config.json", adapters)
+    shutil.copy(world.model / "config.json", adapters)
     assert "no weights" in refusal(job(model=str(adapters)))
     (adapters / "model.safetensors").write_bytes(b"")
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
@@ -243,18 +205,23 @@ def test_processes_that_did_not_find_each_other_are_refused(monkeypatch) -> None
         training_job._check_ranks(SimpleNamespace(n_gpu=1, world_size=1))
 
 
+def test_several_gpus_without_a_launcher_are_refused_with_the_remedy(job, monkeypatch) -> None:
+    monkeypatch.setattr(MultiConvDAPOConfig, "n_gpu", property(lambda _: 4))
+    with pytest.raises(TrainingError, match="accelerate launch"):
+        prepare(job())
+
+
 # The output folder
 
 
 def test_a_folder_in_which_something_was_trained_is_refused_unless_it_is_gone_on_with(job, tmp_path) -> None:
     (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
-    told = refusal(job())
-    assert "checkpoint-3" in told and "(resume)" in told and "(out)" in told
+    message = refusal(job())
+    assert "checkpoint-3" in message and "(resume)" in message and "(out)" in message
 
 
 def test_the_model_s_own_folder_and_a_file_are_no_output_folders(world, job, tmp_path) -> None:
-    folder, _ = world
-    assert "overwritten" in refusal(job(out=folder / "model"))
+    assert "overwritten" in refusal(job(out=world.model))
     (tmp_path / "file").write_text("")
     assert "not a writable folder" in refusal(job(out=tmp_path / "file" / "below"))
 
@@ -267,9 +234,9 @@ def test_half_written_checkpoints_are_passed_over(tmp_path) -> None:
         if number < 10:
             (folder / recomputed.FILE_NAME).write_bytes(b"")
     (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
-    found = find_checkpoints(tmp_path)
-    assert found.newest == tmp_path / "checkpoint-2"
-    assert [each.name for each in found.incomplete] == ["checkpoint-11", "checkpoint-10", "checkpoint-9"]
+    checkpoints = find_checkpoints(tmp_path)
+    assert checkpoints.newest == tmp_path / "checkpoint-2"
+    assert [folder.name for folder in checkpoints.incomplete] == ["checkpoint-11", "checkpoint-10", "checkpoint-9"]
     assert find_checkpoints(tmp_path / "nowhere").newest is None
 
 
@@ -315,7 +282,7 @@ def test_settings_are_read_as_what_they_are_declared_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("groups_per_step", "NAME=VALUE"),
         ("=4", "NAME=VALUE"),
@@ -328,8 +295,8 @@ def test_settings_are_read_as_what_they_are_declared_to_be() -> None:
         ("resume_from_checkpoint=true", "with resume"),
     ],
 )
-def test_a_setting_that_cannot_be_read_is_refused(text, told) -> None:
-    with pytest.raises(TrainingError, match=told):
+def test_a_setting_that_cannot_be_read_is_refused(text, message) -> None:
+    with pytest.raises(TrainingError, match=message):
         parse_settings([text])
 
 
@@ -358,14 +325,6 @@ def test_every_decisive_setting_exists(tmp_path) -> None:
 # Rewards
 
 
-def test_a_name_is_a_logged_reward_and_with_gold_answers_a_built_in(world, job) -> None:
-    assert choose_reward("token_f1") == "token_f1"
-    for name in OUTCOME_REWARDS:
-        assert callable(choose_reward(name, has_gold=True))
-    with pytest.raises(RewardError, match="Did you mean token_f1"):
-        choose_reward("token_f", has_gold=True)
-
-
 def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, monkeypatch) -> None:
     length = "def length(run):\n    return float(len(run.run_id))"
     code = [length, "x = 3", "def two(run, gold): ...", "def named(*, run): ..."]
@@ -384,7 +343,7 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
     )
     twice = choose_reward("with_dataclass.py:twice")
     assert callable(twice) and twice(None) == 2.0
-    for text, told in (
+    for text, message in (
         ("own_rewards_of_test:lenght", "Did you mean own_rewards_of_test:length"),
         ("own_rewards_of_test:x", "is not a function"),
         ("own_rewards_of_test:two", "cannot be called with a run alone"),
@@ -392,22 +351,21 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
         ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
         ("nothing.py:f", "there is no file nothing.py"),
     ):
-        with pytest.raises(RewardError, match=told):
+        with pytest.raises(RewardError, match=message):
             choose_reward(text)
 
 
-def test_the_loss_has_the_temperature_of_the_runs(job, log) -> None:
-    sampled = log(sampling={"temperature": 0.7, "top_p": 1.0})
+def test_the_loss_has_the_temperature_of_the_runs(job, changed_log) -> None:
+    hotter = changed_log(sampling={"temperature": 0.7, "top_p": 1.0})
     unweighted = {"importance_cap": None}
-    prepared = prepare(job(sampled, settings=unweighted))
+    prepared = prepare(job(hotter, settings=unweighted))
     assert prepared.config.temperature == 0.7
-    assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
+    assert "temperature of 0.7" in refusal(job(hotter, settings={"temperature": 1.0, **unweighted}))
 
 
-def test_runs_of_several_temperatures_are_refused_with_the_remedy(world, job, log) -> None:
-    first = world[1][0]
-    mixed = {each.run_id: {"sampling": {"temperature": 0.7}} for each in first.rollouts_G}
-    assert "memagent export" in refusal(job(log(of_run=mixed)))
+def test_runs_of_several_temperatures_are_refused_with_the_remedy(groups, job, changed_log) -> None:
+    hotter = {rollout.run_id: {"sampling": {"temperature": 0.7}} for rollout in groups[0].rollouts_G}
+    assert "memagent export" in refusal(job(changed_log(of_run=hotter)))
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import training_contenders, training_step
 from benchmarks.training_contenders import Contender, Lengths, PromptOrder, Setting, Step, compare, make_group
-from benchmarks.training_step import OTHERS, PADDED, PREFIX_TREE, main, write_section
+from benchmarks.training_step import PADDED, PREFIX_TREE, main, write_section
 from memagent_training.data.rollouts import RolloutGroup, TrainingConversation
 from memagent_training.forward.layouts import lay_out_as_tree
 
@@ -27,9 +27,8 @@ def _tree(group: RolloutGroup) -> int:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[Contender, list[Step]]:
-    """All contenders' step, at a tiny size."""
-    others = [AT_ONCE if other.rows_at_once > 1 else other for other in OTHERS]
-    return compare((PADDED, PREFIX_TREE, *others), TINY)
+    """The steps of those that differ most, at a tiny size; they have the same loss, or `compare` refuses them."""
+    return compare((PADDED, PREFIX_TREE, AT_ONCE, replace(PREFIX_TREE, checkpointing=True)), TINY)
 
 
 def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None:
@@ -41,31 +40,23 @@ def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None
     assert _tree(first) < _tree(paper) / 2
 
 
-def test_all_contenders_have_the_same_loss_and_gradient_norm(measured: dict[Contender, list[Step]]) -> None:
-    for order in PromptOrder:
-        steps = [step for contender, (step,) in measured.items() if contender.order is order]
-        assert len(steps) >= 3
-        assert [step.loss for step in steps] == pytest.approx([steps[0].loss] * len(steps), rel=1e-3)
-        assert [step.gradient_norm for step in steps] == pytest.approx([steps[0].gradient_norm] * len(steps), rel=1e-3)
-        assert abs(steps[0].loss) > 1e-4, "a loss of nothing agrees with everything"
-
-
 def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, list[Step]]) -> None:
     forwarded = {contender: step.cost.forwarded_tokens for contender, (step,) in measured.items()}
     rows = TINY.rollouts * (TINY.conversations * (3 + 12 + 4) + (TINY.conversations - 1) * 4)
-    assert {forwarded[each] for each in measured if each.layout is None} == {rows}
+    assert forwarded[AT_ONCE] == rows
     assert forwarded[PADDED] >= rows
+    assert abs(measured[PADDED][0].loss) > 1e-4, "a loss of nothing agrees with everything"
     assert forwarded[PREFIX_TREE] < rows
     assert forwarded[replace(PREFIX_TREE, checkpointing=True)] == forwarded[PREFIX_TREE]
 
 
 def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = {**training_contenders._SETTINGS, "epsilon": 0.1}
+    settings = {**training_contenders._SETTINGS, "epsilon": 0.1}
     real = training_contenders.run_contender
 
     def run(contender: Contender, setting: Setting) -> list[Step]:
         if contender == PREFIX_TREE:
-            monkeypatch.setattr(training_contenders, "_SETTINGS", changed)
+            monkeypatch.setattr(training_contenders, "_SETTINGS", settings)
         return real(contender, setting)
 
     monkeypatch.setattr(training_contenders, "run_contender", run)
@@ -89,21 +80,3 @@ def test_the_results_name_device_and_command_and_keep_the_other_kind(
     write_section(path, "cuda", "measured on a GPU")
     write_section(path, "cpu", "measured again")
     assert path.read_text().endswith("## CPU\n\nmeasured again\n\n## GPU\n\nmeasured on a GPU\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "remedy"),
-    [
-        (["--device", "cuda"], "leave it out"),
-        (["--repeats", "0"], "1 or more"),
-        (["--lengths", "40", "0", "60"], "1 or more"),
-        (["--lengths", "40", "5000", "1024"], "give less"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    arguments: list[str], remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert remedy in capsys.readouterr().err

@@ -23,7 +23,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
-from memagent_graph.roles import Role, prompts_for
+from memagent_graph.roles import ANSWER, UPDATE, Role, prompts_for, require_room
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import reading_strategy
@@ -284,7 +284,7 @@ def _reading_profile(
     window = min(profile.budget.context_window, base.window or Budget().context_window)
     limits = {limit.name: value for limit in fields(Budget) if (value := getattr(reading, limit.name)) is not None}
     budget = replace(profile.budget, **({"context_window": window} | limits))
-    budget.require(tokenizer.count(prompts.update.literal), tokenizer.count(prompts.answer.literal))
+    require_room((UPDATE, ANSWER), prompts, budget, tokenizer.count)
     return replace(profile, budget=budget, prompts=prompts, boundary=reading.boundary or profile.boundary)
 
 

@@ -21,26 +21,26 @@ _SAMPLE = (
 )
 
 
-class Health(StrEnum):
+class CheckStatus(StrEnum):
     """The outcome of a check."""
 
-    GOOD = "ok"
+    OK = "ok"
     NOTE = "note"
     """It works, but a useful feature is missing."""
-    BAD = "failed"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PolicyCheck:
     """A check: its subject, its outcome, and the remedy for a problem."""
 
     subject: str
-    health: Health
+    status: CheckStatus
     detail: str
     remedy: str | None = None
 
 
-async def examine(reader: MemAgent) -> AsyncIterator[Check]:
+async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
 
     It stops at a failure that makes the following checks meaningless.
@@ -49,23 +49,25 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
-            yield Check("server", Health.GOOD, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
+            yield PolicyCheck(
+                "server", CheckStatus.OK, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})"
+            )
             if policy.unlisted:
                 detail = policy.unlisted.message
-                yield Check("models", Health.NOTE, detail, "Ignore this if the model's name is right.")
+                yield PolicyCheck("models", CheckStatus.NOTE, detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
-        yield Check("model", Health.GOOD, f"{policy.name}{computed}")
+        yield PolicyCheck("model", CheckStatus.OK, f"{policy.name}{computed}")
         yield _window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
-        yield Check("budget", Health.GOOD, f"{parts} in {budget.context_window} tokens")
+        yield PolicyCheck("budget", CheckStatus.OK, f"{parts} in {budget.context_window} tokens")
         subject = "completion"
         completion = await policy.complete(_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield Check("completion", Health.GOOD, how)
+        yield PolicyCheck("completion", CheckStatus.OK, how)
         yield _tokens(completion)
         subject = "tokenizer"
         yield await _agreement(context, completion)
@@ -73,55 +75,62 @@ async def examine(reader: MemAgent) -> AsyncIterator[Check]:
         if context.prompt_counts is not None:
             yield await _longest_prompt(context, context.prompt_counts)
     except MemAgentError as error:
-        yield Check(subject, Health.BAD, error.message, error.hint)
+        yield PolicyCheck(subject, CheckStatus.FAILED, error.message, error.hint)
 
 
 def _prompt(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def _window(info: ModelInfo) -> Check:
+def _window(info: ModelInfo) -> PolicyCheck:
     if info.context_window is None:
-        return Check("window", Health.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed.")
-    return Check("window", Health.GOOD, f"{info.context_window} tokens")
+        return PolicyCheck(
+            "window", CheckStatus.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed."
+        )
+    return PolicyCheck("window", CheckStatus.OK, f"{info.context_window} tokens")
 
 
-def _tokens(completion: Completion) -> Check:
+def _tokens(completion: Completion) -> PolicyCheck:
     ids, logprobs = completion.token_ids, completion.logprobs
     values = {"prompt ids": completion.prompt_token_ids, "completion ids": ids, "log-probs": logprobs}
     missing = [name for name, value in values.items() if value is None]
     if not missing:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
-            return Check("token ids", Health.BAD, detail, "Report this.")
-        return Check("token ids", Health.GOOD, "prompt ids, completion ids and log-probs are returned")
-    return Check(
+            return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this.")
+        return PolicyCheck("token ids", CheckStatus.OK, "prompt ids, completion ids and log-probs are returned")
+    return PolicyCheck(
         "token ids",
-        Health.NOTE,
+        CheckStatus.NOTE,
         f"no {', '.join(missing)}: such runs can be read, but not trained on",
         "Serve the policy with vLLM 0.10 or newer.",
     )
 
 
-async def _agreement(context: ReaderContext, completion: Completion) -> Check:
+async def _agreement(context: ReaderContext, completion: Completion) -> PolicyCheck:
     """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
     shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
-        return Check("tokenizer", Health.NOTE, "the policy does not report token counts, so they cannot be compared")
-    theirs = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
-    ours = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
+        return PolicyCheck(
+            "tokenizer", CheckStatus.NOTE, "the policy does not report token counts, so they cannot be compared"
+        )
+    server_tokens = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
+    own_tokens = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
-    if ours == theirs:
-        return Check("tokenizer", Health.GOOD, f"{name} counts as the policy does ({ours} tokens of a sample)")
-    return Check(
+    if own_tokens == server_tokens:
+        return PolicyCheck(
+            "tokenizer", CheckStatus.OK, f"{name} counts as the policy does ({own_tokens} tokens of a sample)"
+        )
+    return PolicyCheck(
         "tokenizer",
-        Health.NOTE,
-        f"{name} counts {ours} tokens and the policy {theirs}: it can read, but chunks are longer or shorter than set",
+        CheckStatus.NOTE,
+        f"{name} counts {own_tokens} tokens and the policy {server_tokens}: it can read, but chunks are longer or "
+        "shorter than set",
         "Pass the served model's own tokenizer with --tokenizer.",
     )
 
 
-async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check:
+async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> PolicyCheck:
     """Send a prompt of the maximum length of a read, and check that the server does not cut it."""
     budget, count = context.budget, context.tokenizer.count
     tokens = budget.question_tokens + budget.memory_tokens + budget.chunk_tokens
@@ -141,8 +150,10 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Check
         tokens = server_count + missing
         detail = f"of a prompt of about {tokens:,} tokens, as reads will send, the server counts {server_count:,}"
         remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
-        return Check("longest prompt", Health.BAD, f"{detail}: it cut the prompt", remedy)
+        return PolicyCheck("longest prompt", CheckStatus.FAILED, f"{detail}: it cut the prompt", remedy)
     reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():
-        return Check("longest prompt", Health.GOOD, reply)
-    return Check("longest prompt", Health.NOTE, f"{reply}, without the word at its beginning; tokens are not counted")
+        return PolicyCheck("longest prompt", CheckStatus.OK, reply)
+    return PolicyCheck(
+        "longest prompt", CheckStatus.NOTE, f"{reply}, without the word at its beginning; tokens are not counted"
+    )

@@ -1,7 +1,7 @@
 """Calls the policy in a role until a reply is accepted or the attempts are used up; counts and logs the calls.
 
-Every call of the policy in a read goes through `Ask`, in every strategy. Only this module has sampling, the rules for
-bad replies (cut off, empty, refused), retries, counting and logging.
+Every call of the policy in a read goes through a `PolicyRequest`, in every strategy. Only this module has sampling, the
+rules for bad replies (cut off, empty, refused), retries, counting and logging.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reply:
         return self.call.id
 
 
-class Ask:
+class PolicyRequest:
     """One request to the policy, with all its attempts.
 
     Args:
@@ -221,7 +221,7 @@ class Ask:
             flops = context.shape.forward_flops(usage.prompt_tokens, usage.completion_tokens)
         cost: Any = {**asdict(usage), "turns": 1, "flops": flops}
         self.cost = {**self.cost, **add_cost(self.cost, cost)}
-        self._execution.consumption.tokens += usage.prompt_tokens + usage.completion_tokens
+        self._execution.tokens += usage.prompt_tokens + usage.completion_tokens
 
     async def _count_at_server(self, text: str) -> int:
         """Send a text alone and return the server's count of its tokens; 0 if the server does not report it."""
@@ -282,7 +282,7 @@ class Ask:
 
     def _log(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""
-        context, call, recording = self._context, self._call, self._execution.running.recording
+        context, call, recording = self._context, self._call, self._execution.recording
         if recording is None or recording.failure is not None:
             return
         run_id, trace = self._state.get("run_id", ""), self._accounts.trace

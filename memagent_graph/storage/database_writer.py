@@ -1,4 +1,4 @@
-"""A thread that writes the entries of many reads. All waiting entries are committed in one transaction.
+"""A thread that writes to a SQLite file for many reads. All waiting entries are committed in one transaction.
 
 A commit in WAL mode takes little more time for ten rows than for one. When a future is done, its entry is in the file,
 and a killed process does not lose it.
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from memagent_graph.concurrency.background import renew_in_children
-from memagent_graph.errors import RunLogError
-from memagent_graph.run_log.rows import connect
 
 _MAX_BATCH: Final = 128
 _LINGER_SECONDS: Final = 0.05
@@ -34,11 +32,20 @@ Job: TypeAlias = Callable[[sqlite3.Connection], Any]
 """Writes, and returns a result for the caller. It runs in a transaction, and again in another one if that fails."""
 
 
-class Writer:
-    """Runs jobs on one connection, in the order of their submission."""
+class MovedFileError(OSError):
+    """A file was moved, deleted or replaced while it was written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class DatabaseWriter:
+    """Runs jobs on one connection, in the order of their submission.
+
+    Args:
+        path: the file.
+        connect: opens the file. It is called in the thread of the writer.
+    """
+
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._path, self._connect = path, connect
         self.after_fork()
         renew_in_children(self)
 
@@ -64,7 +71,10 @@ class Writer:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._work, args=(self._entries, self._ending), name="memagent-run-log", daemon=True
+                    target=self._work,
+                    args=(self._entries, self._ending),
+                    name="memagent-writer",
+                    daemon=True,
                 )
                 self._thread.start()
                 atexit.register(self.close)
@@ -90,34 +100,31 @@ class Writer:
     def _work(self, entries: queue.SimpleQueue[_Entry | None], before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
-        connection: sqlite3.Connection | None = None
-        opened: tuple[int, int] | None = None
+        file: _OpenFile | None = None
+        is_last = False
+        while not is_last:
+            batch, is_last = self._next_batch(entries)
+            file = self._write(file, batch)
+            del batch  # what its jobs refer to must not live until the next one
+        if file is not None:
+            file.connection.close()
+
+    def _write(self, file: _OpenFile | None, batch: Sequence[_Entry]) -> _OpenFile | None:
+        """Run and settle a batch, and return the open file; None if the next batch must open it again."""
+        if not batch:
+            return file
         try:
-            while True:
-                batch, last = self._next_batch(entries)
-                if batch:
-                    try:
-                        if connection is not None and _identity(self._path) != opened:
-                            connection.close()
-                            connection = None  # later entries go to a new file, or to a file that replaced it
-                            raise RunLogError(
-                                f"{self._path} was moved, deleted or replaced while it was written",
-                                hint="Put it back before its runs continue; what was written before is in the old "
-                                "file. Do not move a log while programs use it: copy it with `memagent export`.",
-                            )
-                        if connection is None:
-                            connection = connect(self._path)
-                            opened = _identity(self._path)
-                        outcomes = _run(connection, batch)
-                    except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
-                        outcomes = [error] * len(batch)
-                    for entry, outcome in zip(batch, outcomes, strict=True):
-                        entry.settle(outcome)
-                if last:
-                    return
-        finally:
-            if connection is not None:
-                connection.close()
+            if file is not None and file.identity != _identity(self._path):
+                file.connection.close()
+                file = None  # later entries go to a new file, or to a file that replaced it
+                raise MovedFileError("it was moved, deleted or replaced while it was written")
+            file = file or _OpenFile(self._connect(), _identity(self._path))
+            outcomes = _run(file.connection, batch)
+        except Exception as error:  # noqa: BLE001  any error goes to the callers that wait
+            outcomes = [error] * len(batch)
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            entry.settle(outcome)
+        return file
 
     def _next_batch(self, entries: queue.SimpleQueue[_Entry | None]) -> tuple[list[_Entry], bool]:
         """Return the waiting entries (at least one, except at the end), and whether this is the end."""
@@ -144,6 +151,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    connection: sqlite3.Connection
+    identity: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)

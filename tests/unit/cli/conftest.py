@@ -1,0 +1,41 @@
+"""A book, a server, and `memagent read` of the one through the other with small budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.command_line import invoke
+from support.fake_server import FakeServer
+from support.scripts import document_with
+
+TEXT = document_with({0.3: "The key of harbor is 4711.", 0.62: "The key of harbor is 4711."}, words=1000)
+SMALL = ("--tokenizer", "embedded", "--context-window", "900", "--question-tokens", "50", "--memory-tokens", "60",
+         "--chunk-tokens", "100", "--answer-tokens", "60")  # fmt: skip
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def options(server: FakeServer) -> tuple[str, ...]:
+    """The options that name the server and the small budgets."""
+    return ("--base-url", server.base_url, *SMALL)
+
+
+@pytest.fixture
+def read(book: Path, options: tuple[str, ...]) -> Callable[..., Result]:
+    """`memagent read` of the book, with the question of the key that it has and these options besides."""
+    return lambda *more: invoke("read", book, "-q", "What is the key of harbor?", *options, *more)
