@@ -22,15 +22,15 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "given", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt", "open/inner/book.txt"]
+    "path", ["inner/book.txt", "same.txt", "./inner/../inner/book.txt", "{root}/inner/book.txt", "open/inner/book.txt"]
 )
-def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
+def test_files_below_a_root_are_found(tree: Path, path: str) -> None:
     roots = AllowedRoots([tree / "open"])
-    assert roots.document(given.format(root=tree / "open")).content == (tree / "open" / "inner" / "book.txt").resolve()
+    assert roots.document(path.format(root=tree / "open")).content == (tree / "open" / "inner" / "book.txt").resolve()
 
 
 @pytest.mark.parametrize(
-    "given",
+    "path",
     [
         "../secret.txt",
         "inner/../../secret.txt",
@@ -48,22 +48,22 @@ def test_files_below_a_root_are_found(tree: Path, given: str) -> None:
         "x" * 100_000,
     ],
 )
-def test_whatever_leads_elsewhere_is_refused(tree: Path, given: str) -> None:
+def test_whatever_leads_elsewhere_is_refused(tree: Path, path: str) -> None:
     with pytest.raises(RefusedSourceError) as refusal:
-        AllowedRoots([tree / "open"]).document(given.format(root=tree))
+        AllowedRoots([tree / "open"]).document(path.format(root=tree))
     assert "a secret" not in str(refusal.value)
     assert "Name a file below open/." in str(refusal.value)
-    assert str(tree) not in str(refusal.value).replace(given.format(root=tree), "")
+    assert str(tree) not in str(refusal.value).replace(path.format(root=tree), "")
     assert len(str(refusal.value)) < 1000
 
 
 def test_a_missing_file_and_one_outside_are_not_told_apart(tree: Path) -> None:
     roots = AllowedRoots([tree / "open"])
     messages = []
-    for given in ("../secret.txt", "../absent.txt"):
+    for path in ("../secret.txt", "../absent.txt"):
         with pytest.raises(RefusedSourceError) as refusal:
-            roots.document(given)
-        messages.append(str(refusal.value).replace(given, "X"))
+            roots.document(path)
+        messages.append(str(refusal.value).replace(path, "X"))
     assert messages[0] == messages[1]
 
 
@@ -86,9 +86,9 @@ def test_folders_pipes_and_huge_files_are_refused(tree: Path) -> None:
     with (tree / "open" / "huge.txt").open("wb") as file:
         file.truncate(10 * 2**30)
     roots = AllowedRoots([tree / "open"])
-    for given, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
+    for path, words in (("inner", "is a folder"), ("pipe", "not a regular file"), ("huge.txt", "10,737,418,240")):
         with pytest.raises(RefusedSourceError, match=words):
-            roots.document(given)
+            roots.document(path)
 
 
 def test_without_roots_no_file_may_be_read(tree: Path) -> None:

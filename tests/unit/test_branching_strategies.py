@@ -204,8 +204,8 @@ async def test_groups_have_two_findings_at_least_and_fit_one_call(reader, chunk_
         assert count == 1 or TOKENIZER.count(join_findings(findings.values(), context)) <= context.budget.memory_tokens
     for group in groups:
         assert len(group) >= 2
-        shown = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
-        assert TOKENIZER.count(shown) <= chunk_tokens
+        text = context.prompts.neutralise(join_findings([findings[name] for name in group], context))
+        assert TOKENIZER.count(text) <= chunk_tokens
 
 
 async def test_a_budget_without_room_for_two_findings_is_an_error_that_says_so(reader) -> None:

@@ -55,10 +55,10 @@ SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_
 def test_no_marker_of_a_known_family_goes_out_as_it_is(family) -> None:
     for marker in FAMILIES[family]:
         for text in (marker, f"x{marker}y", marker * 2, f"<{marker}", marker.upper(), marker[:1] + marker):
-            shown = GUARDED.neutralise(text)
-            assert marker.casefold() not in shown.casefold()
-            assert shown.replace("\\", "") == text
-            assert GUARDED.neutralise(shown) == shown
+            neutral = GUARDED.neutralise(text)
+            assert marker.casefold() not in neutral.casefold()
+            assert neutral.replace("\\", "") == text
+            assert GUARDED.neutralise(neutral) == neutral
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_other_text_stays_as_it_is(text) -> None:
 @given(st.lists(st.sampled_from([*ALL, "<", "|", ">", "\\", "[", "]", "a", " ", "im_end", "INST", "｜"]), max_size=12))
 def test_no_marker_is_left_or_made_by_what_stands_beside_it(parts) -> None:
     text = "".join(parts)
-    shown = GUARDED.neutralise(text)
-    assert markers_in(shown) == frozenset()
-    assert shown.replace("\\", "") == text.replace("\\", "")
+    neutral = GUARDED.neutralise(text)
+    assert markers_in(neutral) == frozenset()
+    assert neutral.replace("\\", "") == text.replace("\\", "")
 
 
 async def prompts_of(policy, tokenizer="embedded", **options):

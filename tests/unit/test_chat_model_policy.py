@@ -42,11 +42,11 @@ class ChatServer:
     """Answers every request with the same reply of one of the APIs, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.base_url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(await request.json())
+        self.requests.append(await request.json())
         if request.path.startswith("/api/"):
             return web.json_response(OLLAMA)
         return web.json_response(GEMINI if "generateContent" in request.path else ANTHROPIC)
@@ -54,16 +54,16 @@ class ChatServer:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ChatServer]:
-    served = ChatServer()
+    server = ChatServer()
     app = web.Application()
-    app.router.add_post("/{path:.*}", served.handle)
+    app.router.add_post("/{path:.*}", server.handle)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    served.base_url = f"http://{host}:{port}"
-    yield served
+    server.base_url = f"http://{host}:{port}"
+    yield server
     await runner.cleanup()
 
 
@@ -86,7 +86,7 @@ def anthropic(url: str) -> BaseChatModel:
 
 
 @pytest.mark.parametrize(
-    ("make", "sent"),
+    ("make", "options_in"),
     [
         (ollama, lambda body: body["options"]),
         (gemini, lambda body: body["generationConfig"]),
@@ -94,25 +94,25 @@ def anthropic(url: str) -> BaseChatModel:
     ],
 )
 async def test_what_a_reader_asks_for_arrives(
-    make: Callable[[str], BaseChatModel], sent: Callable[[dict[str, Any]], dict[str, Any]], server: ChatServer
+    make: Callable[[str], BaseChatModel], options_in: Callable[[dict[str, Any]], dict[str, Any]], server: ChatServer
 ) -> None:
     policy = ChatModelPolicy(make(server.base_url))
     completion = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
     assert (completion.text, completion.finish_reason) == ("hi", FinishReason.LENGTH)
     assert completion.usage == TokenUsage(5, 1)
-    asked = sent(server.asked[0])
-    bounds = {"max_tokens", "maxOutputTokens", "num_predict"} & asked.keys()
-    assert [asked[name] for name in bounds] == [7]
-    assert asked["temperature"] == 0.5
-    stops = {"stop", "stopSequences", "stop_sequences"} & asked.keys()
-    assert [asked[name] for name in stops] == [["end"]]
+    options = options_in(server.requests[0])
+    bounds = {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()
+    assert [options[name] for name in bounds] == [7]
+    assert options["temperature"] == 0.5
+    stops = {"stop", "stopSequences", "stop_sequences"} & options.keys()
+    assert [options[name] for name in stops] == [["end"]]
 
 
 async def test_options_of_ones_own_model_stay(server: ChatServer) -> None:
     model = ollama(server.base_url)
     await ChatModelPolicy(model).complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, seed=3, top_p=0.9))
-    wished = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
-    assert server.asked[0]["options"] == wished
+    expected = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
+    assert server.requests[0]["options"] == expected
     assert model.temperature == 0.1  # type: ignore[attr-defined]
 
 
@@ -124,4 +124,4 @@ async def test_what_a_model_does_not_take_is_left_out_and_said(server: ChatServe
     ):
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
-    assert all("seed" not in body for body in server.asked)
+    assert all("seed" not in body for body in server.requests)

@@ -12,7 +12,7 @@ from email.message import EmailMessage
 
 import pytest
 from support.document_files import docx, pdf
-from support.made_documents import opened, sheets, slides, tc, word, zipped
+from support.made_documents import sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
@@ -211,31 +211,7 @@ def _filed(depth: int) -> bytes:
     return data
 
 
-def _repeated(rows: int, columns: int) -> bytes:
-    """A spreadsheet that claims one cell very many times."""
-    cell = f'<table:table-cell table:number-columns-repeated="{columns}"><text:p>a</text:p></table:table-cell>'
-    row = f'<table:table-row table:number-rows-repeated="{rows}">{cell}</table:table-row>'
-    return opened("spreadsheet", f'<table:table table:name="S">{row}</table:table>')
-
-
-def _book(text: str) -> bytes:
-    """A book of one chapter."""
-    items, spine = '<manifest><item id="c" href="c.xhtml"/></manifest>', '<itemref idref="c"/>'
-    return zipped(
-        {
-            "mimetype": MEDIA_TYPES["epub"],
-            "META-INF/container.xml": '<container><rootfile full-path="p.opf"/></container>',
-            "p.opf": f"<package>{items}<spine>{spine}</spine></package>",
-            "c.xhtml": text,
-        }
-    )
-
-
 _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>'
-
-
-_LARGE = "needs more than 800 MB|takes more than 1 seconds"
-"""One of the bounds, which a quick and a busy machine reach in different order."""
 
 
 @pytest.mark.parametrize(
@@ -243,21 +219,15 @@ _LARGE = "needs more than 800 MB|takes more than 1 seconds"
     [
         ("entities.odt", zipped({"mimetype": MEDIA_TYPES["odt"], "content.xml": _ENTITIES}), "declares XML entities"),
         ("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", "nested too deeply"),
-        ("repeated.ods", _repeated(1_048_576, 16_384), _LARGE),
         ("deep.docx", word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), "nested too deeply"),
         ("deep.pptx", slides("<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000), "nested too deeply"),
         ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
-        ("zipped.epub", _book("<p>" + "a " * 100_000_000), _LARGE),
-        ("cells.xlsx", sheets("<row>" + "<c/>" * 1_000_000 + "</row>"), _LARGE),
-        ("messages.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: b\n\nx\n\n" * 400_000, _LARGE),
     ],
 )
 def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "1" if error is _LARGE else "20")
-    monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "800")
-    store = DocumentStore(tmp_path)
+    monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "20")
     with pytest.raises(DocumentError, match=error):
-        store.add(Document.from_bytes(data, name=name))
+        DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
 
 
 _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
@@ -275,12 +245,6 @@ _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
 def test_small_files_that_claim_much_space_have_little_text(name, data, tmp_path):
     ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
     assert 0 < ref["size"] < 1_000_000
-
-
-@_LINUX
-def test_a_page_whose_parsing_takes_a_time_that_its_size_does_not_explain_is_refused(tmp_path):
-    with pytest.raises(DocumentError, match=r"a\.html takes far more time"):
-        DocumentStore(tmp_path).add(Document.from_bytes(b"<div>" * 100_000, name="a.html"))
 
 
 def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):

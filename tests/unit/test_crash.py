@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.programs import Program, run_program
+from support.programs import Program
 
 from memagent_graph import RunLog
 
@@ -69,11 +69,11 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
     """Two processes of four readers each, both killed in every round; what they printed, they had finished."""
     (tmp_path / "readers.py").write_text(READERS)
     moments = random.Random(11)
-    finished: set[tuple[str, int]] = set()
-    rounds, wanted = 0, size(5, 100)
-    while rounds < wanted or len({run for run, _ in finished}) < 8:
+    outputs: set[tuple[str, int]] = set()
+    rounds, least = 0, size(5, 100)
+    while rounds < least or len({run for run, _ in outputs}) < 8:
         rounds += 1
-        assert rounds <= 4 * wanted, "a reader never finished a conversation"
+        assert rounds <= 4 * least, "a reader never finished a conversation"
         command = [sys.executable, str(tmp_path / "readers.py"), str(tmp_path)]
         processes = [Program([*command, name], stdout=subprocess.PIPE) for name in ("a", "b")]
         for process in processes:
@@ -83,32 +83,19 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
             assert process.poll() is None, "the reads were over before they could be killed"
             os.kill(process.pid, signal.SIGKILL)
             lines = process.communicate()[0].splitlines(keepends=True)
-            finished |= {(run, int(chunk)) for run, chunk in (line.split() for line in lines if line.endswith("\n"))}
+            outputs |= {(run, int(chunk)) for run, chunk in (line.split() for line in lines if line.endswith("\n"))}
         log = RunLog(tmp_path / "runs.sqlite")
         with sqlite3.connect(log.path) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
-        counted = Counter(
+        places = Counter(
             (record.run_id, conversation.position)
             for record in log.runs()
             for conversation in log.conversations(record.run_id)
         )
-        assert finished <= set(counted), "a finished conversation is missing"
-        assert not counted or max(counted.values()) == 1, "a conversation counts twice"
+        assert outputs <= set(places), "a finished conversation is missing"
+        assert not places or max(places.values()) == 1, "a conversation counts twice"
     for record in log.runs():
         positions = [conversation.position for conversation in log.conversations(record.run_id)]
         assert positions == list(range(len(positions)))
-    record_property("conversations finished before a kill", len(finished))
-
-
-def test_a_process_that_closes_nothing_still_ends(tmp_path: Path) -> None:
-    script = """
-import asyncio, sys
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
-reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
-                  store=sys.argv[1], checkpoints=sys.argv[1] + "/c.sqlite")
-reader.read("some text", "what?")
-asyncio.run(reader.aread("some text", "what?"))
-"""
-    run_program([sys.executable, "-c", script, str(tmp_path)], timeout=30, check=True)
+    record_property("conversations finished before a kill", len(outputs))

@@ -58,11 +58,6 @@ def builder(form: PromptFormat, corpus: Path) -> RowBuilder:
 # --- planted facts
 
 
-def test_the_same_seed_gives_the_same_facts() -> None:
-    first, second = PlantedFacts(3), PlantedFacts(3)
-    assert [first.fact() for _ in range(50)] == [second.fact() for _ in range(50)]
-
-
 def test_statement_and_question_name_the_entity_and_only_the_statement_the_value() -> None:
     facts = PlantedFacts(4)
     for _ in range(500):
@@ -128,15 +123,6 @@ def test_trunk_and_branch_are_the_tokens_of_the_whole_prompt(form: PromptFormat)
     whole = f"<|user|>{before}{chunk}{after}<|end|><|assistant|>"
     expected = form.encoding.encode(whole, allowed_special="all")
     assert form.encode_trunk(chunk) + form.encode_question(memory, problem) == expected
-
-
-def test_prompts_at_their_budgets_fit_the_context_window() -> None:
-    budget = json.loads((SHIPPED / "memagent.json").read_text())
-    encoding = load_encoding(SHIPPED)
-    form = PromptFormat.load(SHIPPED, encoding)
-    frame = len(form.encode_trunk("")) + len(form.encode_question("", ""))
-    filled = budget["chunk_tokens"] + 2 * budget["memory_tokens"] + budget["question_tokens"]
-    assert frame + filled + 16 <= budget["context_window"]
 
 
 def test_the_scripted_reader_copies_a_full_memory_and_reads_only_what_is_there(builder: RowBuilder) -> None:

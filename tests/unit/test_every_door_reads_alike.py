@@ -9,31 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from mcp.shared.memory import create_connected_server_and_client_session
 from starlette.testclient import TestClient
-from support.command_line import memagent
+from support.command_line import invoke, memagent
 from support.fake_server import FakeServer
-from support.scripts import document_with, part
-from typer.testing import CliRunner
+from support.scripts import document_with
 
 from langchain_memagent import MemAgentMiddleware, ReadLongDocument, memagent_node, platform
-from memagent_corpus.corpus_command import Corpus
-from memagent_evaluation.eval_command import Eval
 from memagent_graph import MemAgent, load_tokenizer
-from memagent_graph.cli import app
-from memagent_graph.cli.doctor import Doctor
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.cli.read import Read
 from memagent_graph.errors import PolicyError
 from memagent_graph.settings import ReadSettings
 from memagent_mcp.mcp_command import Mcp
-from memagent_report.report_command import ReportDocuments
 from memagent_serve.app import ServerResources, make_app
 from memagent_serve.serve_command import Serve
 
@@ -51,12 +43,12 @@ def strategy(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, strategy: str | None) -> Iterator[FakeServer]:
     """The policy of every door, by the environment, with the budgets and prompts of the embedded one."""
-    with FakeServer(window=2048) as served:
-        monkeypatch.setenv("OPENAI_BASE_URL", served.base_url)
+    with FakeServer(window=2048) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("MEMAGENT_PROFILE", "embedded")
         monkeypatch.setenv("MEMAGENT_LAYOUT", "paper")
         monkeypatch.setenv("MEMAGENT_STRATEGY", strategy or "")
-        yield served
+        yield server
 
 
 @pytest.fixture
@@ -109,9 +101,9 @@ def by_mcp(book: Path, strategy: str | None) -> None:
         async with command.make_reader() as reader:
             server = command.make_server(reader)
             async with create_connected_server_and_client_session(server) as client:
-                done = await client.call_tool("read_document", {"path": book.name, "questions": QUESTION})
+                result = await client.call_tool("read_document", {"path": book.name, "questions": QUESTION})
             await server.aclose()
-            assert not done.isError, done.content
+            assert not result.isError, result.content
 
     asyncio.run(call())
 
@@ -131,7 +123,13 @@ def by_corpus(book: Path, strategy: str | None) -> None:
     memagent("corpus", book.parent, "-q", QUESTION, "--out", book.parents[1] / "table", *options(strategy))
 
 
-DOORS = (by_command_line, in_python, by_settings, by_tool, by_node, by_own_node, by_mcp, by_serve, by_corpus)
+def by_report(book: Path, strategy: str | None) -> None:
+    invoke("report", QUESTION, book, "-q", QUESTION, "--extractive", *options(strategy))
+
+
+DOORS = (
+    by_command_line, in_python, by_settings, by_tool, by_node, by_own_node, by_mcp, by_serve, by_corpus, by_report,
+)  # fmt: skip
 
 
 def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
@@ -143,20 +141,10 @@ def test_every_door_sends_the_same_requests(server, book, strategy) -> None:
     expected = requests[by_command_line.__name__]
     assert len(expected) > 4, "the document has several chunks, and every door reads all of them"
     tokenizer = load_tokenizer("embedded")
-    for door, sent in requests.items():
-        assert sent == expected, door
-        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in sent]
+    for door, bodies in requests.items():
+        assert bodies == expected, door
+        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in bodies]
         assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], door
-
-
-@pytest.mark.parametrize("strategy", [None], indirect=True)
-@pytest.mark.parametrize("door", DOORS)
-def test_a_document_that_fits_one_chunk_is_read_as_that_chunk_through_every_door(server, book, strategy, door) -> None:
-    book.write_text("The harbor is old. The key of harbor is 4711. Nobody knows why.")
-    door(book, strategy)
-    update, answer = (body["messages"][-1]["content"] for body in server.requests)
-    assert part(update, "section") == book.read_text()
-    assert not part(answer, "section")
 
 
 @pytest.mark.parametrize(
@@ -172,20 +160,10 @@ def test_a_document_that_fits_one_chunk_is_read_as_that_chunk_through_every_door
 async def test_agents_are_told_what_the_reader_will_be_shown(server, strategy, words, tmp_path) -> None:
     async with Mcp(**choices(strategy)).make_reader() as reader:
         tools = [*await Mcp().make_server(reader).list_tools(), *MemAgentMiddleware(reader).tools]
-    told = {tool.name: tool.description for tool in tools} | {"tool": ReadLongDocument(roots=[tmp_path]).description}
+    own = ReadLongDocument(roots=[tmp_path])
+    descriptions = {tool.name: tool.description for tool in tools} | {"tool": own.description}
     for name in ("read_document", "ask_again", "ask_tool_result", "tool"):
-        assert words in told[name], name
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "read": lambda **given: Read(document="-", question=[QUESTION], **given),
-    "doctor": Doctor,
-    "mcp": Mcp,
-    "serve": Serve,
-    "corpus": lambda **given: Corpus(source="books", out="table", **given),
-    "eval": lambda **given: Eval(context=typer.Context(typer.main.get_command(app)), **given),
-    "report": lambda **given: ReportDocuments(question=QUESTION, documents=[], **given),
-}
+        assert words in descriptions[name], name
 
 
 COMMAND_LINES = (
@@ -201,8 +179,7 @@ COMMAND_LINES = (
 
 @pytest.mark.parametrize("arguments", COMMAND_LINES, ids=lambda arguments: arguments[0])
 def test_without_any_policy_every_command_names_what_gives_it_one(book, arguments) -> None:
-    done = CliRunner().invoke(app, [part.format(book=book, books=book.parent) for part in arguments])
-    assert done.exit_code == ExitCode.POLICY, (done.output, done.exception)
+    done = memagent(*(part.format(book=book, books=book.parent) for part in arguments), code=ExitCode.POLICY)
     assert "--base-url" in done.output and "`memagent policy add english`" in done.output
 
 
@@ -210,16 +187,3 @@ def test_without_any_policy_every_command_names_what_gives_it_one(book, argument
 def test_without_any_policy_python_names_its_arguments(make) -> None:
     with pytest.raises(PolicyError, match=r"no policy is named.*base_url.*model.*`memagent policy add english`"):
         make()
-
-
-async def test_every_command_builds_the_same_reader(server, strategy, tmp_path) -> None:
-    contexts = {}
-    for name, command in COMMANDS.items():
-        async with MemAgent(settings=command(**choices(strategy)).settings(), store=tmp_path, run_log=False) as reader:
-            contexts[name] = (await reader.agraph()).reader_context
-    context = contexts["read"]
-    assert context.strategy.name == (strategy or "overwrite")
-    for name, other in contexts.items():
-        assert (other.budget, other.rules, other.boundary) == (context.budget, context.rules, context.boundary), name
-        assert (other.strategy, other.prompts.fingerprint) == (context.strategy, context.prompts.fingerprint), name
-        assert other.sampling.temperature == context.sampling.temperature, name

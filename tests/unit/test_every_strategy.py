@@ -152,22 +152,22 @@ def test_it_is_logged_exactly(finished) -> None:
 def test_every_parent_stands_before_its_children_and_all_lead_to_the_answer(finished) -> None:
     _, log, _ = finished
     trace = log.trace("r")
-    seen: set[str] = set()
+    before: set[str] = set()
     for step in trace.steps:
-        assert set(step.parents) <= seen
-        seen.add(step.id)
+        assert set(step.parents) <= before
+        before.add(step.id)
     (answer,) = trace.answers
     with_news = [step.id for step in trace.steps if step.chunk_index is not None and "harbor" in (step.text or "")]
-    before = {answer.id}
+    ancestors = {answer.id}
     for step in reversed(trace.steps):
-        before.update(step.parents if step.id in before else ())
-    assert set(with_news) <= before
+        ancestors.update(step.parents if step.id in ancestors else ())
+    assert set(with_news) <= ancestors
 
 
 def test_a_limit_stops_it_and_a_resume_reads_the_rest_once(agent, log) -> None:
-    stopped = agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=7))
-    assert stopped.stop_reason is StopReason.MAX_CHUNKS
-    assert stopped.chunks_read == 7
+    part = agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=7))
+    assert part.stop_reason is StopReason.MAX_CHUNKS
+    assert part.chunks_read == 7
     result = agent.resume("r")
     whole = agent.read(TEXT, QUESTION, run_id="whole")
     assert (result.answer, result.memory, result.chunks_read) == (whole.answer, whole.memory, whole.chunks_read)
@@ -210,10 +210,10 @@ def test_an_edited_memory_is_read_on_from(agent, log) -> None:
     result = agent.resume("r")
     assert "harbor 99" in result.trace.final_path[-1].memory or "harbor 99" in result.memory
     assert [event.kind.value for event in result.events] == ["memory_edited"]
-    edited = log.trace("r")
-    assert edited.final_memory == result.memory
-    assert {step.id for step in edited.steps} == {step.id for step in result.trace.steps}
-    assert [(update.chunk_index, update.branch, update.memory) for update in edited.updates] == [
+    trace = log.trace("r")
+    assert trace.final_memory == result.memory
+    assert {step.id for step in trace.steps} == {step.id for step in result.trace.steps}
+    assert [(update.chunk_index, update.branch, update.memory) for update in trace.updates] == [
         (update.chunk_index, update.branch, update.memory) for update in agent.resume("r").updates
     ]
 
@@ -290,14 +290,14 @@ def test_killed_at_random_moments_it_reads_at_most_the_open_chunks_again(
     text = text[: tokenizer.prefix_chars(text, tokenizer.encode(text), chunks * 40)]
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "read.py").write_text(READ)
-    moments, wanted = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
+    moments, most = random.Random(f"{killed[-9:]}"), size(4, 40) if is_line else size(1, 12)
     is_finished = False
     kills = 0
     with FakeServer(lambda body, number: reads_perfectly(body["messages"][0]["content"]), delay=0.02) as server:
         command = [sys.executable, str(tmp_path / "read.py"), server.base_url, str(tmp_path), QUESTION, killed]
         places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-        while kills < wanted and not is_finished:
+        while kills < most and not is_finished:
             with Program(command, stdout=subprocess.PIPE, env=environment) as process:
                 assert process.stdout.readline() == "reading\n"
                 enough = len(server.requests) + moments.randrange(3, 12)

@@ -52,33 +52,21 @@ def test_quotes_lie_in_their_chunk_whatever_the_text(line: str, chunk: str, star
 def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, str]]) -> None:
     memories, chunks = zip(*steps, strict=True)
     document = "".join(chunks)
-    made = made_of(memories, chunks)
-    result = find_provenance(made, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
+    trace = made_of(memories, chunks)
+    result = find_provenance(trace, lambda update: chunks[update.chunk_index], Places([SourceMark(0, "page 1")]))
     assert [line.line for line in result.lines] == split_memory(memories[-1])
     for quote in result.evidence:
         assert quote.quote == document[quote.start_char : quote.end_char]
         assert quote.line == result.lines[quote.line_index].line
-        assert made.updates[quote.chunk_index].start_char <= quote.start_char < quote.end_char
-        assert quote.end_char <= made.updates[quote.chunk_index].end_char
+        update = trace.updates[quote.chunk_index]
+        assert update.start_char <= quote.start_char < quote.end_char <= update.end_char
         assert 0 < quote.coverage <= 1
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
 def test_support_lies_in_its_line_whatever_the_text(answer: str, lines: list[str]) -> None:
-    for each in find_support(answer, lines):
-        assert 0 <= each.start < each.end <= len(lines[each.line_index])
-
-
-def test_a_quote_ignores_case_punctuation_and_spaces_but_is_the_texts_own() -> None:
-    chunk = "It is said: the LIGHTHOUSE, at Cape\nVerity, was lit."
-    ((start, end),) = find_quotes("the lighthouse at cape verity", chunk)
-    assert chunk[start:end] == "the LIGHTHOUSE, at Cape\nVerity"
-
-
-def test_runs_a_few_words_apart_are_one_quote() -> None:
-    chunk = "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year."
-    ((start, end),) = find_quotes("Ilse Thornbury built the lighthouse", chunk)
-    assert chunk[start:end] == "Ilse Thornbury, who was rich, built the lighthouse"
+    for support in find_support(answer, lines):
+        assert 0 <= support.start < support.end <= len(lines[support.line_index])
 
 
 @pytest.mark.parametrize(
@@ -95,34 +83,35 @@ def test_of_the_same_words_in_two_orders_the_lines_own_is_quoted(before: str, li
     assert [chunk[start:end] for start, end in find_quotes(line, chunk)] == [line]
 
 
-def test_function_words_alone_are_no_quote() -> None:
-    assert find_quotes("it was of the", "it was of the") == []
-
-
 @pytest.mark.parametrize(
-    ("line", "text", "quoted"),
+    ("line", "text", "quotes"),
     [
+        pytest.param(
+            "the lighthouse at cape verity",
+            "It is said: the LIGHTHOUSE, at Cape\nVerity, was lit.",
+            ["the LIGHTHOUSE, at Cape\nVerity"],
+            id="case, punctuation and spaces are the text's own",
+        ),
+        pytest.param(
+            "Ilse Thornbury built the lighthouse",
+            "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year.",
+            ["Ilse Thornbury, who was rich, built the lighthouse"],
+            id="runs a few words apart",
+        ),
+        pytest.param("it was of the", "it was of the", [], id="function words alone"),
         ("May", "It may rain. Vera was born in May, they say.", ["May"]),
         ("in May", "May we come in? Vera was born\nin May.", ["in May"]),
         ("Will", "She will ask Will tomorrow.", ["Will"]),
         ("May", "May we come in? We may.", []),
         ("may", "Vera was born in May.", []),
         ("No", "No, there is no need.", []),
+        ("lit: 1743", "In 1743 they came.", ["1743"]),
+        ("灯塔是安娜建造", "他说东京的灯塔是安娜建造的。", ["灯塔是安娜建造"]),
+        pytest.param("灯塔是", "他说东京的灯塔是安娜建造的。", [], id="three characters without spaces"),
     ],
 )
-def test_a_name_that_looks_like_a_function_word_is_a_quote(line: str, text: str, quoted: list[str]) -> None:
-    assert [text[start:end] for start, end in find_quotes(line, text)] == quoted
-
-
-def test_a_number_alone_is_a_quote() -> None:
-    assert find_quotes("lit: 1743", "In 1743 they came.") == [(3, 7)]
-
-
-def test_four_characters_of_a_script_without_spaces_are_a_quote_and_three_are_not() -> None:
-    chunk = "他说东京的灯塔是安娜建造的。"
-    ((start, end),) = find_quotes("灯塔是安娜建造", chunk)
-    assert chunk[start:end] == "灯塔是安娜建造"
-    assert find_quotes("灯塔是", chunk) == []
+def test_what_a_text_has_of_a_line_is_quoted_in_the_texts_own_words(line: str, text: str, quotes: list[str]) -> None:
+    assert [text[start:end] for start, end in find_quotes(line, text)] == quotes
 
 
 def test_a_line_keeps_the_chunk_that_first_wrote_it_through_rewordings() -> None:
@@ -162,10 +151,10 @@ def test_quotes_come_from_the_chunks_that_brought_the_words() -> None:
 
 def test_a_quote_names_the_page_it_begins_in() -> None:
     chunk = "x" * 50 + " Ilse built the lighthouse."
-    made = made_of(["Ilse built the lighthouse"], [chunk])
+    trace = made_of(["Ilse built the lighthouse"], [chunk])
     marks = [SourceMark(0, "page 1"), SourceMark(50, "page 2"), SourceMark(60, "page 3")]
-    assert [quote.section for quote in find_provenance(made, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
-    assert [quote.section for quote in find_provenance(made, lambda _: chunk, Places(marks[2:])).evidence] == [None]
+    assert [quote.section for quote in find_provenance(trace, lambda _: chunk, Places(marks)).evidence] == ["page 2"]
+    assert [quote.section for quote in find_provenance(trace, lambda _: chunk, Places(marks[2:])).evidence] == [None]
 
 
 def test_without_the_text_origins_are_known_and_quotes_are_not() -> None:
@@ -217,24 +206,24 @@ def test_sentences_of_a_paragraph_are_lines_of_their_own() -> None:
 
 def test_the_answers_words_are_found_in_memory() -> None:
     line = "The lighthouse was built by Ilse Thornbury in 1743"
-    found = find_support("Ilse Thornbury", ["nothing here", line])
-    assert [(item.line_index, line[item.start : item.end]) for item in found] == [(1, "Ilse Thornbury")]
+    supports = find_support("Ilse Thornbury", ["nothing here", line])
+    assert [(support.line_index, line[support.start : support.end]) for support in supports] == [(1, "Ilse Thornbury")]
 
 
 def test_of_many_chunks_only_those_that_brought_the_final_words_are_read() -> None:
     lines = [f"fact {index} of keeper{index}" for index in range(30)]
-    memories, chunks, asked = [], [], []
+    memories, chunks, indices = [], [], []
     for chunk in range(100):
         lines[chunk % 30] = f"fact {chunk} of keeper{chunk} and place{chunk} in year {1000 + chunk}"
         memories.append("\n".join(lines))
         chunks.append(f"words of no use here, and {lines[chunk % 30]}")
 
     def text_of(update: MemoryUpdate) -> str:
-        asked.append(update.chunk_index)
+        indices.append(update.chunk_index)
         return chunks[update.chunk_index]
 
     result = find_provenance(made_of(memories, chunks), text_of)
-    assert sorted(asked) == list(range(70, 100))
+    assert sorted(indices) == list(range(70, 100))
     assert all(line.coverage == 1 for line in result.lines)
 
 
@@ -295,9 +284,9 @@ def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -
         return "\\boxed{The key of harbor is 4711}" if "harbor is 4711" in part(prompt, "text") else "\\boxed{?}"
 
     reader = make_reader(ScriptedPolicy(from_the_text), strategy="retrieval:chunks=2:chunk_tokens=40")
-    (found,) = reader.read(EXCERPT, "What is the key of harbor?").evidence
-    assert found.quote == EXCERPT[found.start_char : found.end_char] == "The key of harbor is 4711, as all know."
-    assert (found.line, found.update, found.coverage) == ("The key of harbor is 4711", -1, 1.0)
+    (quote,) = reader.read(EXCERPT, "What is the key of harbor?").evidence
+    assert quote.quote == EXCERPT[quote.start_char : quote.end_char] == "The key of harbor is 4711, as all know."
+    assert (quote.line, quote.update, quote.coverage) == ("The key of harbor is 4711", -1, 1.0)
     unknown = reader.read(EXCERPT, "What is the colour of zebras?")
     assert (unknown.answer, unknown.evidence) == ("?", ())
 
@@ -305,9 +294,8 @@ def test_an_answer_from_an_excerpt_has_its_quotes_at_their_places(make_reader) -
 def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:
     text = "It was dark. The key of harbor is 4711, as all know.\n\nnext part. No, 4711 was not meant. The end."
     reader = make_reader(ScriptedPolicy(lambda _: "\\boxed{4711}"), strategy="retrieval:chunks=1")
-    found = reader.read(text, "What is the key of harbor?").evidence
-    assert [item.quote for item in found] == ["The key of harbor is 4711, as all know."]
-    assert text[found[0].start_char : found[0].end_char] == found[0].quote
+    (quote,) = reader.read(text, "What is the key of harbor?").evidence
+    assert quote.quote == text[quote.start_char : quote.end_char] == "The key of harbor is 4711, as all know."
 
 
 BIRDS = ["The plover lays four eggs.", "The heron eats fish.", "The plover eats crabs.", "Eggs are laid in May."]

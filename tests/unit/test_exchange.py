@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -96,50 +97,50 @@ def test_a_run_with_a_resume_retries_an_edit_and_rewards_comes_back_equal(tmp_pa
     assert (report.runs, report.conversations, report.rewards, report.events) == (1, 7, 4, 4)
     assert report.bytes == (tmp_path / "runs.parquet").stat().st_size
     write_run(other, "unrelated", 9)
-    imported = import_runs(other, tmp_path / "runs.parquet")
+    result = import_runs(other, tmp_path / "runs.parquet")
 
-    assert (imported.runs, imported.conversations, imported.rewards, imported.skipped) == (1, 7, 4, 0)
+    assert (result.runs, result.conversations, result.rewards, result.skipped) == (1, 7, 4, 0)
     assert content(other)["r"] == content(log)["r"]
     assert any(conversation.superseded for conversation in other.conversations("r", superseded=True))
     assert other.templates("r")[load_prompts().fingerprint] == load_prompts().wording
-    (judged,) = [reward for reward in other.rewards("r") if reward.note]
+    (reward,) = [reward for reward in other.rewards("r") if reward.note]
     (answer,) = [conversation for conversation in other.conversations("r") if conversation.writes is Writes.ANSWER]
-    assert judged.conversation == answer.id != last
+    assert reward.conversation == answer.id != last
 
 
 anything = st.text(st.characters(exclude_categories=()), max_size=12)
 hostile = anything | st.sampled_from(
     ["\0", "a\0b", "\u202eevil", "👩\u200d👩\u200d👧", "\ud800", 'half \udfff "and" \\ quotes', "[bold]", "\x1b[31m"]
 )
-stored = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
+text = hostile.map(lambda text: text.encode("utf-8", "replace").decode())
 times = st.floats(0, 253_402_000_000)
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 ids = st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=6)
-small_json = st.dictionaries(stored, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
+small_json = st.dictionaries(text, st.none() | st.booleans() | st.integers(-9, 9) | finite | hostile, max_size=3)
 logged_events = st.builds(
-    LoggedEvent, times, stored, stored, st.none() | st.integers(0, 99), st.none() | stored, st.none() | hostile
+    LoggedEvent, times, text, text, st.none() | st.integers(0, 99), st.none() | text, st.none() | hostile
 )
 spans = st.builds(Span, *[st.integers(0, 2**40)] * 6)
 drawn_conversation = st.builds(
     Conversation,
-    run_id=st.just("r"), position=st.integers(0, 3), node=stored, branch=stored, role=stored,
-    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=stored,
-    parents=st.lists(stored, max_size=2).map(tuple),
+    run_id=st.just("r"), position=st.integers(0, 3), node=text, branch=text, role=text,
+    slot=st.integers(0, 3), writes=st.sampled_from(Writes), step=text,
+    parents=st.lists(text, max_size=2).map(tuple),
     reads=st.lists(spans, max_size=2).map(tuple),
-    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=stored,
-    policy_version=stored, tokenizer=stored, template=stored, sampling=small_json, prompt_tokens=st.integers(0, 9),
-    completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=stored,
+    attempt=st.integers(0, 2), outcome=st.sampled_from(Outcome), began=times, seconds=times, policy=text,
+    policy_version=text, tokenizer=text, template=text, sampling=small_json, prompt_tokens=st.integers(0, 9),
+    completion_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9), finish_reason=text,
     text=st.none() | hostile, memory=st.none() | hostile, prompt_token_ids=ids, token_ids=ids,
     logprobs=st.none() | st.lists(st.floats(width=32), max_size=6),
     events=st.lists(logged_events, max_size=2).map(tuple),
-    superseded=st.just(True), trace=st.dictionaries(stored, stored, max_size=2),
+    superseded=st.just(True), trace=st.dictionaries(text, text, max_size=2),
 )  # fmt: skip
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[LoggedEvent], list[Reward]]]:
     runs = []
-    for run_id in draw(st.lists(stored, unique=True, max_size=3)):
+    for run_id in draw(st.lists(text, unique=True, max_size=3)):
         conversations: list[Conversation] = []
         for row, said in enumerate(draw(st.lists(drawn_conversation, max_size=4))):
             # One that counts at a place at most: all others there were superseded.
@@ -152,12 +153,12 @@ def logs(draw: st.DrawFn) -> list[tuple[RunRecord, list[Conversation], list[Logg
             conversations.append(replace(said, run_id=run_id, id=row, superseded=is_superseded))
         document = {**DOCUMENT, "name": draw(hostile), "size": draw(st.integers(0, 2**40))}
         record = RunRecord(
-            run_id, draw(times), draw(st.none() | times), draw(stored), document, draw(small_json),
-            draw(st.none() | stored), draw(st.none() | stored), draw(st.dictionaries(stored, stored, max_size=2)),
+            run_id, draw(times), draw(st.none() | times), draw(text), document, draw(small_json),
+            draw(st.none() | text), draw(st.none() | text), draw(st.dictionaries(text, text, max_size=2)),
         )  # fmt: skip
         owners = st.sampled_from([None, *(conversation.id for conversation in conversations)])
         rewards = draw(st.lists(
-            st.builds(Reward, st.just(run_id), stored, finite, stored, times, owners, st.none() | stored), max_size=4
+            st.builds(Reward, st.just(run_id), text, finite, text, times, owners, st.none() | text), max_size=4
         ))  # fmt: skip
         runs.append((record, conversations, draw(st.lists(logged_events, max_size=2)), rewards))
     return runs
@@ -386,55 +387,54 @@ def test_an_export_whose_texts_are_too_large_is_refused(tmp_path, log, other, mo
         import_runs(other, tmp_path / "runs.parquet")
 
 
+def altered_export(log: RunLog, folder: Path, alter: Callable[[pa.Table], pa.Table]) -> Path:
+    path = folder / "runs.parquet"
+    export_runs(log, path)
+    table, metadata = pq.read_table(path), pq.read_metadata(path).metadata
+    pq.write_table(alter(table).replace_schema_metadata(metadata), path)
+    return path
+
+
+def with_column(name: str, value: Any, type_: pa.DataType | None = None) -> Callable[[pa.Table], pa.Table]:
+    """All rows have this value."""
+
+    def alter(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(name)
+        return table.set_column(at, name, pa.array([value] * len(table), type_ or table.schema.field(at).type))
+
+    return alter
+
+
 @pytest.mark.parametrize(
-    ("column", "value", "words"),
+    ("alter", "words"),
     [
-        ("writes", "riddle", "writes"),
-        ("outcome", "lost", "outcome"),
-        ("slot", 0, "contradicts itself"),
-        ("events", "{", "cannot be imported"),
-        ("events", '[{"time": "x"}]', "cannot be imported"),
-        ("sampling", "[]", "cannot be imported"),
-        ("document", '{"key": 1}', "cannot be imported"),
+        (with_column("writes", "riddle"), "writes"),
+        (with_column("outcome", "lost"), "outcome"),
+        (with_column("slot", 0), "contradicts itself"),
+        (with_column("events", "{"), "cannot be imported"),
+        (with_column("events", '[{"time": "x"}]'), "cannot be imported"),
+        (with_column("sampling", "[]"), "cannot be imported"),
+        (with_column("document", '{"key": 1}'), "cannot be imported"),
+        (with_column("position", "x", pa.string()), "cannot be imported"),
+        (lambda table: table.drop_columns(["text"]), "lacks the columns text"),
     ],
 )
-def test_a_value_that_was_edited_badly_is_refused_and_no_run_is_half_there(
-    tmp_path, log, other, column, value, words
+def test_an_export_that_was_edited_badly_is_refused_and_no_run_is_half_there(
+    tmp_path, log, other, alter, words
 ) -> None:
     write_run(log, count=2)
-    export_runs(log, tmp_path / "runs.parquet")
-    table, metadata = pq.read_table(tmp_path / "runs.parquet"), pq.read_metadata(tmp_path / "runs.parquet").metadata
-    at = table.schema.get_field_index(column)
-    edited = table.set_column(at, table.schema.field(at), pa.array([value] * 2, table.schema.field(at).type))
-    pq.write_table(edited.replace_schema_metadata(metadata), tmp_path / "edited.parquet")
+    path = altered_export(log, tmp_path, alter)
     with pytest.raises(RunLogError, match=words):
-        import_runs(other, tmp_path / "edited.parquet")
+        import_runs(other, path)
     assert not list(other.runs())
-
-
-def test_a_parquet_file_with_other_columns_is_refused_by_their_names(tmp_path, log, other) -> None:
-    write_run(log)
-    export_runs(log, tmp_path / "runs.parquet")
-    table = pq.read_table(tmp_path / "runs.parquet")
-    kept = table.schema.metadata or pq.read_metadata(tmp_path / "runs.parquet").metadata
-    pq.write_table(table.drop_columns(["text"]).replace_schema_metadata(kept), tmp_path / "less.parquet")
-    with pytest.raises(RunLogError, match="lacks the columns text"):
-        import_runs(other, tmp_path / "less.parquet")
-    wrong = table.set_column(table.schema.get_field_index("position"), "position", pa.array(["x"] * 3))
-    pq.write_table(wrong.replace_schema_metadata(kept), tmp_path / "wrong.parquet")
-    with pytest.raises(RunLogError, match="cannot be imported"):
-        import_runs(other, tmp_path / "wrong.parquet")
 
 
 def test_a_shuffled_file_is_refused(tmp_path, log, other) -> None:
     write_run(log, "a", 2)
     write_run(log, "b", 2)
-    export_runs(log, tmp_path / "runs.parquet")
-    table = pq.read_table(tmp_path / "runs.parquet")
-    kept = pq.read_metadata(tmp_path / "runs.parquet").metadata
-    pq.write_table(table.take([0, 2, 1, 3]).replace_schema_metadata(kept), tmp_path / "shuffled.parquet")
+    path = altered_export(log, tmp_path, lambda table: table.take([0, 2, 1, 3]))
     with pytest.raises(RunLogError, match=r"run 'a' in .* are not together"):
-        import_runs(other, tmp_path / "shuffled.parquet", replace=True)
+        import_runs(other, path, replace=True)
 
 
 # The log's own part

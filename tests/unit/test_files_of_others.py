@@ -95,51 +95,54 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_with_a_run: P
     return own
 
 
-def shown(log: RunLog, folder: Path) -> str:
+def change(path: Path, statement: str, *values: Any) -> None:
+    """Execute a statement in a SQLite file."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement, values)
+
+
+def show_them(folder: Path, name: str = "runs.sqlite") -> str:
     """The runs of a log in all forms in which people see them."""
     pages = []
-    for run in log.runs():
-        view = load_run_view(log, run.run_id, DocumentStore(folder / "documents"))
-        pages.append(render_page(build_timeline(view)))
+    with closing(RunLog(folder / name)) as log:
+        for run in log.runs():
+            view = load_run_view(log, run.run_id, DocumentStore(folder / "documents"))
+            pages.append(render_page(build_timeline(view)))
     return "".join(pages)
 
 
-def hostile_log(folder: Path, **document: Any) -> RunLog:
+def resume_them(folder: Path) -> str:
+    with reader(folder) as agent:
+        return str(agent.resume("r").answer)
+
+
+def import_them(folder: Path) -> str:
+    with closing(RunLog(folder / "imported.sqlite")) as log:
+        import_runs(log, folder / "runs.parquet")
+    return show_them(folder, "imported.sqlite")
+
+
+def hostile_log(folder: Path) -> Path:
     """A log whose run names code and a document elsewhere."""
-    log = RunLog(folder / "theirs.sqlite")
     with closing(RunLog(folder / "runs.sqlite")) as own:
         run = own.get("r")
-    values = {"key": "sha256:../../private.txt", "path": "../private.txt", "media_type": "application/pdf", **document}
+    values = {"key": "sha256:../../private.txt", "path": "../private.txt", "media_type": "application/pdf"}
     settings = {**run.settings, "strategy": "evil:Nice", "profile": "../evil.py:Nice"}
-    record = replace(run, document={**run.document, **values}, settings=settings, strategy="evil:Nice")
-    log.add(LoggedRun(record, [conversation(0)]))
-    return log
-
-
-def log_elsewhere(folder: Path) -> str:
-    with closing(hostile_log(folder)) as log:
-        return shown(log, folder)
-
-
-def export_elsewhere(folder: Path) -> str:
-    with closing(hostile_log(folder)) as log, closing(RunLog(folder / "imported.sqlite")) as imported:
+    hostile = replace(run, document={**run.document, **values}, settings=settings, strategy="evil:Nice")
+    with closing(RunLog(folder / "theirs.sqlite")) as log:
+        log.add(LoggedRun(hostile, [conversation(0)]))
         export_runs(log, folder / "runs.parquet")
-        import_runs(imported, folder / "runs.parquet")
-        return shown(imported, folder)
+    return folder
 
 
-def logged_value(table: str, column: str, value: str) -> Callable[[Path], str]:
+def logged_value(table: str, column: str, value: Any) -> Callable[[Path], str]:
     """A log is shown in which a column has this value."""
 
     def show(folder: Path) -> str:
-        with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
-            connection.execute(
-                "INSERT INTO events (run_id, time, kind, detail, step) VALUES ('r', 1, 'memory_edited', '', "
-                "(SELECT step FROM conversations))"
-            )
-            connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
-        with closing(RunLog(folder / "runs.sqlite")) as log:
-            return shown(log, folder)
+        events = "INSERT INTO events (run_id, time, kind, detail, step) VALUES ('r', 1, 'memory_edited', '', ?)"
+        change(folder / "runs.sqlite", events.replace("?", "(SELECT step FROM conversations)"))
+        change(folder / "runs.sqlite", f"UPDATE {table} SET {column} = ?", value)
+        return show_them(folder)
 
     return show
 
@@ -174,49 +177,42 @@ def tokenizer(**changes: Any) -> Callable[[Path], str]:
     return count
 
 
-def gold_of_others(content: str) -> Callable[[Path], str]:
-    """Gold answers with this line are read."""
+def file_with(name: str, content: str, read: Callable[[Path], Any]) -> Callable[[Path], str]:
+    """A file with this content is read."""
 
-    def read(folder: Path) -> str:
-        (folder / "gold.jsonl").write_text(content)
-        return str(GoldAnswers.load(folder / "gold.jsonl"))
+    def use(folder: Path) -> str:
+        (folder / name).write_text(content)
+        return str(read(folder / name))
 
-    return read
-
-
-def log_bomb(folder: Path) -> str:
-    stream = zlib.compressobj(9, zlib.DEFLATED, -12)
-    bomb = b"".join(stream.compress(b"a" * 2**20) for _ in range(20)) + stream.flush()
-    with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
-        connection.execute("UPDATE conversations SET text = ?", (bomb,))
-    with closing(RunLog(folder / "runs.sqlite")) as log:
-        return shown(log, folder)
+    return use
 
 
 def log_with(column: str, blob: bytes, *, most: int | None = None) -> Callable[[Path], str]:
     """A log is shown, and its runs are exported, in which every conversation has this value."""
 
     def show(folder: Path) -> str:
-        with closing(sqlite3.connect(folder / "runs.sqlite")) as connection, connection:
-            connection.execute(f"UPDATE conversations SET {column} = ?", (blob,))
-        with closing(RunLog(folder / "runs.sqlite")) as log, pytest.MonkeyPatch.context() as patch:
+        change(folder / "runs.sqlite", f"UPDATE conversations SET {column} = ?", blob)
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(columns, "MAX_RUN_SIZE", most or columns.MAX_RUN_SIZE)
-            export_runs(log, folder / "runs.parquet")
-            return shown(log, folder)
+            return show_them(export_of_others(folder))
 
     return show
 
 
+def raw_deflated(data: bytes) -> bytes:
+    stream = zlib.compressobj(1, zlib.DEFLATED, -12)
+    return stream.compress(data) + stream.flush()
+
+
 def many_ids() -> bytes:
     count = MAX_LIST + 1
-    high = zlib.compressobj(1, zlib.DEFLATED, -12)
-    return b"\1" + count.to_bytes(4, "little") + bytes(count) + high.compress(bytes(3 * count)) + high.flush()
+    return b"\1" + count.to_bytes(4, "little") + bytes(count) + raw_deflated(bytes(3 * count))
 
 
 def export_with(column: str, values: pa.Array, *bound: Any) -> Callable[[Path], str]:
     """An export is imported in which a column has these values, one a row."""
 
-    def imported(folder: Path) -> str:
+    def use(folder: Path) -> str:
         path = export_of_others(folder) / "runs.parquet"
         table = pq.read_table(path).slice(0, 1).take([0] * len(values))
         place = table.schema.get_field_index(column)
@@ -224,20 +220,17 @@ def export_with(column: str, values: pa.Array, *bound: Any) -> Callable[[Path], 
         pq.write_table(changed.replace_schema_metadata(pq.read_metadata(path).metadata), path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(*bound)
-            import_them(folder)
-        return ""
+            return import_them(folder)
 
-    return imported
+    return use
 
 
 def checkpoint(kind: str, content: bytes) -> Callable[[Path], str]:
     """A run is resumed whose newest checkpoint has this content."""
 
     def resume(folder: Path) -> str:
-        with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
-            connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ?", (kind, content))
-        with reader(folder) as agent:
-            return str(agent.resume("r").answer)
+        change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, content)
+        return resume_them(folder)
 
     return resume
 
@@ -262,15 +255,14 @@ def state(updated: Any = None, **changes: Any) -> Callable[[Path], str]:
     def resume(folder: Path) -> str:
         with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
             rows = connection.execute("SELECT rowid, type, checkpoint FROM checkpoints").fetchall()
-            for row_id, kind, content in rows:
-                stored = CompressedSerializer().loads_typed((kind, content))
-                values = {**stored["channel_values"], **changes}
-                stored["channel_values"] = {name: value for name, value in values.items() if value is not None}
-                stored["updated_channels"] = updated
-                changed = (*CompressedSerializer().dumps_typed(stored), row_id)
-                connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", changed)
-        with reader(folder) as agent:
-            return str(agent.resume("r").answer)
+            for row_id, kind, blob in rows:
+                content = CompressedSerializer().loads_typed((kind, blob))
+                values = {**content["channel_values"], **changes}
+                content["channel_values"] = {name: value for name, value in values.items() if value is not None}
+                content["updated_channels"] = updated
+                parameters = (*CompressedSerializer().dumps_typed(content), row_id)
+                connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ? WHERE rowid = ?", parameters)
+        return resume_them(folder)
 
     return resume
 
@@ -284,8 +276,7 @@ def pending_writes(folder: Path) -> str:
         for number in range(5):
             values = (*place, str(number), number, "memory", "msgpack+zlib", write)
             connection.execute("INSERT INTO writes VALUES (?, ?, ?, ?, '', ?, ?, ?, ?)", values)
-    with reader(folder) as agent:
-        return str(agent.resume("r").answer)
+    return resume_them(folder)
 
 
 def large_state(folder: Path) -> str:
@@ -294,10 +285,8 @@ def large_state(folder: Path) -> str:
 
 
 def checkpoint_value(folder: Path) -> str:
-    with closing(sqlite3.connect(folder / "checkpoints.sqlite")) as connection, connection:
-        connection.execute("UPDATE checkpoints SET metadata = 'null'")
-    with reader(folder) as agent:
-        return str(agent.resume("r").answer)
+    change(folder / "checkpoints.sqlite", "UPDATE checkpoints SET metadata = 'null'")
+    return resume_them(folder)
 
 
 def profile(strategy: str, content: str = "") -> Callable[[Path], str]:
@@ -311,16 +300,6 @@ def profile(strategy: str, content: str = "") -> Callable[[Path], str]:
             return agent.strategy.name
 
     return make
-
-
-def settings_of_serve(content: str) -> Callable[[Path], str]:
-    """A settings file of the server with this content is read."""
-
-    def read(folder: Path) -> str:
-        (folder / "serve.toml").write_text(content)
-        return str(read_settings_file(folder / "serve.toml", {"max_reads"}))
-
-    return read
 
 
 def table_of_others(folder: Path) -> Path:
@@ -356,23 +335,12 @@ def export_of_others(folder: Path) -> Path:
     return folder
 
 
-def import_them(folder: Path) -> None:
-    with closing(RunLog(folder / "imported.sqlite")) as log:
-        import_runs(log, folder / "runs.parquet")
-
-
-def show_them(folder: Path) -> None:
-    with closing(RunLog(folder / "runs.sqlite")) as log:
-        shown(log, folder)
-
-
 def read_with_policy(folder: Path) -> None:
     reader(folder, profile=folder).close()
 
 
-def resume_them(folder: Path) -> None:
-    with reader(folder) as agent:
-        agent.resume("r")
+def read_serve_settings(path: Path) -> Any:
+    return read_settings_file(path, {"max_reads"})
 
 
 def text_of_others(name: str, content: str) -> Callable[[Path], Path]:
@@ -420,7 +388,7 @@ KINDS = (
     Kind("rl.yaml", text_of_others("rl.yaml", "model: [a"), lambda folder: read_preset(folder / "rl.yaml"),
          ("half", "foreign", "deep")),
     Kind("serve.toml", text_of_others("serve.toml", "max_reads = [1"),
-         lambda folder: read_settings_file(folder / "serve.toml", {"max_reads"}), ("half", "foreign", "deep")),
+         lambda folder: read_serve_settings(folder / "serve.toml"), ("half", "foreign", "deep")),
     Kind("keys.toml", text_of_others("keys.toml", "alice = [1"), lambda folder: Keys.load(folder / "keys.toml"),
          ("half", "foreign", "deep")),
     Kind("schema.json", text_of_others("schema.json", '{"type": "object"}'),
@@ -447,12 +415,6 @@ def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Pat
         kind.use(place)
     assert path.name in str(caught.value) or place.name in str(caught.value)
     assert caught.value.hint
-
-
-def part_elsewhere(folder: Path) -> str:
-    manifest = table_of_others(folder) / "_manifest.json"
-    manifest.write_text(manifest.read_text().replace("part-000000.parquet", "../../private.txt"))
-    return str(list(TableFolder(str(manifest.parent)).rows()))
 
 
 def work_elsewhere(place: str) -> Callable[[Path], str]:
@@ -505,16 +467,6 @@ def results_without_parts(folder: Path) -> str:
     return str(load_results(journal.parent))
 
 
-def preset(content: str) -> Callable[[Path], str]:
-    """A preset of a training with this content is read."""
-
-    def read(folder: Path) -> str:
-        (folder / "rl.yaml").write_text(content)
-        return str(read_preset(folder / "rl.yaml"))
-
-    return read
-
-
 def template_elsewhere(folder: Path) -> str:
     """The template is a link to a file elsewhere."""
     policy = policy_of_others(folder)
@@ -524,7 +476,7 @@ def template_elsewhere(folder: Path) -> str:
         return str(agent.read("The tower was built in 1904.", "When?").answer)
 
 
-BOMB = zlib.compress(b"\0" * (300 << 20), 9)
+BOMB = zlib.compress(b"\0" * (64 << 20), 1)
 OBJECTS = b"\xdd" + (13 << 20).to_bytes(4, "big") + b"\x90" * (13 << 20)
 MANY_VALUES = (parquet_rows, "_MAX_GROUP_VALUES", 800)
 CHECKPOINT = r"checkpoints.*read"
@@ -534,8 +486,9 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
 @pytest.mark.parametrize(
     ("attack", "refusal"),
     [
-        pytest.param(log_elsewhere, None, id="log: code, path"),
-        pytest.param(log_bomb, "a text has more than", id="log: size"),
+        pytest.param(lambda folder: show_them(hostile_log(folder), "theirs.sqlite"), None, id="log: code, path"),
+        pytest.param(logged_value("conversations", "text", raw_deflated(b"a" * (20 << 20))), "a text has more than",
+                     id="log: size"),
         pytest.param(log_with("text", pack_text("a" * 60) or b"", most=100), r"run r in .*runs\.sqlite has more",
                      id="log: sum of texts"),
         pytest.param(log_with("token_ids", many_ids()), "a list has more than", id="log: size of a list"),
@@ -592,8 +545,8 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         ),
         pytest.param(policy_with("tokenizer.json", json.dumps({"model": PANIC})),
                      r"policy cannot be loaded: the tokenizer\.json of", id="tokenizer: of a policy in this process"),
-        pytest.param(gold_of_others("[" * 50_000), r"gold\.jsonl", id="gold answers: deep"),
-        pytest.param(export_elsewhere, None, id="export: code, path"),
+        pytest.param(file_with("gold.jsonl", "[" * 50_000, GoldAnswers.load), r"gold\.jsonl", id="gold answers: deep"),
+        pytest.param(lambda folder: import_them(hostile_log(folder)), None, id="export: code, path"),
         pytest.param(checkpoint_code, CHECKPOINT, id="checkpoint: code"),
         pytest.param(packed_checkpoint_code, CHECKPOINT, id="checkpoint: code, packed"),
         pytest.param(checkpoint("pickle", b"cos\nsystem\n"), CHECKPOINT, id="checkpoint: pickle"),
@@ -624,7 +577,6 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(work_elsewhere(f"_work{place}"), f"_work{place} is a link", id=f"table: link {place}")
             for place in ("", "/checkpoints.sqlite", "/documents/texts")
         ),
-        pytest.param(part_elsewhere, "manifest", id="table: path"),
         pytest.param(table_of_a_newer_version, "newer version", id="table: version"),
         pytest.param(dataset_elsewhere, "outside the folder", id="dataset: path"),
         pytest.param(rows_with(*MANY_VALUES, question=None, context=None, answer=None, id=None, title=None),
@@ -632,9 +584,11 @@ PANIC = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(rows_with(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
                      r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
         pytest.param(results_without_parts, "journal", id="results: a part"),
-        pytest.param(preset("a: !!python/object/apply:os.system ['touch ../ran']"), "rl.yaml", id="preset: code"),
-        pytest.param(preset("a: 2021-99-99"), "rl.yaml", id="preset: date"),
-        pytest.param(settings_of_serve("policy = 'evil:Nice'"), "unknown settings", id="settings of serve: code"),
+        pytest.param(file_with("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
+                     "rl.yaml", id="preset: code"),
+        pytest.param(file_with("rl.yaml", "a: 2021-99-99", read_preset), "rl.yaml", id="preset: date"),
+        pytest.param(file_with("serve.toml", "policy = 'evil:Nice'", read_serve_settings), "unknown settings",
+                     id="settings of serve: code"),
     ],
 )  # fmt: skip
 def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path], str], refusal: str | None) -> None:

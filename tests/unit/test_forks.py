@@ -5,16 +5,13 @@ import multiprocessing
 import os
 import pickle
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from langchain_memagent import (
-    MemAgentMiddleware,
-    ReadLongDocument,
-)
-from memagent_graph import Budget, Limits, MemAgent, load_prompts
-from memagent_graph.policies.scripted import ScriptedPolicy
-from memagent_graph.run_log import RunLog
+from langchain_memagent import MemAgentMiddleware, ReadLongDocument
+from memagent_graph import Limits, MemAgent, ScriptedPolicy
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork here"),
@@ -23,8 +20,17 @@ pytestmark = [
 TEXT = "The tower was built in 1904. " * 200
 
 
-def scripted() -> ScriptedPolicy:
-    return ScriptedPolicy(lambda prompt: r"\boxed{1904}")
+@pytest.fixture
+def new_reader(make_reader, tmp_path) -> Callable[[], MemAgent]:
+    """Readers with one log and one file of checkpoints."""
+    places = {"run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
+    return lambda: make_reader(ScriptedPolicy(lambda prompt: r"\boxed{1904}"), **places)
+
+
+def start(target: Callable[..., None], *arguments: Any) -> Any:
+    child = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    child.start()
+    return child
 
 
 def read_in_child(reader: MemAgent, run_id: str) -> None:
@@ -33,66 +39,43 @@ def read_in_child(reader: MemAgent, run_id: str) -> None:
     sys.exit(0 if result.answer == "1904" else 1)
 
 
-def read_some_chunks(reader: MemAgent, resumed: bool) -> None:
+def read_some_chunks(reader: MemAgent, resumes: bool) -> None:
     limits = Limits(max_chunks=2)
-    result = reader.resume("r", limits=limits) if resumed else reader.read(TEXT, "When?", run_id="r", limits=limits)
+    result = reader.resume("r", limits=limits) if resumes else reader.read(TEXT, "When?", run_id="r", limits=limits)
     reader.close()
     sys.exit(0 if result.stop_reason == "max_chunks" else 1)
 
 
-def test_processes_forked_from_one_that_never_read_give_their_steps_different_ids(tmp_path) -> None:
+def test_processes_forked_from_one_that_never_read_give_their_steps_different_ids(new_reader, log) -> None:
     """As servers do that load an application before they fork: each went on counting where the parent was."""
-    places = {"store": tmp_path / "store", "run_log": tmp_path / "runs.sqlite", "checkpoints": tmp_path / "c"}
-    budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
-    for resumed in (False, True, True):
-        reader = MemAgent(scripted(), tokenizer="embedded", budget=budget, prompts=load_prompts(), **places)
-        child = multiprocessing.get_context("fork").Process(target=read_some_chunks, args=(reader, resumed))
-        child.start()
+    for resumes in (False, True, True):
+        child = start(read_some_chunks, new_reader(), resumes)
         child.join(30)
         assert child.exitcode == 0
-    log = RunLog(tmp_path / "runs.sqlite")
     steps = [conversation.step for conversation in log.conversations("r")]
     assert len(steps) == len(set(steps)) == 6
     assert log.trace("r").update_index(steps[-1]) == 5
 
 
-def test_a_forked_process_reads_though_its_parent_has_read(tmp_path) -> None:
-    reader = MemAgent(
-        scripted(),
-        tokenizer="embedded",
-        store=tmp_path / "store",
-        run_log=tmp_path / "runs.sqlite",
-        checkpoints=tmp_path / "c",
-    )
+def test_a_forked_process_reads_though_its_parent_has_read(new_reader, log) -> None:
+    reader = new_reader()
     assert reader.read(TEXT, "When?", run_id="before").answer == "1904"
-    children = [
-        multiprocessing.get_context("fork").Process(target=read_in_child, args=(reader, f"child-{number}"))
-        for number in range(3)
-    ]
-    for child in children:
-        child.start()
+    children = [start(read_in_child, reader, f"child-{number}") for number in range(3)]
     assert reader.read(TEXT, "When?", run_id="meanwhile").answer == "1904"
     for child in children:
         child.join(30)
         assert child.exitcode == 0
     reader.close()
-    log = RunLog(tmp_path / "runs.sqlite")
     assert {record.run_id for record in log.runs()} == {"before", "meanwhile", "child-0", "child-1", "child-2"}
     assert all(record.stop_reason == "answered" for record in log.runs())
 
 
-def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_being_pickled(tmp_path) -> None:
-    with MemAgent(scripted(), tokenizer="embedded", store=tmp_path / "store", run_log=False) as reader:
-        held = (
-            reader,
-            ReadLongDocument(agent=reader),
-            MemAgentMiddleware(reader),
-        )
-        for item in held:
+def test_what_holds_a_reader_says_how_to_use_it_in_another_process_instead_of_being_pickled(new_reader) -> None:
+    reader = new_reader()
+    for item in (reader, ReadLongDocument(agent=reader), MemAgentMiddleware(reader)):
+        for attempt in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
-                pickle.dumps(item)
-            with pytest.raises(TypeError, match=r"cannot be pickled.*in the process that uses it"):
-                copy.deepcopy(item)
-            assert type(copy.copy(item)) is type(item)
-        result = copy.copy(reader).read(TEXT, "When?")
-        assert result.answer == "1904" and pickle.loads(pickle.dumps(result)) == result
+                attempt(item)
+        assert type(copy.copy(item)) is type(item)
+    result = copy.copy(reader).read(TEXT, "When?")
+    assert result.answer == "1904" and pickle.loads(pickle.dumps(result)) == result

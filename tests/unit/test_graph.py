@@ -9,12 +9,7 @@ from langgraph.graph import StateGraph
 from support.scripts import document_with
 from typing_extensions import TypedDict
 
-from memagent_graph import (
-    MemAgent,
-    Overwrite,
-    build_graph,
-)
-from memagent_graph.errors import MemAgentError
+from memagent_graph import MemAgent, Overwrite, build_graph
 
 TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
 QUESTION = "What is the key of harbor?"
@@ -75,30 +70,9 @@ def test_a_second_run_on_the_same_thread_starts_afresh(reader) -> None:
     assert second["run_id"] != first["run_id"]
 
 
-def test_progress_comes_through_the_stream_writer(graph) -> None:
-    parts = list(graph.stream(INPUT, stream_mode="custom"))
-    kinds = [part["type"] for part in parts]
-    assert set(kinds[:-1]) == {"memagent.memory_update"}
-    assert kinds[-1] == "memagent.answer"
-    assert parts[-1]["answer"] == "4711"
-    progress = [part["step"]["progress"] for part in parts]
-    assert progress == sorted(progress)
-    assert parts[0]["memory"] == "nothing yet"
-
-
 def test_the_drawn_graph_is_the_graph_that_runs(graph) -> None:
     nodes = [node for part in graph.stream(INPUT, stream_mode="updates") for node in part]
     chunks = nodes.count("update_memory")
     assert chunks > 5
     assert nodes == ["open_document", *["read_chunk", "update_memory"] * chunks, "read_chunk", "answer"]
     assert set(graph.get_graph().nodes) == {"__start__", *nodes, "__end__"}
-
-
-def test_its_input_schema_asks_for_a_question_and_a_document(graph) -> None:
-    assert {"question", "document"} <= set(graph.get_input_jsonschema()["properties"])
-
-
-@pytest.mark.parametrize("wrong", [{"question": QUESTION}, {"document": TEXT}, {"question": 3, "document": TEXT}])
-def test_incomplete_input_is_named(graph, wrong) -> None:
-    with pytest.raises(MemAgentError, match='"question"'):
-        graph.invoke(wrong)

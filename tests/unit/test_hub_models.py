@@ -11,19 +11,12 @@ pytest.importorskip("huggingface_hub")
 
 from memagent_graph import LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import MissingExtraError, PolicyError, TokenizerError
-from memagent_graph.policies.hub import is_hub_id
 from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.reading.assembly import assemble
 from memagent_graph.settings import ReadSettings
-
-
-@pytest.fixture(autouse=True)
-def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -77,13 +70,6 @@ def test_a_bare_name_needs_a_server_or_a_key(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(make_policy(ReadSettings(model="some-model")), OpenAICompatiblePolicy)
 
 
-def test_with_a_server_every_name_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = make_policy(ReadSettings(model="some/model", base_url="http://127.0.0.1:9/v1"))
-    assert isinstance(served, OpenAICompatiblePolicy)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert isinstance(make_policy(ReadSettings(model="some/model")), OpenAICompatiblePolicy)
-
-
 def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> None:
     missing = MissingExtraError("hub", "the tokenizer of some/model")
     agent = MemAgent(ScriptedPolicy([]), run_log=False)
@@ -91,8 +77,3 @@ def test_a_tokenizer_that_needs_an_extra_says_so_instead_of_being_unknown() -> N
         assemble(agent._parts, ModelInfo(missing=missing))
     with pytest.raises(TokenizerError, match="not known which tokenizer"):
         assemble(agent._parts, ModelInfo())
-
-
-def test_hub_ids_are_told_from_paths() -> None:
-    assert all(map(is_hub_id, ["Qwen/Qwen2.5-7B-Instruct", "a/b", "_x/y.z"]))
-    assert not any(map(is_hub_id, ["./a", "../a", "/a", "a", "a/b/c", "~/a", "a\\b", ".hidden/x", "a b/c"]))

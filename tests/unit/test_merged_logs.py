@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import memagent
 from support.scripts import document_with, perfect_reader
-from typer.testing import CliRunner
 
-from memagent_graph import Limits, ScriptedPolicy
-from memagent_graph.cli import app
+from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs, is_log, merge_logs
@@ -22,6 +22,19 @@ from memagent_training.data.replay_report import Refusal
 
 TEXT = document_with({0.2: "The key of harbor is 4711."}, words=600)
 QUESTION = "What is the key of harbor?"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[RunLog]:
+    """The log that the others are merged into."""
+    with closing(RunLog(tmp_path / "all.sqlite")) as log:
+        yield log
+
+
+@pytest.fixture
+def reader_of(make_reader: Any, tmp_path: Path) -> Callable[[RunLog], MemAgent]:
+    """A reader with this log, and the checkpoints of all."""
+    return lambda log: make_reader(checkpoints=tmp_path / "c.sqlite", run_log=log)
 
 
 class KilledError(Exception):
@@ -42,9 +55,7 @@ async def read_in_parts(make_reader: Any, folder: Path, stops: list[int]) -> lis
             return perfect_reader(prompt)
 
         logs.append(folder / f"{number}.sqlite")
-        agent = make_reader(
-            ScriptedPolicy(reply), store=folder / "texts", checkpoints=folder / "c.sqlite", run_log=logs[-1]
-        )
+        agent = make_reader(ScriptedPolicy(reply), checkpoints=folder / "c.sqlite", run_log=logs[-1])
         try:
             if number == 0:
                 await agent.aread(TEXT, QUESTION, run_id="r")
@@ -56,27 +67,26 @@ async def read_in_parts(make_reader: Any, folder: Path, stops: list[int]) -> lis
     return logs
 
 
-async def test_a_run_that_several_processes_read_is_put_together(make_reader: Any, tmp_path: Path) -> None:
+async def test_a_run_that_several_processes_read_is_put_together(
+    make_reader: Any, tmp_path: Path, whole: RunLog
+) -> None:
     parts = await read_in_parts(make_reader, tmp_path, [3, 4])
-    whole = RunLog(tmp_path / "all.sqlite")
     report = merge_logs(whole, parts[::-1])
     (run,) = whole.runs()
-    said = list(whole.conversations("r"))
     assert run.answer == "4711" and run.stop_reason == "answered" and run.ended is not None
-    assert [each.slot for each in said if each.role == "update"] == list(range(len(said) - 1))
-    assert report.runs == 1 and report.conversations == len(said)
-    assert len({each.seq for each in said}) == len(said)
+    *updates, answer = whole.conversations("r")
+    assert [said.slot for said in updates] == list(range(len(updates)))
+    count = len(updates) + 1
+    assert report.runs == 1 and report.conversations == count
+    assert len({said.seq for said in (*updates, answer)}) == count
     again = merge_logs(whole, parts)
     assert (again.runs, again.conversations, again.skipped) == (0, 0, 1)
-    assert len(list(whole.conversations("r", superseded=True))) == len(said)
+    assert len(list(whole.conversations("r", superseded=True))) == count
 
 
-async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp_path: Path) -> None:
+async def test_a_chunk_that_two_processes_read_counts_once(make_reader: Any, tmp_path: Path, whole: RunLog) -> None:
     first, second = await read_in_parts(make_reader, tmp_path, [3])
-    whole = RunLog(tmp_path / "all.sqlite")
     newest = list(RunLog(second).conversations("r"))
-    from dataclasses import replace
-
     repeated = replace(newest[0], id=None, seq=None, step="another", text="read, but not saved")
     RunLog(first).wait(RunLog(first).record(repeated))
     merge_logs(whole, [first, second])
@@ -91,23 +101,20 @@ async def test_the_command_takes_logs_and_exports_together(make_reader: Any, tmp
     (other,) = await read_in_parts(make_reader, tmp_path / "more", [])
     export_runs(RunLog(other), tmp_path / "runs.parquet")
     assert is_log(other) and not is_log(tmp_path / "runs.parquet") and not is_log(tmp_path / "nothing")
-    into = str(tmp_path / "all.sqlite")
-    done = CliRunner().invoke(app, ["import", *map(str, logs), "--log", into, "--json"])
-    assert done.exit_code == 0 and json.loads(done.stdout)["runs"] == 1
-    done = CliRunner().invoke(
-        app, ["import", str(tmp_path / "runs.parquet"), str(logs[0]), "--log", into, "--replace", "--json"]
-    )
-    assert done.exit_code == 0 and json.loads(done.stdout)["runs"] >= 1
+    options = ("--log", tmp_path / "all.sqlite", "--json")
+    assert json.loads(memagent("import", *logs, *options).stdout)["runs"] == 1
+    files = tmp_path / "runs.parquet", logs[0]
+    assert json.loads(memagent("import", *files, "--replace", *options).stdout)["runs"] >= 1
 
 
-def test_a_file_that_is_no_log_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_named(tmp_path: Path, whole: RunLog) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(RunLogError, match="is not a log of runs"):
-        merge_logs(RunLog(tmp_path / "all.sqlite"), [tmp_path / "x"])
+        merge_logs(whole, [tmp_path / "x"])
 
 
 async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_later(
-    make_reader: Any, tmp_path: Path
+    make_reader: Any, tmp_path: Path, whole: RunLog
 ) -> None:
     first, second, third = await read_in_parts(make_reader, tmp_path, [3, 4])
     with closing(RunLog(second)) as log:
@@ -116,10 +123,8 @@ async def test_a_chunk_whose_checkpoint_was_lost_does_not_replace_what_was_read_
             last, id=None, seq=None, step="lost", slot=last.slot + 1, parents=(last.step,), began=last.began + 1e-6
         )
         log.wait(log.record(lost))
-    one = RunLog(first)
-    merge_logs(one, [third])  # the process that began continued after the second one was killed
-    one.close()
-    whole = RunLog(tmp_path / "all.sqlite")
+    with closing(RunLog(first)) as log:
+        merge_logs(log, [third])  # the process that began continued after the second one was killed
     merge_logs(whole, [first, second])
     steps = [conversation.step for conversation in whole.conversations("r")]
     assert "lost" not in steps
@@ -132,46 +137,32 @@ def content(log: RunLog, run_id: str = "r") -> Any:
         conversation.id: number for number, conversation in enumerate(log.conversations(run_id, superseded=True))
     }
     rewards = [replace(reward, id=None, conversation=order[reward.conversation]) for reward in log.rewards(run_id)]
-    conversations = [replace(one, id=None) for one in log.conversations(run_id, superseded=True)]
+    conversations = [replace(said, id=None) for said in log.conversations(run_id, superseded=True)]
     return log.get(run_id), conversations, log.events(run_id), rewards, log.templates(run_id)
 
 
-async def edited_on_the_second_machine(make_reader: Any, folder: Path) -> tuple[RunLog, RunLog]:
-    """A run that stops at a limit on one machine; on another, with its checkpoints, it is edited and finished."""
-    logs = []
-    for number in range(2):
-        log = RunLog(folder / f"machine {number}.sqlite")
-        logs.append(log)
-        agent = make_reader(store=folder / "texts", checkpoints=folder / "c.sqlite", run_log=log)
-        if number == 0:
-            await agent.aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
-        else:
-            await agent.aedit_memory("r", 2, "harbor 99", author="alice")
-            await agent.aresume("r")
-        await agent.aclose()
-    return logs[0], logs[1]
-
-
-async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(make_reader: Any, tmp_path: Path) -> None:
-    first, second = await edited_on_the_second_machine(make_reader, tmp_path)
+async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
+    reader_of: Any, tmp_path: Path, whole: RunLog
+) -> None:
+    first, second = (RunLog(tmp_path / f"machine {number}.sqlite") for number in range(2))
+    await reader_of(first).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+    agent = reader_of(second)
+    await agent.aedit_memory("r", 2, "harbor 99", author="alice")
+    await agent.aresume("r")
     second.reward("r", 1.0, name="exact", source="scorer")
     second.reward("r", 0.0, name="exact", source="scorer")
-    row = next(second.conversations("r")).id
-    second.reward("r", 0.5, name="step", conversation=row)
-    whole = RunLog(tmp_path / "all.sqlite")
+    second.reward("r", 0.5, name="step", conversation=next(second.conversations("r")).id)
     report = merge_logs(whole, [first.path, second.path])
-    said = list(whole.conversations("r", superseded=True))
-    assert (report.runs, report.rewards, report.conversations) == (1, 3, len(said))
+    conversations = {said.id: said for said in whole.conversations("r", superseded=True)}
+    assert (report.runs, report.rewards, report.conversations) == (1, 3, len(conversations))
     assert whole.latest_rewards("r") == {"exact": 0.0}
-    (step_reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
-    (judged,) = [one for one in said if one.id == step_reward.conversation]
-    assert judged.step == next(second.conversations("r")).step
+    (reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
+    assert conversations[reward.conversation].step == next(second.conversations("r")).step
     assert [event.kind for event in whole.events("r")] == ["memory_edited"]
     assert whole.trace("r").updates[2].memory == "harbor 99"
     assert whole.get("r").answer == second.get("r").answer is not None
-    assert [one.slot for one in whole.conversations("r") if one.role == "update"] == list(
-        range(len(list(whole.conversations("r"))) - 1)
-    )
+    *updates, _ = whole.conversations("r")
+    assert [said.slot for said in updates] == list(range(len(updates)))
     assert whole.templates("r") == second.templates("r")
     # It is refused for training, as the second machine's would be.
     assert load_groups(whole, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
@@ -181,9 +172,10 @@ async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(make
     assert content(whole) == before
 
 
-async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(make_reader: Any, tmp_path: Path) -> None:
+async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(
+    make_reader: Any, tmp_path: Path, whole: RunLog
+) -> None:
     (part,) = await read_in_parts(make_reader, tmp_path, [])
-    whole = RunLog(tmp_path / "all.sqlite")
     merge_logs(whole, [part])
     with closing(RunLog(part)) as log:
         log.reward("r", 1.0)
@@ -196,18 +188,15 @@ async def test_a_reward_that_is_given_after_a_merge_arrives_at_the_next(make_rea
 
 
 async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
-    make_reader: Any, tmp_path: Path
+    make_reader: Any, reader_of: Any, tmp_path: Path, whole: RunLog
 ) -> None:
     (part,) = await read_in_parts(make_reader, tmp_path, [])
-    whole = RunLog(tmp_path / "all.sqlite")
     merge_logs(whole, [part])
     whole.reward("r", 1.0)
     with closing(RunLog(part)) as log:
-        agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=log)
-        await agent.aedit_memory("r", 1, "harbor 99")
-        await agent.aclose()
+        await reader_of(log).aedit_memory("r", 1, "harbor 99")
     merge_logs(whole, [part])
-    assert [one.slot for one in whole.conversations("r")] == [0, 1]
+    assert [said.slot for said in whole.conversations("r")] == [0, 1]
     assert whole.get("r").answer is None and whole.get("r").stop_reason is None
     assert whole.latest_rewards("r") == {}
     assert {event.kind for event in whole.events("r")} == {"memory_edited", "reward_withdrawn"}
@@ -216,20 +205,14 @@ async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
 
 
 async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as_in_one_log(
-    make_reader: Any, tmp_path: Path
+    reader_of: Any, tmp_path: Path, whole: RunLog
 ) -> None:
     first, second = RunLog(tmp_path / "1.sqlite"), RunLog(tmp_path / "2.sqlite")
-    agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=first)
-    await agent.aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
+    await reader_of(first).aread(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=4))
     first.reward("r", 0.0, name="early")
-    row = next(first.conversations("r")).id
-    first.reward("r", 0.5, name="step", conversation=row)
-    await agent.aclose()
-    agent = make_reader(store=tmp_path / "texts", checkpoints=tmp_path / "c.sqlite", run_log=second)
-    await agent.aresume("r")
+    first.reward("r", 0.5, name="step", conversation=next(first.conversations("r")).id)
+    await reader_of(second).aresume("r")
     second.reward("r", 1.0, name="late")
-    await agent.aclose()
-    whole = RunLog(tmp_path / "all.sqlite")
     assert merge_logs(whole, [first.path, second.path]).rewards == 2
     assert whole.latest_rewards("r") == {"late": 1.0}
     assert [reward.value for reward in whole.rewards("r") if reward.conversation is not None] == [0.5]
@@ -238,12 +221,3 @@ async def test_a_reward_that_was_given_before_a_resume_elsewhere_is_withdrawn_as
     for sources in ([first.path], [second.path], [second.path, first.path]):
         assert merge_logs(whole, sources).skipped == 1
         assert content(whole) == before
-
-
-async def test_a_run_of_one_log_is_merged_exactly(make_reader: Any, tmp_path: Path) -> None:
-    first, second = await edited_on_the_second_machine(make_reader, tmp_path)
-    second.reward("r", 1.0)
-    whole = RunLog(tmp_path / "all.sqlite")
-    merge_logs(whole, [second.path])
-    assert content(whole) == content(second)
-    first.close()

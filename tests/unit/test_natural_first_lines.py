@@ -133,9 +133,11 @@ async def test_a_query_at_the_end_of_the_address_is_in_every_request() -> None:
 def test_organisation_and_project_go_only_where_a_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "ours")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "p")
-    sent = {key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._headers for key in ("key", NO_KEY)}
-    assert sent["key"]["OpenAI-Organization"] == "ours"
-    assert not {"OpenAI-Organization", "OpenAI-Project"} & sent[NO_KEY].keys()
+    headers = {
+        key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._headers for key in ("key", NO_KEY)
+    }
+    assert headers["key"]["OpenAI-Organization"] == "ours"
+    assert not {"OpenAI-Organization", "OpenAI-Project"} & headers[NO_KEY].keys()
 
 
 @pytest.mark.parametrize(

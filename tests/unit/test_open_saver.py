@@ -19,37 +19,37 @@ from memagent_graph.storage.checkpoints import open_saver
 
 
 class _Plain(TypedDict):
-    seen: Annotated[list[int], operator.add]
+    numbers: Annotated[list[int], operator.add]
 
 
 class _Delta(TypedDict):
-    seen: Annotated[list[int], DeltaChannel(lambda before, new: [*before, *chain(*new)], snapshot_frequency=3)]
+    numbers: Annotated[list[int], DeltaChannel(lambda before, new: [*before, *chain(*new)], snapshot_frequency=3)]
 
 
 async def _steps_after_a_failure(path, state: type, config) -> list[list[int]]:
     """Count to eight in a graph that fails once at five, continue it, and give the values of its history."""
     saver = await open_saver(path)
-    failed: list[int] = []
+    failures: list[int] = []
 
     async def count(now) -> dict[str, list[int]]:
-        number = len(now["seen"])
-        if number == 5 and not failed:
-            failed.append(number)
+        number = len(now["numbers"])
+        if number == 5 and not failures:
+            failures.append(number)
             raise ConnectionError
-        return {"seen": [number]}
+        return {"numbers": [number]}
 
     graph = StateGraph(state)
     graph.add_node("count", count)
     graph.set_entry_point("count")
-    graph.add_conditional_edges("count", lambda now: END if len(now["seen"]) >= 8 else "count")
+    graph.add_conditional_edges("count", lambda now: END if len(now["numbers"]) >= 8 else "count")
     compiled = graph.compile(checkpointer=saver)
     with pytest.raises(ConnectionError):
-        await compiled.ainvoke({"seen": []}, config, durability="sync")
+        await compiled.ainvoke({"numbers": []}, config, durability="sync")
     await compiled.ainvoke(None, config, durability="sync")
-    at_four = {len(entry.values["seen"]): entry.config async for entry in compiled.aget_state_history(config)}[4]
-    fork = await compiled.aupdate_state(at_four, {"seen": [40]})
-    assert (await compiled.aget_state(fork)).values["seen"] == [0, 1, 2, 3, 40]
-    history = [entry.values["seen"] async for entry in compiled.aget_state_history(config)]
+    at_four = {len(entry.values["numbers"]): entry.config async for entry in compiled.aget_state_history(config)}[4]
+    fork = await compiled.aupdate_state(at_four, {"numbers": [40]})
+    assert (await compiled.aget_state(fork)).values["numbers"] == [0, 1, 2, 3, 40]
+    history = [entry.values["numbers"] async for entry in compiled.aget_state_history(config)]
     await saver.aclose()
     return history
 
@@ -60,13 +60,13 @@ async def test_every_state_can_be_had_though_writes_of_plain_channels_are_delete
     history = await _steps_after_a_failure(path, state, config)
     assert history == [[0, 1, 2, 3, 40], *[list(range(number)) for number in range(8, -1, -1)], []]
     with closing(sqlite3.connect(path)) as file:
-        kept = file.execute("SELECT count(*) FROM writes WHERE idx >= 0").fetchone()[0]
-    assert kept > 0 if state is _Delta else kept == 0
+        count = file.execute("SELECT count(*) FROM writes WHERE idx >= 0").fetchone()[0]
+    assert count > 0 if state is _Delta else count == 0
 
 
 def test_a_file_that_was_not_closed_ends_its_thread_though_the_loop_is_closed(tmp_path, monkeypatch) -> None:
-    failed: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", failed.append)
+    failures: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
     others = set(threading.enumerate())
 
     async def leave_open() -> None:
@@ -80,4 +80,4 @@ def test_a_file_that_was_not_closed_ends_its_thread_though_the_loop_is_closed(tm
     for thread in set(threading.enumerate()) - others:
         thread.join(5)
         assert not thread.is_alive()
-    assert failed == []
+    assert failures == []

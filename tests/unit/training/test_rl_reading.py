@@ -109,11 +109,11 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)
-    saved, chosen = load_profile(out), base.profile
-    assert saved is not None and chosen is not None
-    assert saved.values == chosen.values
-    assert (saved.prompts.answer_format, saved.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
-    assert saved.prompts.fingerprint == chosen.prompts.fingerprint
+    profile, reading_profile = load_profile(out), base.profile
+    assert profile is not None and reading_profile is not None
+    assert profile.values == reading_profile.values
+    assert (profile.prompts.answer_format, profile.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
+    assert profile.prompts.fingerprint == reading_profile.prompts.fingerprint
     assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
 
 
