@@ -283,33 +283,6 @@ class MemAgent:
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
-    async def aask_again(
-        self,
-        run_id: str,
-        question: str,
-        *,
-        response_format: ResponseFormatSource | None = None,
-        new_run_id: str | None = None,
-        limits: Limits | None = None,
-    ) -> ReadResult:
-        """Read the document of an earlier run for another question, or for an answer of another form.
-
-        Raises:
-            RunNotFoundError: there is no such run in the run log.
-            DocumentError: the document's text is no longer in the store.
-            MemAgentError: as for `aread`, or the reader has no run log.
-        """
-        if self.run_log is None:
-            raise MemAgentError(
-                "this reader keeps no run log", hint="Create it with run_log=True, or pass the document."
-            )
-        record = await asyncio.to_thread(self.run_log.get, run_id)
-        return await self.aread(
-            record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
-        )
-
-    ask_again = synchronous(aask_again)
-
     async def aresume(
         self,
         run_id: str,
