@@ -331,7 +331,7 @@ class MemAgent:
             done = await load_trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
             if reason and not (past_limit and StopReason(reason).resumable):
-                yield _result(graph, state, done)
+                yield result_from_state(graph, state, done)
                 return
             if reason:
                 node = graph.strategy.continues_after
@@ -674,15 +674,7 @@ class MemAgent:
                 hint="They are damaged, or another program wrote them. Read the document again.",
                 run_id=run_id,
             )
-        yield _result(graph, values, progress.trace)
-
-
-def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
-    """Return the outcome of a run from its last state. After an early stop it has the memory of all branches."""
-    result = result_from_state(state, trace, graph.reader_context)
-    if result.stop_reason.resumable:
-        result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context))
-    return result
+        yield result_from_state(graph, values, progress.trace)
 
 
 def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:
