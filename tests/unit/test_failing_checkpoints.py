@@ -31,9 +31,9 @@ def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(make_
 
     policy = ScriptedPolicy(script)
     reader = make_reader(policy, checkpoints=path)
-    with pytest.raises(CheckpointError, match="locked") as caught:
+    with pytest.raises(CheckpointError, match="locked") as error:
         reader.read(TEXT, "When?", run_id="r")
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
     with closing(holders[0]):
         holders[0].execute("ROLLBACK")
     result = reader.resume("r")
@@ -93,7 +93,7 @@ def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_rea
     for name in ("psycopg", "memagent_graph.storage.postgres_saver"):
         monkeypatch.setitem(sys.modules, name, None)
     reader = make_reader(ScriptedPolicy([]), checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent")
-    with pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as caught:
+    with pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as error:
         reader.read(TEXT, "When?")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error.value)
     assert not reader.policy.prompts
