@@ -69,7 +69,7 @@ def test_the_same_policy_writes_no_json_by_itself(server) -> None:
     form = ResponseFormat.of(Lighthouse)
     prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {form.text}")]
 
-    async def asked(schema: str | None) -> str:
+    async def ask(schema: str | None) -> str:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
         sampling = SamplingParams(max_tokens=300, temperature=1.0, seed=2, json_schema=schema)
         completion = await policy.complete(prompt, sampling)
@@ -77,5 +77,5 @@ def test_the_same_policy_writes_no_json_by_itself(server) -> None:
         assert not completion.notes
         return completion.text
 
-    assert isinstance(form.parse(asyncio.run(asked(None))), str)
-    assert isinstance(form.value(asyncio.run(asked(form.server_schema))), Lighthouse)
+    assert isinstance(form.parse(asyncio.run(ask(None))), str)
+    assert isinstance(form.value(asyncio.run(ask(form.server_schema))), Lighthouse)

@@ -54,8 +54,8 @@ async def test_its_greedy_answers_are_those_of_this_process(server, home) -> Non
     there = [await remote.complete(prompt, sampling) for prompt in PROMPTS]
     here = await asyncio.gather(*(local.complete(prompt, sampling) for prompt in PROMPTS))
     await remote.aclose()
-    assert [item.usage.prompt_tokens for item in there] == [each.usage.prompt_tokens for each in here]
-    assert [item.text.strip() for item in there] == [each.text.strip() for each in here]
+    assert [item.usage.prompt_tokens for item in there] == [item.usage.prompt_tokens for item in here]
+    assert [item.text.strip() for item in there] == [item.text.strip() for item in here]
 
 
 async def test_the_doctor_finds_nothing_wrong(server, home, tmp_path) -> None:

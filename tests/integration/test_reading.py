@@ -85,11 +85,11 @@ class Undescribed:
 
     def __init__(self, policy: OpenAICompatiblePolicy) -> None:
         self.policy = policy
-        self.asked: list[Completion] = []
+        self.completions: list[Completion] = []
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         completion = await self.policy.complete(prompt, replace(sampling, logprobs=True))
-        self.asked.append(completion)
+        self.completions.append(completion)
         return completion
 
 
@@ -134,8 +134,8 @@ async def test_with_any_tokenizer_named_a_document_cannot_leave_its_prompt(
         result = await agent.aread(text, FACT.question)
     await remote.aclose()
     assert result.chunks_read >= 3
-    assert len(policy.asked) == result.chunks_read + 1
-    for completion in policy.asked:
+    assert len(policy.completions) == result.chunks_read + 1
+    for completion in policy.completions:
         assert [token for token in completion.prompt_token_ids if token in control] == of_template
     ends = [0, *(update.end_char for update in result.updates)]
     assert [update.start_char for update in result.updates] == ends[:-1]

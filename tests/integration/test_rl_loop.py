@@ -71,42 +71,42 @@ def assert_whole(out: Path, iterations: int = 3, gap: float = 1e-2) -> None:
 
 def test_it_runs_through(server, tmp_path) -> None:
     watcher = Recorder()
-    found = run(
+    loop = run(
         small_job(tmp_path / "rl", base_url=server.base_url, measure_every=2, measure_lengths=(500,), measure_count=4),
         watcher,
     )
-    assert (found.steps, found.policy) == (3, tmp_path / "rl")
-    assert_whole(found.policy)
+    assert (loop.steps, loop.policy) == (3, tmp_path / "rl")
+    assert_whole(loop.policy)
 
-    journal = LoopJournal(found.policy / "journal.jsonl")
+    journal = LoopJournal(loop.policy / "journal.jsonl")
     assert {record.iteration: record.version for record in journal.records} == {0: 0, 1: 1, 2: 2}
-    for run_id, versions in versions_of(found.policy).items():
+    for run_id, versions in versions_of(loop.policy).items():
         assert versions == {f"iteration-{run_id.split('-')[1]}"}
-    assert {path.name for path in found.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
-    ways = [(measurement.iteration, measurement.as_deployed) for measurement in found.measurements]
+    assert {path.name for path in loop.policy.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3)}
+    ways = [(measurement.iteration, measurement.as_deployed) for measurement in loop.measurements]
     assert ways == [
         (iteration, as_deployed) for iteration in (0, 2, 3) for as_deployed in (True, False)
     ]  # it has a guard
     assert all(
-        set(measurement.accuracy) == {500} and measurement.accuracy[500].n == 4 for measurement in found.measurements
+        set(measurement.accuracy) == {500} and measurement.accuracy[500].n == 4 for measurement in loop.measurements
     )
-    assert found.best is not None
+    assert loop.best is not None
     assert watcher.steps == [1, 2, 3]
     phases = [Phase.SYNC, Phase.MEASURE, Phase.COLLECT, Phase.TRAIN]
     assert [phase for iteration, phase in watcher.phases if iteration == 0] == phases
-    assert watcher.reason == found.reason == "all 3 iterations are done"
+    assert watcher.reason == loop.reason == "all 3 iterations are done"
 
-    finished, original = weights(found.policy), weights(EMBEDDED_FOLDER)
+    finished, original = weights(loop.policy), weights(EMBEDDED_FOLDER)
     assert finished.keys() == original.keys()
     assert any((finished[name] != original[name]).any() for name in original)
-    completion = asyncio.run(LocalPolicy(found.policy).complete([700, 701], SamplingParams(max_tokens=2)))
+    completion = asyncio.run(LocalPolicy(loop.policy).complete([700, 701], SamplingParams(max_tokens=2)))
     assert completion.usage.completion_tokens > 0
 
 
 def weights(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    return {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
+    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
 def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tmp_path) -> None:
@@ -122,12 +122,13 @@ def test_a_server_that_is_killed_while_it_reads_is_started_again(vllm_python, tm
 
     watcher = Killer()
     at_once = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32)
-    found = run(small_job(out, iterations=2, collect=at_once), watcher)
+    loop = run(small_job(out, iterations=2, collect=at_once), watcher)
     assert killed
-    assert found.steps == 2
+    assert loop.steps == 2
     assert_whole(out, 2)
     # A run that the server died under before its first reply, and that no group needed again, has no weights.
-    odd = {run: found for run, found in versions_of(out).items() if found - {f"iteration-{run.split('-')[1]}"}}
+    weights_by_run = versions_of(out).items()
+    odd = {run_id: versions for run_id, versions in weights_by_run if versions - {f"iteration-{run_id.split('-')[1]}"}}
     assert not odd
     log = (out / "server.log").read_text(errors="replace")
     assert log.count("ending the session") == 1
@@ -144,10 +145,10 @@ def kill_server(others: set[int]) -> int:
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return found
+        pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def loop_in_a_process(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -205,29 +206,29 @@ def test_rollouts_may_be_one_version_behind(server, tmp_path) -> None:
     records = LoopJournal(job.out / "journal.jsonl").records
     versions = {record.iteration: record.version for record in records if record.is_enough}
     assert versions == {0: 0, 1: 0, 2: 1}
-    for each in records:
-        for run_id in each.group_of:
-            assert versions_of(job.out)[run_id] == {f"iteration-{each.version}"}
+    for record in records:
+        for run_id in record.group_of:
+            assert versions_of(job.out)[run_id] == {f"iteration-{record.version}"}
 
 
 def test_adapters_are_trained_and_each_version_is_served_beside_the_one_before(vllm_python, tmp_path) -> None:
-    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4))
-    assert_whole(found.policy, 2)
-    log = (found.policy / "server.log").read_text(errors="replace")
+    loop = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4))
+    assert_whole(loop.policy, 2)
+    log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
 
-    assert not (found.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
-    assert_only_projections_changed(found.policy)
+    assert not (loop.policy / "policies" / "1" / "model.safetensors").exists(), "a version is its adapters alone"
+    assert_only_projections_changed(loop.policy)
 
 
 def test_merged_adapters_are_reloaded_in_place(vllm_python, tmp_path) -> None:
-    found = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
-    assert_whole(found.policy, 2)
-    log = (found.policy / "server.log").read_text(errors="replace")
+    loop = run(small_job(tmp_path / "rl", iterations=2, lora_rank=4, serve_merged=True))
+    assert_whole(loop.policy, 2)
+    log = (loop.policy / "server.log").read_text(errors="replace")
     assert log.count("Application startup complete") == 1
-    assert (found.policy / "policies" / "1" / "model.safetensors").exists()
-    assert (found.policy / "policies" / "1" / "adapter" / "adapter_model.safetensors").exists()
-    assert_only_projections_changed(found.policy)
+    assert (loop.policy / "policies" / "1" / "model.safetensors").exists()
+    assert (loop.policy / "policies" / "1" / "adapter" / "adapter_model.safetensors").exists()
+    assert_only_projections_changed(loop.policy)
 
 
 def assert_only_projections_changed(policy) -> None:

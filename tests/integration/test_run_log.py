@@ -44,7 +44,7 @@ async def rescored(client: httpx2.AsyncClient, server: VLLMServer, row: Conversa
     reply = await client.post(f"{server.base_url}/completions", json=body)
     reply.raise_for_status()
     of_prompt = reply.json()["choices"][0]["prompt_logprobs"][len(row.prompt_token_ids) :]
-    return [each[str(token)]["logprob"] for each, token in zip(of_prompt, row.token_ids, strict=True)]
+    return [scores[str(token)]["logprob"] for scores, token in zip(of_prompt, row.token_ids, strict=True)]
 
 
 async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServer, tmp_path) -> None:

@@ -62,8 +62,8 @@ def serving(embedded_server: VLLMServer, tmp_path: Path) -> Iterator[ServingProc
 
 @pytest.fixture
 def client(serving: ServingProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=serving.api, api_key=KEY, timeout=1800, max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=serving.api, api_key=KEY, timeout=1800, max_retries=0) as api:
+        yield api
 
 
 def post(url: str, body: dict[str, Any]) -> httpx2.Response:

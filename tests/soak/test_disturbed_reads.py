@@ -77,16 +77,16 @@ async def test_reads_that_are_cancelled_side_by_side_end_with_their_answers(
     with FakeServer(delay=0.05) as server:
         async with reader(server, tmp_path) as agent:
             answers = await asyncio.gather(*(read(agent, number) for number in range(reads)))
-        asked = Counter(body["messages"][0]["content"] for body in server.requests)
+        prompts = Counter(body["messages"][0]["content"] for body in server.requests)
     assert answers == [str(1000 + number) for number in range(reads)]
-    again = sum(asked.values()) - len(asked)
+    again = sum(prompts.values()) - len(prompts)
     assert again <= count["cancels"], "a cancel loses the reply in flight, or the one whose checkpoint is being written"
     log = RunLog(tmp_path / "runs.sqlite")
     for number in range(reads):
         positions = [conversation.position for conversation in log.conversations(f"r{number}")]
         assert positions == list(range(len(positions)))
     record_property("cancels", count["cancels"])
-    record_property("requests asked again per cancel", round(again / count["cancels"], 2))
+    record_property("requests prompts again per cancel", round(again / count["cancels"], 2))
 
 
 def test_servers_that_do_wrong_in_a_part_of_their_replies_change_no_answer(

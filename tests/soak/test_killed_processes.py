@@ -85,13 +85,13 @@ def test_whatever_is_killed_each_read_is_done_once_and_for_its_own_key(
         reads += len(ids)
     ledger.close()
 
-    asked = Counter((each["salt"], each["problem"], each["section"]) for each in policy.asked())
-    again = sum(asked.values()) - len(asked)
+    prompts = Counter((prompt["salt"], prompt["problem"], prompt["section"]) for prompt in policy.prompts())
+    again = sum(prompts.values()) - len(prompts)
     assert again <= (killed["server"] + killed["policy server"]) * AT_WORK, (
         "more than the chunks at hand was read again"
     )
-    assert len({salt for salt, _, _ in asked}) == 2
+    assert len({salt for salt, _, _ in prompts}) == 2
     record_property("killed", dict(killed))
     record_property("reads", reads)
-    record_property("chunks", len(asked))
+    record_property("chunks", len(prompts))
     record_property("chunks read again", again)

@@ -25,7 +25,7 @@ def add_package(
     lines = [
         line
         for group, named in entries.items()
-        for line in (f"[{group}]", *(f"{each} = {place}" for each, place in named.items()))
+        for line in (f"[{group}]", *(f"{entry} = {place}" for entry, place in named.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return folder

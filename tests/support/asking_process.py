@@ -74,13 +74,13 @@ def main(api: str, key: str, answers: str, stop: str) -> None:
     with httpx2.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
         for request in requests[done:]:
             reply = answered(client, f"{api}/chat/completions", request)
-            told = {
+            answer = {
                 "status": reply.status_code,
                 "run_id": reply.headers.get("X-Memagent-Run-Id"),
                 "kind": reply.headers.get("X-Memagent-Read"),
                 "content": reply.json()["choices"][0]["message"]["content"] if reply.is_success else reply.text,
             }
-            os.write(kept, json.dumps(told).encode() + b"\n")
+            os.write(kept, json.dumps(answer).encode() + b"\n")
             if Path(stop).exists():
                 return
 

@@ -29,11 +29,11 @@ def _environment(name: str) -> Path:
     return folder
 
 
-def _run(command: Sequence[str | Path], given: str, folder: Path, **variables: str) -> str:
+def _run(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
     """What a client prints. Nothing of this machine's settings reaches it, nor this package."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
     done = subprocess.run(
-        command, input=given, capture_output=True, text=True, env=environment, cwd=folder, timeout=SECONDS, check=False
+        command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -62,10 +62,10 @@ def _curl(api: str, key: str, model: str, messages: Messages, folder: Path, *, s
     request = {"model": model, "messages": list(messages), "temperature": 0, **({"stream": True} if streams else {})}
     command = ["curl", "--silent", "--show-error", "--fail", "--no-buffer", f"{api}/chat/completions"]
     command += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json", "--data-binary", "@-"]
-    said = _run(command, json.dumps(request), folder)
+    reply = _run(command, json.dumps(request), folder)
     if not streams:
-        return [json.loads(said)["choices"][0]["message"]["content"]]
-    events = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: ")]
+        return [json.loads(reply)["choices"][0]["message"]["content"]]
+    events = [line.removeprefix("data: ") for line in reply.splitlines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
     return [delta["content"] for delta in deltas if delta.get("content")]

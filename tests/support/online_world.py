@@ -104,7 +104,7 @@ class Training:
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     """A copy."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return {name: each.detach().clone() for name, each in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
@@ -149,7 +149,7 @@ def main() -> None:
     """Run cases on this rank."""
     folder, output = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for case in sys.argv[3:]:
         training = make_training(folder, output / case, 1, failure=FAILURES[case])
         ended = None
@@ -157,14 +157,14 @@ def main() -> None:
             training.trainer.train()
         except (EndOfLoop, TrainingError, KeyError) as error:
             ended = error
-        found[case] = {
+        outcomes[case] = {
             "asked": training.source.asked,
             "saved": sorted(training.policies),
             "ended": ended,
             "steps": training.trainer.state.global_step,
             "weights": training.weights(),
         }
-    torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
+    torch.save(outcomes, output / f"{os.environ.get('RANK', '0')}.pt")
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()  # a process that ends with the group's threads running may abort

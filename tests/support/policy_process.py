@@ -43,9 +43,9 @@ class PolicyProcess:
         command = [sys.executable, "-m", "support.policy_process", str(self._port), str(self._milliseconds)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
         self.process = Program([*command, str(self._file)], stdout=subprocess.PIPE, env=environment, cwd=TESTS.parent)
-        told = self.process.stdout.readline()
-        assert told, "the policy server did not start"
-        self._port = int(told)
+        port = self.process.stdout.readline()
+        assert port, "the policy server did not start"
+        self._port = int(port)
 
     def kill(self) -> None:
         self.process.kill()
@@ -59,7 +59,7 @@ class PolicyProcess:
     def __exit__(self, *exception: object) -> None:
         self.kill()
 
-    def asked(self) -> list[dict[str, Any]]:
+    def prompts(self) -> list[dict[str, Any]]:
         """What it answered: for each prompt the key's cache salt, the problem and the section ("" for an answer)."""
         return [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
 
@@ -69,8 +69,12 @@ def main(port: int, milliseconds: int, file: str) -> None:
 
     def respond(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
-        told = {"salt": body.get("cache_salt"), "problem": part(prompt, "problem"), "section": part(prompt, "section")}
-        os.write(kept, json.dumps(told).encode() + b"\n")
+        request = {
+            "salt": body.get("cache_salt"),
+            "problem": part(prompt, "problem"),
+            "section": part(prompt, "section"),
+        }
+        os.write(kept, json.dumps(request).encode() + b"\n")
         return perfect_reader(prompt)
 
     server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)

@@ -33,9 +33,9 @@ class PostgresServer:
         words = self._folder / "password"
         words.write_text(PASSWORD)
         words.chmod(0o644)
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
         self._run(
             "initdb", "-D", self._data, "-U", "memagent", "-A", "scram-sha-256", f"--pwfile={words}", "-E", "UTF8"
         )
@@ -105,8 +105,8 @@ class PostgresServer:
 
 def _programs() -> Path:
     """The folder with initdb and postgres; Debian keeps them out of the PATH."""
-    found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    initdb = shutil.which("initdb")
+    folders = [Path(initdb).parent] if initdb else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if not folders:
         raise PostgresNotInstalledError(PostgresNotInstalledError.__doc__)
     return folders[0]

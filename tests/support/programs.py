@@ -229,19 +229,19 @@ def _start(process: Any) -> None:
             os.environ["OMP_NUM_THREADS"] = threads
 
 
-def _stream(asked: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection | None]:
+def _stream(target: Any, *, is_input: bool) -> tuple[IO[str] | None, Connection | None]:
     """Our end of a stream as a file, and the program's, in a form that can be handed over."""
-    if asked is None:
+    if target is None:
         return None, None
-    if asked == subprocess.PIPE:
+    if target == subprocess.PIPE:
         reading, writing = _CONTEXT.Pipe(duplex=False)
         mine, its = (writing, reading) if is_input else (reading, writing)
         file = os.fdopen(os.dup(mine.fileno()), "w" if is_input else "r", encoding="utf-8")
         mine.close()
         return file, its
-    if asked == subprocess.DEVNULL:
+    if target == subprocess.DEVNULL:
         return None, Connection(os.open(os.devnull, os.O_RDWR))
-    return None, Connection(os.dup(asked.fileno()))
+    return None, Connection(os.dup(target.fileno()))
 
 
 def _run(words: list[str], environment: dict[str, str], folder: str, streams: list[Connection | None]) -> None:

@@ -41,13 +41,13 @@ class RayWorld:
         self._cluster.remove_node(self.nodes.pop(number), allow_graceful=False)
 
     def actors(self) -> dict[int, int]:
-        """The processes that read, and the place of the node of each."""
+        """The processes that read, and the place of the node of raylet."""
         raylets = {
-            each.process.pid: place
+            raylet.process.pid: place
             for place, node in enumerate(self.nodes)
-            for each in node.all_processes.get("raylet", [])
+            for raylet in node.all_processes.get("raylet", [])
         }
-        found = {}
+        actors = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
@@ -56,15 +56,15 @@ class RayWorld:
                 except (OSError, IndexError, ValueError):
                     continue
                 if name.startswith(ACTOR.encode()) and parent in raylets:
-                    found[int(folder.name)] = raylets[parent]
-        return found
+                    actors[int(folder.name)] = raylets[parent]
+        return actors
 
     def wait_for_actors(self, number: int) -> dict[int, int]:
         end = time.monotonic() + 60
-        while len(found := self.actors()) < number:
-            assert time.monotonic() < end, f"there are {len(found)} actors"
+        while len(actors := self.actors()) < number:
+            assert time.monotonic() < end, f"there are {len(actors)} actors"
             time.sleep(0.05)
-        return found
+        return actors
 
     def kill_actor(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

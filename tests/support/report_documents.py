@@ -16,9 +16,9 @@ TOPICS = ("truth", "numbers", "assert", "with", "exprlists", "lambda", "while", 
 def real_documents(folder: Path) -> list[Path]:
     """Licences, where the machine has them, and topics of Python's language reference; ten files in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [path for path in sorted(LICENCES.glob("*")) if path.is_file() and not path.is_symlink()][:5]
+    licences = [path for path in sorted(LICENCES.glob("*")) if path.is_file() and not path.is_symlink()][:5]
     paths = []
-    for path in found:
+    for path in licences:
         paths.append(folder / f"{path.name}.txt")
         paths[-1].write_bytes(path.read_bytes())
     for topic in TOPICS[: 10 - len(paths)]:

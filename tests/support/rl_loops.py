@@ -36,7 +36,7 @@ SETTINGS = {
 
 def small_job(out: Path, **changes: Any) -> RLJob:
     """The embedded policy on a task that it gets right now and then, 4 groups of 4 rollouts an iteration."""
-    wanted: dict[str, Any] = {
+    values: dict[str, Any] = {
         "tasks": ("niah_multikey_2",),
         "lengths": (500,),
         "iterations": 3,
@@ -45,12 +45,12 @@ def small_job(out: Path, **changes: Any) -> RLJob:
         "measure_every": 0,
         "small": True,
     }
-    return RLJob(out=out, **(wanted | changes))
+    return RLJob(out=out, **(values | changes))
 
 
 def record(number: int = 0, **changes: Any) -> CollectionRecord:
     """What a collection came to."""
-    wanted: dict[str, Any] = {
+    values: dict[str, Any] = {
         "number": number,
         "iteration": number,
         "is_enough": True,
@@ -69,19 +69,19 @@ def record(number: int = 0, **changes: Any) -> CollectionRecord:
         "turns": 20,
         "seconds": 1.5,
     }
-    return CollectionRecord(**(wanted | changes))
+    return CollectionRecord(**(values | changes))
 
 
 def measurement(iteration: int = 0, mean: float = 0.5, **changes: Any) -> Measurement:
     """How right questions were answered."""
-    wanted: dict[str, Any] = {
+    values: dict[str, Any] = {
         "iteration": iteration,
         "temperature": 0.0,
         "accuracy": {500: Estimate(mean=mean, low=0.2, high=0.8, n=8)},
         "failed": 0,
         "seconds": 2.0,
     }
-    return Measurement(**(wanted | changes))
+    return Measurement(**(values | changes))
 
 
 class Recorder(LoopStatus):

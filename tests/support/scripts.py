@@ -9,8 +9,8 @@ _FACT = re.compile(r"The key of (\w+) is (\d+)\.")
 
 def part(prompt: str, tag: str) -> str:
     """The text between the last pair of `tag` in a prompt."""
-    found = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.DOTALL)
-    return found[-1] if found else ""
+    matches = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.DOTALL)
+    return matches[-1] if matches else ""
 
 
 def perfect_reader(prompt: str) -> str:
@@ -20,8 +20,8 @@ def perfect_reader(prompt: str) -> str:
     if "<section>" not in prompt:
         lines = memory.splitlines()
         return f"\\boxed{{{lines[-1].split()[-1]}}}" if lines else "\\boxed{unknown}"
-    found = [f"{name} {key}" for name, key in _FACT.findall(part(prompt, "section")) if name in problem]
-    return "\n".join(dict.fromkeys([*memory.splitlines(), *found])) or "nothing yet"
+    lines = [f"{name} {key}" for name, key in _FACT.findall(part(prompt, "section")) if name in problem]
+    return "\n".join(dict.fromkeys([*memory.splitlines(), *lines])) or "nothing yet"
 
 
 def document_with(facts: dict[float, str], *, words: int = 4000) -> str:

@@ -16,8 +16,8 @@ ELSEWHERE = "http://elsewhere.example:8000/v1/chat/completions"
 
 def says(body: bytes | str, status: int = 200, **headers: str) -> Fault:
     content = body.encode() if isinstance(body, str) else body
-    given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    return lambda: web.Response(body=content, status=status, headers=given)
+    fields = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return lambda: web.Response(body=content, status=status, headers=fields)
 
 
 def choice(**fields: Any) -> Fault:

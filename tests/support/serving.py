@@ -153,13 +153,13 @@ class ServingProcess:
     def start(self) -> None:
         command = [sys.executable, "-m", "memagent_graph", "serve", "--port", str(self._port), *self._options]
         self.process = Program(command, stderr=subprocess.PIPE, env=self._environment)
-        told = ""
-        while "the live page is at " not in told:
+        output = ""
+        while "the live page is at " not in output:
             line = self.process.stderr.readline()
-            assert line, f"the server did not start: {told}"
-            told += line
-        self._port = int(told.partition("serving at http://127.0.0.1:")[2].partition("/")[0])
-        self.page = told.partition("the live page is at ")[2].split()[0]
+            assert line, f"the server did not start: {output}"
+            output += line
+        self._port = int(output.partition("serving at http://127.0.0.1:")[2].partition("/")[0])
+        self.page = output.partition("the live page is at ")[2].split()[0]
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def kill(self) -> None:

@@ -47,16 +47,16 @@ def reads_perfectly(prompt: str) -> str:
         memory = perfect_reader(prompt)
         return "KEEP" if memory in {part(prompt, "memory"), "nothing yet"} else f"REWRITE\n{memory}"
     if "RECALL:" in prompt:
-        memory, found = perfect_reader(prompt), _FACT.findall(part(prompt, "section"))
-        return f"{memory}\nRECALL: key of harbor" if any("castle" in fact for fact in found) else memory
+        memory, facts = perfect_reader(prompt), _FACT.findall(part(prompt, "section"))
+        return f"{memory}\nRECALL: key of harbor" if any("castle" in fact for fact in facts) else memory
     if prompt.rstrip().endswith("ANSWER or ASK:"):
         return "ANSWER" if "castle" in part(prompt, "memory") + problem else "ASK\nWhat is the key of castle?"
     if "<found>" in prompt:
         lines = [*part(prompt, "found").splitlines(), *part(prompt, "memory").splitlines()]
         return "\n".join(line for line in lines if line not in {"nothing yet", "(empty)"}) or "nothing yet"
     if "<parts>" in prompt or "<findings>" in prompt or "one of many parts" in prompt:
-        found = _FACT.findall(part(prompt, "parts") + part(prompt, "findings") + part(prompt, "section"))
-        lines = [f"{name or again} {key or once}" for name, key, again, once in found if (name or again) in problem]
+        facts = _FACT.findall(part(prompt, "parts") + part(prompt, "findings") + part(prompt, "section"))
+        lines = [f"{name or again} {key or once}" for name, key, again, once in facts if (name or again) in problem]
         return "\n".join(line for line in dict.fromkeys(lines) if line not in part(prompt, "memory")) or "none"
     if "Reply with yes or no" in prompt:
         return "yes" if any(name in problem for name, *_ in _FACT.findall(part(prompt, "section"))) else "no"

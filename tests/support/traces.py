@@ -43,12 +43,12 @@ def step(
 
 def spans(chunks: Sequence[str], tokens: int = 10) -> list[Span]:
     """Where chunks lie in the text that they make up."""
-    found: list[Span] = []
+    in_order: list[Span] = []
     for index, chunk in enumerate(chunks):
-        start, byte = (found[-1].end_char, found[-1].end_byte) if found else (0, 0)
+        start, byte = (in_order[-1].end_char, in_order[-1].end_byte) if in_order else (0, 0)
         size = len(chunk.encode("utf-8", "replace"))
-        found.append(Span(index, start, start + len(chunk), byte, byte + size, tokens))
-    return found
+        in_order.append(Span(index, start, start + len(chunk), byte, byte + size, tokens))
+    return in_order
 
 
 def line(
@@ -98,9 +98,9 @@ def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str
     """The trace of a run that read parts of a document on branches "0", "1" and so on, side by side, and merged them.
 
     Args:
-        memories: by branch, the memory after each of its chunks. Steps are called "BRANCH.NUMBER".
+        memories: by branch, the memory after memories of its chunks. Steps are called "BRANCH.NUMBER".
         merged: the memory that the step "merge" wrote from the last ones.
-        chunks: the document's chunks; each branch takes as many of them as it has memories.
+        chunks: the document's chunks; memories branch takes as many of them as it has memories.
         answer: what the step "answer" wrote.
     """
     read = iter(spans(chunks))
@@ -113,11 +113,11 @@ def fan_out(memories: Sequence[Sequence[str]], merged: str, chunks: Sequence[str
                 reads=next(read),
                 branch=str(lane),
             )
-            for number, memory in enumerate(each)
+            for number, memory in enumerate(texts)
         ]
-        for lane, each in enumerate(memories)
+        for lane, texts in enumerate(memories)
     ]
     # As a log has them: the branches take turns.
-    turns = [each for row in zip_longest(*lanes) for each in row if each is not None]
+    turns = [call for row in zip_longest(*lanes) for call in row if call is not None]
     merge = step("merge", merged, *(lane[-1].id for lane in lanes), role="merge")
     return Trace((*turns, merge, answered("merge", text=answer)), spans(chunks)[-1].end_byte)

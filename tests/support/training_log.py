@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memagent_graph.calls import Span, Writes
-from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunLog, RunRecord
+from memagent_graph.run_log import Conversation, LoggedRun, Reward, RunLog, RunRecord
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.data.rollouts import Rollout, RolloutGroup
+from support.conversations import conversation
 
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
@@ -42,7 +42,7 @@ def write_log(
 def comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Those with two rollouts or more that read at least one chunk, as a reader's always do."""
     kept = [
-        replace(group, rollouts_G=tuple(each for each in group.rollouts_G if len(each.conversations_K) > 1))
+        replace(group, rollouts_G=tuple(rollout for rollout in group.rollouts_G if len(rollout.conversations_K) > 1))
         for group in groups
     ]
     return [group for group in kept if len(group.rollouts_G) > 1]
@@ -55,21 +55,17 @@ def _reward(rollout: Rollout, value: float) -> Reward:
 def _conversations(rollout: Rollout, changes: Mapping[str, Any]) -> list[Conversation]:
     last = len(rollout.conversations_K) - 1
     rows = []
-    for position, each in enumerate(rollout.conversations_K):
+    for position, row in enumerate(rollout.conversations_K):
         values: dict[str, Any] = {
-            "run_id": rollout.run_id, "position": position,
-            "node": "n", "branch": "", "role": "answer" if position == last else "update",
-            "slot": 0 if position == last else position,
-            "writes": Writes.ANSWER if position == last else Writes.MEMORY,
-            "parents": (f"s{position - 1}",) if position else (),
-            "step": f"s{position}", "attempt": 0, "outcome": Outcome.ACCEPTED, "began": 1.0 + position, "seconds": 0.5,
-            "policy": "p", "policy_version": each.policy_version, "template": "w",
+            "run_id": rollout.run_id,
+            "policy_version": row.policy_version,
             "sampling": {"temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": 9},
-            "prompt_tokens": len(each.prompt_ids_P), "completion_tokens": len(each.completion_ids_T),
-            "cached_tokens": 0, "finish_reason": "length" if each.truncated else "stop", "text": f"memory {position}",
-            "prompt_token_ids": list(each.prompt_ids_P), "token_ids": list(each.completion_ids_T),
-            "logprobs": list(each.logprobs_T),
-            "reads": () if position == last else (Span(position, 0, 10, 0, 10, 4),),
-        }  # fmt: skip
-        rows.append(Conversation(**(values | dict(changes))))
+            "prompt_tokens": len(row.prompt_ids_P),
+            "completion_tokens": len(row.completion_ids_T),
+            "finish_reason": "length" if row.truncated else "stop",
+            "prompt_token_ids": list(row.prompt_ids_P),
+            "token_ids": list(row.completion_ids_T),
+            "logprobs": list(row.logprobs_T),
+        }
+        rows.append(conversation(position, answers=position == last, **(values | dict(changes))))
     return rows

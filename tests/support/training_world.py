@@ -133,16 +133,22 @@ class Recorder(TrainerCallback):
         self.steps: list[dict[str, Any]] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        is_sharded = any(hasattr(each, "full_tensor") for _, each in _named(model))
-        weights = {name: _whole(each) for name, each in _named(model)}
+        is_sharded = any(hasattr(tensor, "full_tensor") for _, tensor in _named(model))
+        weights = {name: _whole(tensor) for name, tensor in _named(model)}
         self.steps.append({"weights": weights, "is_sharded": is_sharded})
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.steps[-1]["gradients"] = {name: _whole(each.grad) for name, each in _named(model) if each.grad is not None}
+        self.steps[-1]["gradients"] = {
+            name: _whole(tensor.grad) for name, tensor in _named(model) if tensor.grad is not None
+        }
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
-    return [(name.removeprefix("module."), each) for name, each in model.named_parameters() if each.requires_grad]
+    return [
+        (name.removeprefix("module."), parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
 
 
 def _whole(tensor: Any) -> torch.Tensor:
@@ -185,8 +191,8 @@ def main() -> None:
         shard_on_cpus()
     folder, output = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    found = {text: run_case(folder, json.loads(text), output / "trainer") for text in sys.argv[3:]}
-    torch.save(found, output / f"{os.environ.get('RANK', '0')}.pt")
+    steps = {text: run_case(folder, json.loads(text), output / "trainer") for text in sys.argv[3:]}
+    torch.save(steps, output / f"{os.environ.get('RANK', '0')}.pt")
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()  # a process that ends with the group's threads running may abort

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.programs import Program, run_program
+from support.programs import Program
 
 from memagent_graph import RunLog
 
@@ -99,16 +99,3 @@ def test_the_log_of_readers_killed_at_random_moments_has_every_finished_conversa
         positions = [conversation.position for conversation in log.conversations(record.run_id)]
         assert positions == list(range(len(positions)))
     record_property("conversations finished before a kill", len(outputs))
-
-
-def test_a_process_that_closes_nothing_still_ends(tmp_path: Path) -> None:
-    script = """
-import asyncio, sys
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
-reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
-                  store=sys.argv[1], checkpoints=sys.argv[1] + "/c.sqlite")
-reader.read("some text", "what?")
-asyncio.run(reader.aread("some text", "what?"))
-"""
-    run_program([sys.executable, "-c", script, str(tmp_path)], timeout=30, check=True)

@@ -224,10 +224,10 @@ class TestChunksThatEndBeforeHeadings:
 
     def test_do_so_wherever_one_is_near(self, tmp_path) -> None:
         text = self.text(40)
-        found = self.chunks(text, 250, "heading", tmp_path)
-        assert "".join(found) == text
-        at_headings = [item for item in found[1:] if item.startswith("## 4.")]
-        assert len(at_headings) == len(found) - 1
+        chunks = self.chunks(text, 250, "heading", tmp_path)
+        assert "".join(chunks) == text
+        at_headings = [item for item in chunks[1:] if item.startswith("## 4.")]
+        assert len(at_headings) == len(chunks) - 1
         assert sum(chunk.startswith("## 4.") for chunk in self.chunks(text, 250, "paragraph", tmp_path)) < len(
             at_headings
         )
@@ -251,13 +251,21 @@ class TestEvidence:
         reader: MemAgent = make_reader(ScriptedPolicy(perfect_reader), run_log=tmp_path / "runs.sqlite")
         return reader
 
-    def test_has_page_section_and_a_link_that_opens_the_page(self, reader, tmp_path) -> None:
+    def test_has_page_section_and_a_link_that_opens_the_page_wherever_it_is_shown(self, reader, tmp_path) -> None:
         path = report(tmp_path)
-        [quote] = reader.read(path, QUESTION).evidence
+        result = reader.read(path, QUESTION)
+        [quote] = result.evidence
         assert (quote.page, quote.section) == (4, "2. Keys")
         assert quote.place == "page 4, 2. Keys"
         assert quote.link == f"{path.as_uri()}#page=4"
         assert "the%20report.pdf#page=4" in quote.link
+        [shown] = result.to_dict()["evidence"]
+        assert (shown["page"], shown["section"], shown["link"]) == (4, "2. Keys", quote.link)
+        page = render_page(build_timeline(result.view()))
+        assert '"section":"page 4, 2. Keys"' in page
+        assert f'"pdf":"{path.as_uri()}"' in page
+        served = render_page(build_timeline(result.view()), document_link="/#document/1")
+        assert path.as_uri() not in served
 
     @pytest.mark.parametrize(
         ("name", "text", "section"),
@@ -278,17 +286,6 @@ class TestEvidence:
         document = Document.from_bytes(report(tmp_path).read_bytes(), "javascript:alert(1).pdf")
         [quote] = reader.read(document, QUESTION).evidence
         assert quote.link == "javascript%3Aalert%281%29.pdf#page=4"
-
-    def test_is_shown_with_both_on_the_page_and_in_json(self, reader, tmp_path) -> None:
-        path = report(tmp_path)
-        result = reader.read(path, QUESTION)
-        [shown] = result.to_dict()["evidence"]
-        assert (shown["page"], shown["section"], shown["link"]) == (4, "2. Keys", f"{path.as_uri()}#page=4")
-        page = render_page(build_timeline(result.view()))
-        assert '"section":"page 4, 2. Keys"' in page
-        assert f'"pdf":"{path.as_uri()}"' in page
-        served = render_page(build_timeline(result.view()), document_link="/#document/1")
-        assert path.as_uri() not in served
 
     def test_where_the_file_lies_stays_out_of_exports_and_of_redacted_logs(self, reader, tmp_path) -> None:
         path = report(tmp_path)

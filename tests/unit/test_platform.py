@@ -273,10 +273,10 @@ def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None
 
 
 def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
-    written = tmp_path / "Dockerfile"
-    done = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(written)])
+    dockerfile = tmp_path / "Dockerfile"
+    done = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(dockerfile)])
     assert done.exit_code == 0, done.output
-    (installs,) = [line for line in written.read_text().splitlines() if "torch" in line]
+    (installs,) = [line for line in dockerfile.read_text().splitlines() if "torch" in line]
     assert "transformers" in installs
     assert "huggingface-hub" in installs
     assert not re.search(r"[<>]", installs), "the image's shell would take these for redirections"

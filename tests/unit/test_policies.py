@@ -173,12 +173,6 @@ async def test_any_langchain_chat_model_is_a_policy() -> None:
         await policy.complete([1, 2], SamplingParams())
 
 
-@pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "http://[::1", "http://host:port/v1", "ftp://host/v1"])
-def test_an_address_that_is_none_is_refused_with_the_way_to_write_it(url) -> None:
-    with pytest.raises(PolicyRequestError, match="http://HOST:PORT/v1"):
-        OpenAICompatiblePolicy(base_url=url)
-
-
 async def test_a_script_replies_in_order_and_its_end_is_an_error() -> None:
     policy = ScriptedPolicy(["one", ValueError("two")])
     assert (await ask(policy)).text == "one"
@@ -207,7 +201,7 @@ async def test_retry_after_may_be_a_date_and_one_that_is_too_far_off_is_not_wait
         await policy.aclose()
     assert len(server.requests) == 2
     (waited,) = (pause for pause in pauses if pause)
-    assert 300 < waited <= 600
+    assert 300 < waited <= 660
 
 
 async def test_a_connection_that_breaks_before_the_reply_is_tried_again() -> None:
@@ -247,7 +241,7 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
     assert "an-organisation" in seen[0]
 
 
-def test_a_script_that_closes_nothing_ends_in_silence() -> None:
+def test_a_script_that_closes_nothing_ends_in_silence(tmp_path) -> None:
     script = """
 import asyncio, sys
 sys.path.insert(0, "tests")
@@ -256,14 +250,16 @@ from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy
 
 def reader(server):
     policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-    return MemAgent(policy, tokenizer="embedded", budget=Budget(chunk_tokens=50), run_log=False)
+    budget = Budget(chunk_tokens=50)
+    return MemAgent(policy, tokenizer="embedded", budget=budget, checkpoints=sys.argv[1], run_log=sys.argv[2])
 
 with FakeServer(lambda body, number: "x", vllm=True) as server:
     kept = reader(server)
     print(kept.read("some words " * 100, "what?").stop_reason)
     print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", script, tmp_path / "checkpoints.sqlite", tmp_path / "runs.sqlite"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("answered\nanswered\n", "")
 
 

@@ -151,10 +151,10 @@ def test_arguments_of_the_chat_template_go_with_every_request(monkeypatch: pytes
         "enable_thinking": False
     }
     local = make_policy(replace(settings, base_url=None, model="embedded"))
-    given: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
     tokenizer = local._engine._tokenizer
-    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: given.append(options) or "text")
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: requests.append(options) or "text")
     local._engine.prompt_ids([{"role": "user", "content": "Who?"}], local._template)
-    assert given == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
+    assert requests == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
     with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

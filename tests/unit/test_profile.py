@@ -33,9 +33,9 @@ LEFT_OUT = ("model.safetensors", "CARD.md")
 async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
     """One whose server tells its window alone."""
     with FakeServer() as server:
-        asked = OpenAICompatiblePolicy(base_url=server.base_url)
-        yield asked
-        await asked.aclose()
+        policy = OpenAICompatiblePolicy(base_url=server.base_url)
+        yield policy
+        await policy.aclose()
 
 
 async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:

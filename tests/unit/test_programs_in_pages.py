@@ -58,16 +58,16 @@ class Filing(BaseModel):
 
 
 def programs(page: Path) -> list[str]:
-    found = re.findall(r"(?s)```python\n(.*?)```", page.read_text("utf-8"))
-    return [program for program in found if not any(word in program for word in OTHERS)]
+    blocks = re.findall(r"(?s)```python\n(.*?)```", page.read_text("utf-8"))
+    return [program for program in blocks if not any(word in program for word in OTHERS)]
 
 
 def commands(page: Path) -> list[list[str]]:
     """The arguments of each command that needs no service or file of others."""
     blocks = re.findall(r"(?s)```sh\n(.*?)```", page.read_text("utf-8"))
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("memagent ")]
-    own = [line for line in found if not any(word.startswith(("s3://", "/shared/")) for word in line)]
+    lines_of_ours = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("memagent ")]
+    own = [line for line in lines_of_ours if not any(word.startswith(("s3://", "/shared/")) for word in line)]
     return [line for line in own if line[0] not in ELSEWHERE and line[-1] != "..."]
 
 
@@ -155,6 +155,8 @@ def test_a_page_s_commands_run(
     if any("runs.sqlite" in line for line in lines):
         memagent("read", "note.txt", "-q", "Who signed it?", "--run-id", "RUN", "--log", "runs.sqlite")
     for line in lines:
-        given = [any_model.base_url if before == "--base-url" else word for before, word in pairwise(["", *line])]
-        words = [name for word in given for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])]
+        arguments = [any_model.base_url if before == "--base-url" else word for before, word in pairwise(["", *line])]
+        words = [
+            name for word in arguments for name in (sorted(map(str, folder.glob(word))) if "*" in word else [word])
+        ]
         memagent(*words)

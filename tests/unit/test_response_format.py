@@ -45,8 +45,8 @@ FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann",
 
 
 def test_a_model_gives_instances_and_a_schema_gives_plain_values() -> None:
-    found = ResponseFormat.of(Filing).parse(FILING)
-    assert found == StructuredAnswer(
+    answer = ResponseFormat.of(Filing).parse(FILING)
+    assert answer == StructuredAnswer(
         FILING, Filing(company="Acme", signed=date(2024, 5, 1), people=[Person(name="Ann", age=41)])
     )
     assert ResponseFormat.of(SCHEMA).parse(' {"key": 3} ') == StructuredAnswer('{"key": 3}', {"key": 3})
@@ -62,9 +62,9 @@ def test_a_model_gives_instances_and_a_schema_gives_plain_values() -> None:
     ],
 )
 def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
-    found = ResponseFormat.of(Filing).parse(reply)
-    assert isinstance(found, StructuredAnswer)
-    assert found.text == FILING
+    answer = ResponseFormat.of(Filing).parse(reply)
+    assert isinstance(answer, StructuredAnswer)
+    assert answer.text == FILING
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_the_last_value_that_fits_is_found_among_other_words(reply) -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(reply, words) -> None:
-    found = ResponseFormat.of(Filing).parse(reply)
-    assert isinstance(found, str)
-    assert words in found
+    complaint = ResponseFormat.of(Filing).parse(reply)
+    assert isinstance(complaint, str)
+    assert words in complaint
 
 
 def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
@@ -94,9 +94,9 @@ def test_a_validator_that_fails_otherwise_is_named_as_well() -> None:
         def _fails(cls, value: int) -> int:
             raise KeyError("a slip in the validator")
 
-    found = ResponseFormat.of(Odd).parse('{"key": 1}')
-    assert isinstance(found, str)
-    assert "KeyError" in found
+    complaint = ResponseFormat.of(Odd).parse('{"key": 1}')
+    assert isinstance(complaint, str)
+    assert "KeyError" in complaint
 
 
 def test_numbers_that_json_does_not_have_are_refused() -> None:
@@ -126,8 +126,8 @@ def test_servers_get_a_name_they_take_and_strictness_only_where_it_can_be_had() 
         model_config = ConfigDict(extra="forbid")
         key: int
 
-    asked = json.loads(ResponseFormat.of(Strict).server_schema)
-    assert (asked["name"], asked["strict"]) == ("Strict", True)
+    schema = json.loads(ResponseFormat.of(Strict).server_schema)
+    assert (schema["name"], schema["strict"]) == ("Strict", True)
     assert "strict" not in json.loads(ResponseFormat.of(Filing).server_schema)
     assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
 
@@ -206,9 +206,9 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     bomb["$defs"]["a16"] = {"type": "integer"}
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
     for schema in (bomb, endless):
-        found = ResponseFormat.of(schema).parse("3")
-        assert isinstance(found, str)
-        assert "too many steps" in found
+        complaint = ResponseFormat.of(schema).parse("3")
+        assert isinstance(complaint, str)
+        assert "too many steps" in complaint
         begin = time.process_time()
         assert isinstance(ResponseFormat.of(schema).parse("[3] and " * 64), str)
         assert time.process_time() - begin < 5, "the steps are a reply's, not each candidate's"

@@ -6,8 +6,6 @@ import os
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from support import conversations
-from support.programs import Program
 from support.scripts import document_with, perfect_reader
 
 from memagent_graph import (
@@ -145,12 +142,12 @@ def test_what_a_resume_reads_again_supersedes_what_was_logged_before(log) -> Non
 
 
 def test_discarded_attempts_are_kept_apart_and_events_stand_by_their_attempt(make_reader, log) -> None:
-    asked = 0
+    calls = 0
 
     def script(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        return "" if asked in {2, 3} else perfect_reader(prompt)
+        nonlocal calls
+        calls += 1
+        return "" if calls in {2, 3} else perfect_reader(prompt)
 
     rules = UpdateRules(empty=UpdateRule.RETRY)
     reader = make_reader(ScriptedPolicy(script), run_log=log, rules=rules)
@@ -286,21 +283,15 @@ def test_values_that_sqlite_cannot_hold_are_errors_with_a_remedy(log) -> None:
     assert log.rewards("r") == []
 
 
-def test_one_conversation_counts_at_each_position_whatever_is_written(log) -> None:
-    log.begin("r", QUESTION, REF, {})
-    log.wait(log.record(conversation(0)))
-    with pytest.raises(RunLogError, match="UNIQUE"):
-        log.wait(log.record(conversation(0)))
-    assert len(list(log.conversations("r"))) == 1
-
-
-def test_a_row_that_fails_takes_no_other_with_it(log) -> None:
+def test_a_row_that_fails_takes_no_other_with_it_and_one_counts_at_each_position(log) -> None:
     log.wait(log.begin("r", QUESTION, REF, {}))
     futures = [log.record(conversation(at, "one", run_id=run)) for at, run in enumerate(["r", "nobody", "r"])]
     log.wait(futures[0])
     log.wait(futures[2])
     with pytest.raises(RunLogError, match="FOREIGN KEY"):
         log.wait(futures[1])
+    with pytest.raises(RunLogError, match="UNIQUE"):
+        log.wait(log.record(conversation(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
 
 
@@ -320,25 +311,6 @@ async def test_readers_read_while_writers_write(make_reader, log) -> None:
     looking.join()
     assert seen == sorted(seen)
     assert all(len(list(log.conversations(result.run_id))) == result.chunks_read + 1 for result in results)
-
-
-def test_several_processes_write_to_one_log(tmp_path) -> None:
-    script = """
-import sys
-from memagent_graph import Budget, MemAgent, ScriptedPolicy, load_prompts
-budget = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=40, answer_tokens=60)
-reader = MemAgent(ScriptedPolicy(lambda prompt: "x"), tokenizer="embedded", budget=budget, prompts=load_prompts(),
-                  store=sys.argv[1] + "/documents", run_log=sys.argv[1] + "/new/runs.sqlite")
-for _ in range(5):
-    print(reader.read("some text " * 200, "what?").run_id)
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    processes = [Program(command, stdout=subprocess.PIPE) for _ in range(3)]
-    ids = [run_id for process in processes for run_id in process.communicate(timeout=60)[0].split()]
-    log = RunLog(tmp_path / "new" / "runs.sqlite")
-    assert sorted(record.run_id for record in log.runs()) == sorted(ids)
-    assert len(ids) == 15
-    assert {len(list(log.conversations(run_id))) for run_id in ids} == {len(list(log.conversations(ids[0])))}
 
 
 def test_a_full_disk_stops_the_log_and_not_the_read(make_reader, log, monkeypatch) -> None:
@@ -458,17 +430,17 @@ def test_traces_are_kept_where_someone_traces(make_reader, log) -> None:
 
 
 def test_the_user_decides_whether_ids_are_asked_for(make_reader, log) -> None:
-    asked: list[bool | None] = []
+    wishes: list[bool | None] = []
 
     class Watching(ScriptedPolicy):
         async def complete(self, prompt, sampling):
-            asked.append(sampling.logprobs)
+            wishes.append(sampling.logprobs)
             return await super().complete(prompt, sampling)
 
     for wish in (True, False, None):
         sampling = SamplingParams(logprobs=wish)
         make_reader(Watching(perfect_reader), run_log=log, sampling=sampling).read("short", QUESTION)
-    assert asked == [True, True, False, False, False, False]
+    assert wishes == [True, True, False, False, False, False]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.lists(st.floats(width=32, allow_nan=False)), st.text())
@@ -511,17 +483,17 @@ def test_a_log_may_be_closed_while_others_write(log) -> None:
 def test_a_log_that_is_moved_while_it_is_written_is_noticed_and_the_read_continues(
     make_reader, log, tmp_path, replaced
 ) -> None:
-    asked = 0
+    calls = 0
 
     def reply(prompt: str) -> str:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
             for path in tmp_path.glob(f"{log.path.name}*"):
                 path.rename(path.with_name("moved-" + path.name))
             if replaced:
                 shutil.copy(tmp_path / f"moved-{log.path.name}", log.path)
-        return f"memory {asked}" if "<section>" in prompt else r"\boxed{1904}"
+        return f"memory {calls}" if "<section>" in prompt else r"\boxed{1904}"
 
     result = make_reader(ScriptedPolicy(reply), run_log=log).read(TEXT, "When?", run_id="moved")
     stopped = [event for event in result.events if event.kind is EventKind.LOGGING_STOPPED]

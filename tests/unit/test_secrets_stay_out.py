@@ -60,7 +60,7 @@ def texts_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
                             continue
 
 
-def found_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
+def secrets_in(texts: Iterator[tuple[Any, bytes]]) -> list[tuple[Any, str]]:
     return [(place, spelling) for place, content in texts for spelling in SPELLINGS if spelling.encode() in content]
 
 
@@ -69,7 +69,7 @@ def test_the_search_finds_what_is_packed_in_a_database(tmp_path) -> None:
         database.execute("CREATE TABLE t (v BLOB)")
         database.execute("INSERT INTO t VALUES (?)", [zlib.compress(f"… {KEY} …".encode())])
         database.commit()
-    assert found_in(texts_in(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
+    assert secrets_in(texts_in(tmp_path)) == [(tmp_path / "x.sqlite", KEY)]
 
 
 def echo(status: int, words: str, where: str = "message") -> web.Response:
@@ -103,8 +103,8 @@ def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(own_home, sta
     assert json.loads(done.stdout)["error"]["chunk_index"] == 3
     assert list(own_home.rglob("checkpoints.sqlite"))
     assert list(own_home.rglob("runs.sqlite"))
-    assert found_in(texts_in(own_home)) == []
-    assert found_in(iter([("stdout", done.stdout.encode()), ("stderr", done.stderr.encode())])) == []
+    assert secrets_in(texts_in(own_home)) == []
+    assert secrets_in(iter([("stdout", done.stdout.encode()), ("stderr", done.stderr.encode())])) == []
     if where == "message":
         assert HIDDEN in done.stderr
 
@@ -122,8 +122,8 @@ def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_hom
     assert (done.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
     assert server.base_url in done.stdout
     outputs = {"read": done.stdout + done.stderr, "resume": finished.stdout + finished.stderr}
-    assert found_in((name, text.encode()) for name, text in outputs.items()) == []
-    assert found_in(texts_in(own_home)) == []
+    assert secrets_in((name, text.encode()) for name, text in outputs.items()) == []
+    assert secrets_in(texts_in(own_home)) == []
 
 
 async def test_credentials_in_an_address_go_before_a_key_and_a_wrong_one_is_refused_with_the_way_to_write_it() -> None:
@@ -149,10 +149,11 @@ HELLO = [Message(role="user", content="hello")]
         f"http://reader:{PASSWORD}@:0/v1",
         f"reader:{PASSWORD}//@host",
         f"reader:{PASSWORD}@host",
+        *("localhost:8000/v1", "http://", "http://[::1", "http://host:port/v1", "ftp://host/v1"),
     ],
 )
-def test_a_wrong_address_is_refused_without_the_password_in_it(address) -> None:
-    with pytest.raises(PolicyRequestError, match="not the address of a server") as caught:
+def test_a_wrong_address_is_refused_with_the_way_to_write_it_and_without_the_password_in_it(address) -> None:
+    with pytest.raises(PolicyRequestError, match=r"not the address of a server.*http://HOST:PORT/v1") as caught:
         OpenAICompatiblePolicy(base_url=address)
     assert PASSWORD not in str(caught.value)
 
@@ -194,7 +195,7 @@ async def test_no_trace_has_a_key_nor_has_anything_that_the_error_came_from(word
             await graph.ainvoke({"question": QUESTION, "document": TEXT}, {"callbacks": [tracer]})
         await agent.aclose()
     assert tracer.seen
-    assert found_in(("trace", each.encode()) for each in tracer.seen) == []
+    assert secrets_in(("trace", text.encode()) for text in tracer.seen) == []
 
 
 async def test_a_damaged_reply_that_repeats_the_key_does_not_bring_it_into_the_error() -> None:

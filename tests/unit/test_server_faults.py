@@ -71,14 +71,9 @@ async def test_what_stays_as_it_is_is_asked_for_once(name) -> None:
         await ask(server)
     assert caught.value.hint
     assert len(server.requests) == (6 if name == "307 to itself" else 1)
-
-
-@pytest.mark.parametrize("name", [name for name in FINAL if "another" in name])
-async def test_a_redirect_to_another_server_names_the_base_url_to_use(name) -> None:
-    with FakeServer(lambda body, number: FINAL[name]()) as server, pytest.raises(PolicyResponseError) as caught:
-        await ask(server)
-    assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
-    assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
+    if "another" in name:
+        assert f"redirects to another server, {ELSEWHERE}; the request was not sent there" in caught.value.message
+        assert caught.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")
 
 
 async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_scheme() -> None:

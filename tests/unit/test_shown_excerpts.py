@@ -66,9 +66,9 @@ def test_an_excerpt_whose_text_is_gone_is_not_said_to_be_without_quotes(view: Ru
     assert "no verbatim quote" not in printed(gone)
 
 
-@pytest.mark.parametrize("said", ["not stated", "Nicht genannt.", "記載なし"])
-def test_an_answer_that_there_is_none_is_supported_by_nothing(said: str, make_reader: Any) -> None:
-    reader = make_reader(ScriptedPolicy(lambda _: f"\\boxed{{{said}}}"), strategy=STRATEGY)
+@pytest.mark.parametrize("words", ["not stated", "Nicht genannt.", "記載なし"])
+def test_an_answer_that_there_is_none_is_supported_by_nothing(words: str, make_reader: Any) -> None:
+    reader = make_reader(ScriptedPolicy(lambda _: f"\\boxed{{{words}}}"), strategy=STRATEGY)
     assert "What supports the answer\nnothing that was shown" in printed(reader.read(TEXT, QUESTION).view())
 
 

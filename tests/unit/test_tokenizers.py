@@ -96,15 +96,6 @@ def oracle(folder, kind):
     return as_tiktoken(specification(folder, kind), CL100K if kind == "cl100k" else GPT2_PATTERN)
 
 
-@pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
-def test_ids_are_those_of_another_implementation_of_bpe(kind, folder):
-    tokenizer, other = load_tokenizer(folder / kind), oracle(folder, kind)
-    for text in adversarial_texts([other.decode_single_token_bytes(token) for token in range(300, 2000)], count=1500):
-        ids = tokenizer.encode(text)
-        assert ids == other.encode_ordinary(text)
-        assert tokenizer.decode(ids) == other.decode(ids)
-
-
 def test_the_embedded_tokenizer_is_the_same_by_any_route():
     embedded = load_tokenizer("embedded")
     with importlib.resources.as_file(importlib.resources.files("memagent_graph") / "embedded") as path:
@@ -136,13 +127,15 @@ def test_any_text_encodes_and_its_prefixes_are_true(text, tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["cl100k", "gpt2"])
-def test_prefixes_are_those_of_the_tokens_bytes(kind, folder):
+def test_ids_and_prefixes_are_those_of_another_implementation_of_bpe(kind, folder):
     tokenizer, other = load_tokenizer(folder / kind), oracle(folder, kind)
+    vocabulary = [other.decode_single_token_bytes(token) for token in range(300, 2000)]
     inside = 0
-    for text in adversarial_texts([], count=300):
+    for number, text in enumerate(adversarial_texts(vocabulary, count=1500)):
         ids = tokenizer.encode(text)
-        assert TiktokenTokenizer(other).encode(text) == ids
-        for n in range(len(ids) + 1):
+        assert ids == other.encode_ordinary(text) == TiktokenTokenizer(other).encode(text)
+        assert tokenizer.decode(ids) == other.decode(ids)
+        for n in range(len(ids) + 1) if number % 5 == 0 else ():
             length = tokenizer.prefix_chars(text, ids, n)
             assert TiktokenTokenizer(other).prefix_chars(text, ids, n) == length
             if length is None:
@@ -256,15 +249,15 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
     import tiktoken
 
     ranks = {bytes([byte]): byte for byte in range(256)}
-    asked = []
+    names = []
 
     def get(name):
-        asked.append(name)
+        names.append(name)
         return tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|x|>": 256})
 
     monkeypatch.setattr(tiktoken, "get_encoding", get)
     tokenizer = load_tokenizer("gpt-4o-mini")
-    assert asked == ["o200k_base"]
+    assert names == ["o200k_base"]
     assert tokenizer.name == "o200k_base"
     assert tokenizer.special_tokens == {"<|x|>"}
     assert tokenizer.encode("ab<|x|>") == list(b"ab<|x|>")

@@ -45,7 +45,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "words"),
     [
         (
             "gated:stop=maybe",
@@ -58,8 +58,8 @@ def log(tmp_path):
         ("gatd:stop=yes", "Did you mean gated"),
     ],
 )
-def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, told) -> None:
-    with pytest.raises(StrategyError, match=re.escape(told)):
+def test_what_is_not_understood_behind_a_name_is_refused_with_the_remedy(name, words) -> None:
+    with pytest.raises(StrategyError, match=re.escape(words)):
         load_strategy(name)
 
 
@@ -96,17 +96,17 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) 
 
 
 @pytest.mark.parametrize(
-    ("said", "detail"),
+    ("reply", "detail"),
     [
         ("maybe", "the first line is 'maybe'"),
         ("KEEP\nharbor 4711", "there is a new memory below KEEP"),
         ("REWRITE", "there is no new memory below REWRITE"),
         ("keep", "the first line is 'keep'"),
-        ("STOP", "is not allowed here"),
+        ("STOP", "the first line is 'STOP', not KEEP, REWRITE"),
     ],
 )
-def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, said, detail) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else gate(prompt))
+def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, reply, detail) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
     assert result.answer == "4711"
     assert kinds(result) == ["malformed", "resampled"] * 2 + ["malformed"]
@@ -123,9 +123,9 @@ def test_a_gate_may_stop_where_it_is_allowed_to(make_reader, tmp_path) -> None:
     assert result.chunks_read < whole.chunks_read / 2
     assert result.usage.document_tokens < whole.usage.document_tokens / 2
     assert not result.stop_reason.resumable
-    asked = len(policy.prompts)
+    calls = len(policy.prompts)
     assert reader.resume("r").answer == "4711"
-    assert len(policy.prompts) == asked
+    assert len(policy.prompts) == calls
 
 
 def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
@@ -182,9 +182,9 @@ def test_a_later_pass_sees_what_the_earlier_found_and_ends_when_there_is_nothing
     assert [answers[passes].answer for passes in (1, 2, 5)] == ["unknown", "pier", "pier"]
     chunks = answers[1].chunks_read
     assert [answers[passes].chunks_read for passes in (2, 5)] == [2 * chunks, 3 * chunks]
-    found = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
-    assert found.branch.startswith("2.")
-    assert [answers[2].trace.by_id[parent].text for parent in found.parents] == ["Anna owns a chest"]
+    call = next(step for step in answers[2].trace.steps if "pier" in (step.text or "") and step.reads)
+    assert call.branch.startswith("2.")
+    assert [answers[2].trace.by_id[parent].text for parent in call.parents] == ["Anna owns a chest"]
     assert "Anna owns a chest" in {item.quote for item in answers[2].view().provenance.evidence}, "of all the memory"
     assert [item.quote for item in answers[2].evidence] == ["The chest stands at the pier"], "what the answer rests on"
 
@@ -245,12 +245,12 @@ def test_a_reread_is_a_line_of_its_own_with_its_own_question(make_reader) -> Non
     assert [result.trace.by_id[parent].role for parent in again[1].parents] == ["update", "decompose"]
 
 
-@pytest.mark.parametrize("said", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
-def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, said) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
+@pytest.mark.parametrize("reply", ["ASK\nwhere does  Anna keep what she owns", "ASK", "Perhaps", "ANSWER\nwhat?"])
+def test_a_sub_question_that_helps_nobody_is_answered_without(make_reader, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if prompt.rstrip().endswith("ANSWER or ASK:") else two_hops(prompt))
     result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
     assert (result.answer, result.stop_reason) == ("unknown", StopReason.ANSWERED)
-    kind = "repeated" if "Anna keep" in said else "malformed"
+    kind = "repeated" if "Anna keep" in reply else "malformed"
     assert kinds(result) == [kind, "resampled", kind, "resampled", kind]
 
 
@@ -283,13 +283,13 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> N
     assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
     logged = next(call for call in log.trace("r").steps if call.id == step.id)
     assert (logged.reads, logged.parents) == (step.reads, step.parents)
-    asked = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
-    assert asked.slot == step.reads[0].index
+    row = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
+    assert row.slot == step.reads[0].index
 
 
-@pytest.mark.parametrize("said", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
-def test_a_look_up_that_finds_nothing_is_an_event(make_reader, said) -> None:
-    policy = ScriptedPolicy(lambda prompt: said if "castle is" in part(prompt, "section") else perfect_reader(prompt))
+@pytest.mark.parametrize("reply", ["RECALL: zebra", "harbor 1\nRECALL: zebra"])
+def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply if "castle is" in part(prompt, "section") else perfect_reader(prompt))
     result = make_reader(policy, strategy="recall").read(TEXT, QUESTION)
     assert kinds(result) == ["not_recalled"]
     assert "(nothing)" in part(policy.prompts[-2], "recalled")
@@ -346,11 +346,11 @@ def test_a_refused_merge_keeps_what_was_to_be_merged(make_reader, log, strategy)
     assert {step.id: step.text for step in log.trace("r").steps} == {step.id: step.text for step in result.trace.steps}
 
 
-@pytest.mark.parametrize("said", ["", "maybe"], ids=["empty", "no form"])
+@pytest.mark.parametrize("reply", ["", "maybe"], ids=["empty", "no form"])
 @pytest.mark.parametrize("rule", [UpdateRule.ACCEPT, UpdateRule.RETRY])
 @pytest.mark.parametrize("strategy", ["gated:stop=yes", "map_reduce", "parallel", "segments", "reread", "recall"])
-def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, said) -> None:
-    policy = ScriptedPolicy(lambda prompt: said)
+def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, reply) -> None:
+    policy = ScriptedPolicy(lambda prompt: reply)
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
@@ -397,16 +397,16 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "words"),
     [
         ([10**6], "returned index 1000000 for"),
         (lambda: {}["x"], "Odd failed: KeyError"),
         (None, "Odd failed: TypeError"),
     ],
 )
-def test_a_retriever_that_fails_is_named(make_reader, order, told) -> None:
+def test_a_retriever_that_fails_is_named(make_reader, order, words) -> None:
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else "x")
-    with pytest.raises(RetrievalError, match=told):
+    with pytest.raises(RetrievalError, match=words):
         make_reader(policy, strategy=Recall(retriever=Odd(order))).read(TEXT, QUESTION)
     twice = make_reader(policy, strategy=Recall(retriever=Odd([0, 0, 1])))
     assert twice.read(TEXT, QUESTION).stop_reason is StopReason.ANSWERED

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from support.rl_loops import Recorder, measurement, record, small_job
+from support.rl_loops import Recorder, measurement, small_job
 
 from memagent_evaluation.statistics import Estimate
 from memagent_graph import Usage
@@ -57,7 +57,7 @@ def source(tmp_path: Path) -> Iterator[loop._IterationSource]:
     serving.run_log.close()
 
 
-def measured_as(monkeypatch: pytest.MonkeyPatch, mean: float) -> None:
+def measure_as(monkeypatch: pytest.MonkeyPatch, mean: float) -> None:
     async def measure(
         prepared: Any, agent: Any, iteration: int, temperature: float, *, as_deployed: bool = False
     ) -> Any:
@@ -71,7 +71,7 @@ async def test_the_best_policy_is_kept_and_only_a_better_one_takes_its_place(
 ) -> None:
     best = tmp_path / "best" / "weights"
     for iteration, mean, expected in ((0, 0.5, "0"), (1, 0.4, "0"), (2, 0.5, "0"), (3, 0.6, "3")):
-        measured_as(monkeypatch, mean)
+        measure_as(monkeypatch, mean)
         await source._measure(iteration)
         assert best.read_text() == expected
     # Both as it will be used, with the rule for invented words in its profile, and as it is sampled.
@@ -100,7 +100,7 @@ async def test_only_what_was_asked_alike_is_compared(
 async def test_a_best_policy_that_a_kill_left_aside_is_put_back(
     source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured_as(monkeypatch, 0.5)
+    measure_as(monkeypatch, 0.5)
     await source._measure(1)
     (tmp_path / "best").rename(tmp_path / "best.before")
     loop._IterationSource(source._prepared, source.serving, source.journal, Recorder())
@@ -112,17 +112,17 @@ async def test_a_measurement_is_in_the_journal_only_when_its_policy_is_kept(
     source: loop._IterationSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in between, the loop measures once more; the other way round it would never keep that policy."""
-    there: list[bool] = []
+    was_kept: list[bool] = []
     original = LoopJournal.add_measurements
 
-    def measured(journal: LoopJournal, *found: Measurement) -> None:
-        there.append((tmp_path / "best").is_dir())
-        original(journal, *found)
+    def add(journal: LoopJournal, *measurements: Measurement) -> None:
+        was_kept.append((tmp_path / "best").is_dir())
+        original(journal, *measurements)
 
-    monkeypatch.setattr(LoopJournal, "add_measurements", measured)
-    measured_as(monkeypatch, 0.5)
+    monkeypatch.setattr(LoopJournal, "add_measurements", add)
+    measure_as(monkeypatch, 0.5)
     await source._measure(0)
-    assert there == [True]
+    assert was_kept == [True]
 
 
 # Collections
@@ -141,12 +141,12 @@ def collected_as(
 
     async def collect(agent: Any, samples: Any, settings: Any, *, name: str, **_: Any) -> Collection:
         names.append(name)
-        found = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
+        collection = Collection(usage=Usage(prompt_tokens=10, completion_tokens=2, turns=1))
         for number, rewards in enumerate(rewards_of_groups):
             run_ids = tuple(f"{name}-{number}-{place}" for place in range(len(rewards)))
             group = CollectedGroup(f"{name}-{number}", "task", 500, run_ids, rewards)
-            (found.groups if group.has_variance else found.uniform_groups).append(group)
-        return found
+            (collection.groups if group.has_variance else collection.uniform_groups).append(group)
+        return collection
 
     def load(source: collecting.Collector, number: int, stage: int, group_of: Mapping[str, str]) -> list[RolloutGroup]:
         """What training finds in the log: reads that earned 0, 1, and so on."""
@@ -168,12 +168,13 @@ async def test_what_was_collected_is_counted_in_the_journal(
     source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
-    found = await source._collector.collect(3, 2)
-    assert source.journal.records == [found]
-    assert (found.iteration, found.version, found.stage, found.is_enough) == (3, 2, 0, True)
-    assert (found.groups, found.solved_groups, found.uniform_groups, found.failed_groups) == (1, 1, 2, 0)
-    assert found.by_length == {500: MeanReward(3 / 8, 8)}
-    assert (found.prompt_tokens, found.completion_tokens, found.turns) == (10, 2, 1)
+    collection = await source._collector.collect(3, 2)
+    assert source.journal.records == [collection]
+    assert (collection.iteration, collection.version, collection.stage, collection.is_enough) == (3, 2, 0, True)
+    assert (collection.groups, collection.failed_groups) == (1, 0)
+    assert (collection.solved_groups, collection.uniform_groups) == (1, 2)
+    assert collection.by_length == {500: MeanReward(3 / 8, 8)}
+    assert (collection.prompt_tokens, collection.completion_tokens, collection.turns) == (10, 2, 1)
 
 
 async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_the_older(
@@ -181,7 +182,7 @@ async def test_a_collection_that_went_on_with_newer_weights_bears_the_name_of_th
 ) -> None:
     """One that was begun a version ahead of its iteration, and was killed after that iteration's checkpoint."""
     collected_as(monkeypatch, (0.0, 1.0), (1.0, 0.0))
-    older, newer = (replace(CONVERSATION, policy_version=f"iteration-{each}") for each in (1, 2))
+    older, newer = (replace(CONVERSATION, policy_version=f"iteration-{number}") for number in (1, 2))
     groups = [
         RolloutGroup(name, (Rollout(f"{name}-0", (one,), 0.0), Rollout(f"{name}-1", (one,), 1.0)))
         for name, one in (("first", newer), ("second", older))
@@ -195,11 +196,11 @@ def test_closing_waits_for_what_is_collected_ahead(
 ) -> None:
     """Reads that are cancelled still write to the run log, which must not be closed by then."""
     order: list[str] = []
-    begun = threading.Event()
+    start = threading.Event()
 
     async def collect_until_cancelled(of: collecting.Collector, iteration: int, version: int) -> None:
         try:
-            begun.set()
+            start.set()
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
@@ -211,7 +212,7 @@ def test_closing_waits_for_what_is_collected_ahead(
     monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
     monkeypatch.setattr(ServerBackend, "close", close)
     run_sync(source._start_collection(1, 0))
-    assert begun.wait(10)
+    assert start.wait(10)
     source.close()
     assert order == ["reads ended", "serving closed"]
 
@@ -251,15 +252,6 @@ async def test_while_the_curriculum_goes_on_the_loop_does(
     assert len(names) == 4
 
 
-async def test_a_collection_that_an_earlier_iteration_had_too_little_of_has_another_name(
-    source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source.journal.add_collection(record(0, is_enough=False, group_of={}))
-    names = collected_as(monkeypatch, (0.0, 1.0))
-    assert (await source._collector.collect(0, 0)).number == 1
-    assert names == ["collection-1"]
-
-
 async def test_a_collection_of_which_nothing_can_be_trained_on_is_passed_over_when_the_loop_goes_on(
     source: loop._IterationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +276,6 @@ async def test_groups_that_cannot_be_trained_on_do_not_count_as_enough(
 ) -> None:
     """Otherwise the iteration would be trained on too few, and fail at every resume in the same way."""
     names = collected_as(monkeypatch, (0.0, 1.0), refused={"collection-0-0"})
-    found = await source._collector.collect(0, 0)
+    collection = await source._collector.collect(0, 0)
     assert [record.is_enough for record in source.journal.records] == [False, True]
-    assert (found.number, names) == (1, ["collection-0", "collection-1"])
+    assert (collection.number, names) == (1, ["collection-0", "collection-1"])

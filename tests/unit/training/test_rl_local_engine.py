@@ -50,8 +50,8 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT},
     )  # fmt: skip
     recorder = Recorder()
-    finished = run(job, recorder)
-    assert finished.steps == 2
+    result = run(job, recorder)
+    assert result.steps == 2
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),

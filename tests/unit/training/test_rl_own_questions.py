@@ -45,14 +45,14 @@ def write(path: Path, of: Sequence[Any]) -> Path:
 
 
 def prepared(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
-    wanted = {
+    usual = {
         "data": write(tmp_path / "mine.jsonl", of),
         "tasks": (),
         "lengths": (),
         "measure_every": 1,
         "measure_count": 100,
     }
-    return prepare(small_job(tmp_path / "rl", **(wanted | changes)))
+    return prepare(small_job(tmp_path / "rl", **(usual | changes)))
 
 
 def questions(of: Sequence[Sample]) -> list[str]:
@@ -64,18 +64,18 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
     (length,) = of.lengths
     held_out = questions(of.held_out_samples(length, 100))
     assert len(held_out) == 4
-    asked: list[str] = []
+    drawn_questions: list[str] = []
     records: list[Any] = []
     for number in range(18):
         batch = questions(list(islice(of.draw_questions(number, 0, records), 10)))
         records.append(record(number, questions=len(batch)))
-        asked += batch
+        drawn_questions += batch
     assert of.epochs(records, 0) == 5
-    epochs = [asked[start : start + 36] for start in range(0, 180, 36)]
+    epochs = [drawn_questions[start : start + 36] for start in range(0, 180, 36)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 36 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
-    assert set(held_out).isdisjoint(asked)
-    assert set(held_out) | set(asked) == {row["question"] for row in rows(40)}
+    assert set(held_out).isdisjoint(drawn_questions)
+    assert set(held_out) | set(drawn_questions) == {row["question"] for row in rows(40)}
 
 
 def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_pa
 def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
     of = prepared(tmp_path, rows(40), held_out=0.25).curriculum
     held_out = {"".join(sample.text()) for sample in of.held_out_samples(of.lengths[0], 100)}
-    trained = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
+    training = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
     assert len(held_out) == 5
-    assert held_out.isdisjoint(trained)
+    assert held_out.isdisjoint(training)
 
 
 def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
     held_out = [set(questions(loop.curriculum.held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
-    trained = list(loop.curriculum.draw_questions(0, 1))
-    assert len(trained) == 16
-    assert held_out[0].isdisjoint(questions(trained))
-    text = "".join(next(sample for sample in trained if sample.length == 8).text())
+    training = list(loop.curriculum.draw_questions(0, 1))
+    assert len(training) == 16
+    assert held_out[0].isdisjoint(questions(training))
+    text = "".join(next(sample for sample in training if sample.length == 8).text())
     assert text.count("Document ") == 8
 
 
@@ -208,6 +208,7 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepared(tmp_path, of, drop_answered_without=results)
     loop = prepared(tmp_path, of, drop_answered_without=results)
-    trained, held_out = loop.curriculum.draw_questions(0, 0), loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
-    assert {sample.question for sample in (*trained, *held_out)} == {row["question"] for row in rows(6)}
+    held_out = loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
+    samples = [*loop.curriculum.draw_questions(0, 0), *held_out]
+    assert {sample.question for sample in samples} == {row["question"] for row in rows(6)}
     assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]

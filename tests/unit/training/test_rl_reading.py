@@ -88,7 +88,7 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
     ("changes", "message"),
     [
         ({"chunk_tokens": 0}, r"chunk_tokens must be at least 1, got 0"),
-        ({"chunk_tokens": 5000}, r"the role 'update' needs .* 1024.*Use chunk_tokens "),
+        ({"chunk_tokens": 5000}, r"a memory update needs .* 1024.*Use chunk_tokens "),
         ({"profile": "nowhere"}, r"nowhere has no memagent.json.*embedded"),
         ({"update_template": "nowhere.txt"}, r"nowhere.txt"),
     ],
@@ -109,11 +109,11 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)
-    saved, chosen = load_profile(out), base.profile
-    assert saved is not None and chosen is not None
-    assert saved.values == chosen.values
-    assert (saved.prompts.answer_format, saved.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
-    assert saved.prompts.fingerprint == chosen.prompts.fingerprint
+    profile, reading_profile = load_profile(out), base.profile
+    assert profile is not None and reading_profile is not None
+    assert profile.values == reading_profile.values
+    assert (profile.prompts.answer_format, profile.prompts.empty_memory) == (AnswerFormat.PLAIN, "new")
+    assert profile.prompts.fingerprint == reading_profile.prompts.fingerprint
     assert (out / "tokenizer.json").read_bytes() == (plain_model / "tokenizer.json").read_bytes()
 
 

@@ -199,9 +199,9 @@ def test_shares_of_a_step_are_shares_of_all_its_rollouts(world) -> None:
         ]
         return replace(group, rollouts_G=tuple(rollouts))
 
-    chosen = AdvantageSettings(mask_truncated=True, overlong_penalty=OverlongPenalty(4, 3))
+    settings = AdvantageSettings(mask_truncated=True, overlong_penalty=OverlongPenalty(4, 3))
     groups = [truncate_but_for_the_first(group) for group in world.groups]
-    batch = prepare_batch(groups, chosen)
+    batch = prepare_batch(groups, settings)
     assert len(batch.rows) < sum(len(rollout.conversations_K) for group in groups for rollout in group.rollouts_G)
     metrics = compute_row_metrics(groups, batch, ())
     assert metrics["penalised_fraction"] <= 1
@@ -263,9 +263,9 @@ def test_a_table_of_completions_has_a_rollout_of_each_step(two_steps, world) -> 
         table = pq.read_table(output / "completions" / f"completions_{number:05}.parquet").to_pylist()
         run_ids = {row["run_id"] for row in table}
         rollout = next(one for group in world.groups for one in group.rollouts_G if {one.run_id} == run_ids)
-        assert {row["role"] for row in table} <= {said.role for said in rollout.conversations_K}
+        assert {row["role"] for row in table} <= {turn.role for turn in rollout.conversations_K}
         assert {row["reward"] for row in table} == {rollout.reward}
-        texts = {trainer.processing_class.decode(said.completion_ids_T.tolist()) for said in rollout.conversations_K}
+        texts = {trainer.processing_class.decode(turn.completion_ids_T.tolist()) for turn in rollout.conversations_K}
         assert {row["completion"] for row in table} <= texts
 
 
@@ -368,9 +368,9 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
     )
     for rank, groups in enumerate((world.groups, edited(world.groups, reward=0.5))):
         (tmp_path / str(rank)).write_bytes(pickle.dumps(groups))
-    done = run_ranks([sys.executable, script, world.folder, tmp_path, tmp_path / "out"], 2)
-    assert any(process.returncode > 0 for process in done)
-    assert any("TrainingError" in process.stderr for process in done)
+    ranks = run_ranks([sys.executable, script, world.folder, tmp_path, tmp_path / "out"], 2)
+    assert any(process.returncode > 0 for process in ranks)
+    assert any("TrainingError" in process.stderr for process in ranks)
 
 
 # What is not finite

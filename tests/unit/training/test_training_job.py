@@ -40,12 +40,12 @@ def groups(world) -> list[RolloutGroup]:
 
 @pytest.fixture
 def job(world, tmp_path):
-    def made(runs: Path | str | None = None, **wishes: Any) -> TrainingJob:
+    def make(runs: Path | str | None = None, **wishes: Any) -> TrainingJob:
         settings = QUIET | wishes.pop("settings", {})
         values = {"preset": "dapo", "model": str(world.model), "out": tmp_path / "out", **wishes}
         return TrainingJob(runs=runs or world.runs, settings=settings, **values)
 
-    return made
+    return make
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ def test_runs_without_a_gold_answer_are_named_where_the_others_teach_nothing(gro
 
 
 def test_a_reward_of_nan_is_named_before_the_groups_that_it_breaks(groups, job) -> None:
-    broken = {group.rollouts_G[0].run_id for group in groups}
-    message = refusal(job(reward=lambda run: math.nan if run.run_id in broken else 1.0))
+    run_ids = {group.rollouts_G[0].run_id for group in groups}
+    message = refusal(job(reward=lambda run: math.nan if run.run_id in run_ids else 1.0))
     assert "non_finite_reward: run-" in message
     assert message.index("non_finite_reward") < message.index("incomplete_group")
     assert "correct the reward function" in message
@@ -356,11 +356,11 @@ def test_a_reward_of_the_user_s_own_is_taken_from_a_module_or_a_file(tmp_path, m
 
 
 def test_the_loss_has_the_temperature_of_the_runs(job, changed_log) -> None:
-    sampled = changed_log(sampling={"temperature": 0.7, "top_p": 1.0})
+    hotter = changed_log(sampling={"temperature": 0.7, "top_p": 1.0})
     unweighted = {"importance_cap": None}
-    prepared = prepare(job(sampled, settings=unweighted))
+    prepared = prepare(job(hotter, settings=unweighted))
     assert prepared.config.temperature == 0.7
-    assert "temperature of 0.7" in refusal(job(sampled, settings={"temperature": 1.0, **unweighted}))
+    assert "temperature of 0.7" in refusal(job(hotter, settings={"temperature": 1.0, **unweighted}))
 
 
 def test_runs_of_several_temperatures_are_refused_with_the_remedy(groups, job, changed_log) -> None:

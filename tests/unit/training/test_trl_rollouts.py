@@ -65,17 +65,17 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     with pytest.raises(TrainingError, match="All questions are read"):
         samples += drained  # the whole queue, then its end
     assert isinstance(agent.run_log, RunLog)
-    logged, groups = {}, defaultdict(list)
+    calls, groups = {}, defaultdict(list)
     for record in agent.run_log.runs():
         reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
         groups[question_index(record.run_id)].append(reward)
         for conversation in agent.run_log.conversations(record.run_id):
             key = (*conversation.prompt_token_ids, *conversation.token_ids)
-            logged.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
+            calls.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
     assert {sample["group_id"] for sample in samples} == {0}
-    assert len(samples) == sum(question_index(run_id) == 0 for matches in logged.values() for run_id, *_ in matches)
+    assert len(samples) == sum(question_index(run_id) == 0 for matches in calls.values() for run_id, *_ in matches)
     for sample in samples:
-        matches = logged[tuple(sample["input_ids"].tolist())]
+        matches = calls[tuple(sample["input_ids"].tolist())]
         completion = sample["old_log_probs"][sample["completion_mask"] == 1].tolist()
         assert any(
             completion == logprobs
