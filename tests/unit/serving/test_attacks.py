@@ -380,13 +380,13 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
             reads = server.serving.manager._reads
             until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
-            refused = post(server, chat(f"{LONG} more"))
+            refusal = post(server, chat(f"{LONG} more"))
         stopped, events = waiting.result(), streaming.result().text.split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
     assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
-    assert str(tmp_path) not in refused.text
-    assert {"Retry-After"} <= set(map(str.title, refused.headers)) & set(map(str.title, stopped.headers))
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert str(tmp_path) not in refusal.text
+    assert {"Retry-After"} <= set(map(str.title, refusal.headers)) & set(map(str.title, stopped.headers))
 
 
 def _full_disk(store: DocumentStore) -> None:
