@@ -62,7 +62,7 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     weights = []
     for number, groups in enumerate(iterations):
-        weights.append(copied(model))
+        weights.append(copy_weights(model))
         with torch.no_grad():
             old = {
                 (rollout.run_id, k): dapo.forward(model, row, 1.0)[0]
@@ -77,10 +77,10 @@ def by_hand(world: World, order: list[list[str]], steps: int) -> list[dict[str, 
             ).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    return [*weights, copied(model)]
+    return [*weights, copy_weights(model)]
 
 
-def copied(model: Any) -> dict[str, Any]:
+def copy_weights(model: Any) -> dict[str, Any]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 

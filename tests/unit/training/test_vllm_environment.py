@@ -18,8 +18,8 @@ def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, 
     if device is not None:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
-    launched = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
-    environment = make_server_environment(launched, tmp_path)
+    of_launcher = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
+    environment = make_server_environment(of_launcher, tmp_path)
     on_cpu = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
     assert on_cpu & environment.keys() == (on_cpu if device is None else set())
     assert environment["HF_HUB_OFFLINE"] == "1"
