@@ -18,6 +18,7 @@ from support.chat_models import calls, in_turn
 from support.scripts import document_with, part, perfect_reader
 from support.strategies import reads_perfectly
 from typing_extensions import TypedDict
+from unit.test_node import parent_of
 
 from langchain_memagent import ReadLongDocument, memagent_node
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
@@ -76,11 +77,7 @@ class Failing:
 
 
 def graph_of(node: Any, **compiled: Any) -> Any:
-    builder = StateGraph(State)
-    builder.add_node("read", node, retry_policy=RETRY)
-    builder.add_edge(START, "read")
-    builder.add_edge("read", END)
-    return builder.compile(**compiled)
+    return parent_of(node, State, retry_policy=RETRY).compile(**compiled)
 
 
 async def run(graph: Any, state: Any, *, sync: bool) -> Any:

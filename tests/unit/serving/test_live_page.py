@@ -464,17 +464,23 @@ def test_no_static_name_leads_to_another_file(browser: Browser, name: str) -> No
 
 
 def test_keys_see_their_own_reads_and_files_alone(upstream: FakeServer, tmp_path: Path) -> None:
-    """What every route gives, and changes, for another key is among the attacks on the API."""
     with served(upstream.base_url, tmp_path, page=True, keys=KEYS) as server:
         assert server.sessions.token is None
         alice, bob = Browser.of(server, ALICE), Browser.of(server, BOB)
         (run_id,) = alice.begin()
         finish(alice, run_id)
         assert bob.get("reads")["total"] == 0
-        assert bob.client.get(f"/page/reads/{run_id}/page").status_code == 404
-        assert bob.post(f"reads/{run_id}/stop").status_code == 404
+        for path in ("page", "sources", "passage"):
+            assert bob.client.get(f"/page/reads/{run_id}/{path}").status_code == 404
+        for path, body in (
+            ("pause", {}), ("stop", {}), ("continue", {}), ("answer", {}), ("thumbs", {"up": True}),
+            ("memory", {"chunk": 0, "before": "", "text": ""}),
+        ):  # fmt: skip
+            assert bob.post(f"reads/{run_id}/{path}", **body).status_code == 404
         with bob.events(run_id) as wait_for:
             assert wait_for("gone") == "there is no such read"
+        file = alice.upload("a.txt", LONG).json()["id"]
+        assert bob.post("reads", files=[file], questions=["?"]).status_code == 404
         for _ in range(100):
             Browser.of(server, ALICE)
         assert bob.client.get("/page/reads").status_code == 200, "sign-ins of one key end no session of another"

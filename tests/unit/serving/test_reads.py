@@ -242,7 +242,7 @@ def test_a_secret_that_is_not_whole_and_private_is_replaced(tmp_path: Path, dama
 
 
 def test_a_secret_that_is_lost_between_two_starts_costs_no_read(upstream: FakeServer, tmp_path: Path) -> None:
-    upstream.delay = 0.5
+    upstream.delay = 0.2
     with ThreadPoolExecutor(1) as pool, served(upstream.base_url, tmp_path, keys=KEYS) as server:
         stopped = pool.submit(post, server.api, body())
         until(lambda: len(upstream.requests) > 1)

@@ -88,7 +88,7 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
     ("changes", "message"),
     [
         ({"chunk_tokens": 0}, r"chunk_tokens must be at least 1, got 0"),
-        ({"chunk_tokens": 5000}, r"the role 'update' needs .* 1024.*Use chunk_tokens "),
+        ({"chunk_tokens": 5000}, r"a memory update needs .* 1024.*Use chunk_tokens "),
         ({"profile": "nowhere"}, r"nowhere has no memagent.json.*embedded"),
         ({"update_template": "nowhere.txt"}, r"nowhere.txt"),
     ],
