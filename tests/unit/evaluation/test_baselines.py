@@ -179,7 +179,7 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
 
 @pytest.mark.parametrize("name", ["full_context", "refine"])
 async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
-    with pytest.raises(BudgetError, match=r"the role 'answer' needs \d+ tokens .* window has 1000\. Lower"):
+    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
         await ask(name, SHORT, question=" ")
