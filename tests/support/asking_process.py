@@ -17,12 +17,12 @@ from typing import Any
 
 import httpx2
 
-from support.programs import Program
+from support.programs import KillableProcess, Program
 
 _BETWEEN_TRIES = 0.1
 
 
-class AskingProcess:
+class AskingProcess(KillableProcess):
     """The client.
 
     Args:
@@ -39,28 +39,16 @@ class AskingProcess:
         self._answers = folder / f"{key}.answers"
         self._answers.touch()
         self._stop = folder / "stop"
-        self.process: Program | None = None
 
     def start(self) -> None:
         command = [sys.executable, __file__, self._api, self._key, str(self._answers), str(self._stop)]
         with self._requests.open("rb") as requests:
             self.process = Program(command, stdin=requests)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
     def finish(self) -> int:
         """Let it have the answer that it waits for; returns its exit status."""
         self._stop.touch()
         return self.process.wait(120)
-
-    def __enter__(self) -> AskingProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
 
     def answers(self) -> list[dict[str, Any]]:
         """What it was answered, in the order of its requests: status, content, run id, and how the read was met."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_server import FakeServer
-from support.programs import Program
+from support.programs import KillableProcess, Program
 from support.scripts import part, perfect_reader
 
 TESTS = Path(__file__).parents[1]
 
 
-class PolicyProcess:
+class PolicyProcess(KillableProcess):
     """The server; its port stays the same when it starts again.
 
     Args:
@@ -33,7 +33,6 @@ class PolicyProcess:
         self._file = file
         self._milliseconds = milliseconds
         self._port = 0
-        self.process: Program | None = None
 
     @property
     def base_url(self) -> str:
@@ -46,18 +45,6 @@ class PolicyProcess:
         port = self.process.stdout.readline()
         assert port, "the policy server did not start"
         self._port = int(port)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def __enter__(self) -> PolicyProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
 
     def prompts(self) -> list[dict[str, Any]]:
         """What it answered: for each prompt the key's cache salt, the problem and the section ("" for an answer)."""

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _CONTEXT = get_context("forkserver")
 _IMPORTED = (
@@ -147,6 +147,30 @@ class Program:
             if stream is not None:
                 stream.close()
         self._process.join()
+
+
+class KillableProcess:
+    """A program that is started as a context begins, killed as it ends, and may be killed and started in between."""
+
+    process: Program | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is at work."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
 
 
 def run_program(

@@ -42,19 +42,6 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
-def test_a_fact_is_found_and_carried_to_the_end(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    result = make_reader(policy).read(TEXT, QUESTION)
-    assert result.answer == "4711"
-    assert result.raw_answer == "\\boxed{4711}"
-    assert result.stop_reason is StopReason.ANSWERED
-    assert result.memory == "nothing yet\nharbor 4711"
-    assert result.chunks_read == len(result.updates) == len(policy.prompts) - 1
-    assert result.usage.turns == len(policy.prompts)
-    assert result.usage.prompt_tokens > result.chunks_read * 100
-    assert not result.events
-
-
 def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> None:
     result = make_reader().read(TEXT, QUESTION)
     edges = [(update.start_char, update.end_char) for update in result.updates]
