@@ -135,12 +135,6 @@ def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
     assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
 
 
-def test_a_gate_that_always_keeps_answers_from_nothing(make_reader) -> None:
-    policy = ScriptedPolicy(lambda prompt: "KEEP" if "<section>" in prompt else perfect_reader(prompt))
-    result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
-    assert (result.answer, result.memory) == ("unknown", "")
-
-
 # parallel and segments
 
 
@@ -295,14 +289,18 @@ def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
     assert "(nothing)" in part(policy.prompts[-2], "recalled")
 
 
-def test_look_ups_are_bounded_and_one_after_the_last_chunk_still_counts(make_reader) -> None:
+def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to_none(make_reader, tmp_path) -> None:
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
-    result = make_reader(policy, strategy="recall:lookups=4").read(TEXT, QUESTION)
+    reader = make_reader(policy, strategy="recall:lookups=4", checkpoints=tmp_path / "checkpoints.sqlite")
+    result = reader.read(TEXT, QUESTION, run_id="r")
     roles = [step.role for step in result.trace.steps]
     assert roles[-2:] == ["recall_last", "answer"]
     shown = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
     assert sum(item != "(nothing)" for item in shown) == 4
     assert kinds(result).count("not_recalled") == result.chunks_read - 4
+    assert [update.chunk_index for update in result.updates] == [*range(result.chunks_read), None]
+    reader.edit_memory("r", 0, "an edit")
+    assert [update.memory for update in reader.history("r")] == ["an edit"]
 
 
 def test_a_resumed_run_remembers_what_it_had_before(make_reader, tmp_path) -> None:
@@ -365,17 +363,6 @@ def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, 
     first = [update for update in reader.resume("r").updates if not update.branch]
     assert [update.memory for update in first if update.chunk_index == 2] == ["Anna owns a bag"]
     assert "Anna owns a bag" in first[-1].memory
-
-
-def test_what_was_looked_up_at_the_end_belongs_to_no_chunk(make_reader, tmp_path) -> None:
-    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
-    reader = make_reader(policy, strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite")
-    result = reader.read(TEXT, QUESTION, run_id="r")
-    assert result.updates[-1].chunk_index is None
-    assert [update.chunk_index for update in result.updates[:-1]] == list(range(result.chunks_read))
-    reader.edit_memory("r", 0, "an edit")
-    assert reader.history("r")[0].memory == "an edit"
-    assert len(reader.history("r")) == 1
 
 
 @pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=3", "reread"])
