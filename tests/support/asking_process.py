@@ -57,7 +57,7 @@ class AskingProcess(KillableProcess):
 
 def main(api: str, key: str, answers: str, stop: str) -> None:
     requests = json.load(sys.stdin)
-    kept = os.open(answers, os.O_RDWR | os.O_APPEND)
+    file = os.open(answers, os.O_RDWR | os.O_APPEND)
     done = Path(answers).read_bytes().count(b"\n")
     with httpx2.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
         for request in requests[done:]:
@@ -68,7 +68,7 @@ def main(api: str, key: str, answers: str, stop: str) -> None:
                 "kind": reply.headers.get("X-Memagent-Read"),
                 "content": reply.json()["choices"][0]["message"]["content"] if reply.is_success else reply.text,
             }
-            os.write(kept, json.dumps(answer).encode() + b"\n")
+            os.write(file, json.dumps(answer).encode() + b"\n")
             if Path(stop).exists():
                 return
 

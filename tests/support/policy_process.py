@@ -52,7 +52,7 @@ class PolicyProcess(KillableProcess):
 
 
 def main(port: int, milliseconds: int, file: str) -> None:
-    kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def respond(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
@@ -61,7 +61,7 @@ def main(port: int, milliseconds: int, file: str) -> None:
             "problem": part(prompt, "problem"),
             "section": part(prompt, "section"),
         }
-        os.write(kept, json.dumps(request).encode() + b"\n")
+        os.write(log, json.dumps(request).encode() + b"\n")
         return perfect_reader(prompt)
 
     server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)

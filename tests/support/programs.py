@@ -127,8 +127,8 @@ class Program:
         def read(name: str, stream: IO[str]) -> None:
             texts[name] = stream.read()
 
-        named = [(name, stream) for name in texts if (stream := getattr(self, name)) is not None]
-        readers = [threading.Thread(target=read, args=name, daemon=True) for name in named]
+        streams = [(name, stream) for name in texts if (stream := getattr(self, name)) is not None]
+        readers = [threading.Thread(target=read, args=name, daemon=True) for name in streams]
         for reader in readers:
             reader.start()
         if self.stdin is not None:
@@ -197,12 +197,12 @@ def run_program(
         except BaseException:
             program.kill()
             raise
-    done = subprocess.CompletedProcess(program.args, program.wait(), output, errors)
+    process = subprocess.CompletedProcess(program.args, program.wait(), output, errors)
     if check:
-        if done.returncode:
+        if process.returncode:
             print(output, errors, file=sys.stderr)
-        done.check_returncode()
-    return done
+        process.check_returncode()
+    return process
 
 
 def run_ranks(

@@ -254,15 +254,15 @@ def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None
     needed = {re.sub(r">=([\d.]+).*", r"~=\1", requirement) for requirement in (*extras["local"], *extras["hub"])}
     assert needed == {*described["dependencies"]} - {".."}
     assert described["env"] == ".env"
-    named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
-    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < named
-    assert ReadSettings.from_environment(dict.fromkeys(named, "")) == ReadSettings()
+    names = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
+    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < names
+    assert ReadSettings.from_environment(dict.fromkeys(names, "")) == ReadSettings()
 
 
 def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
-    done = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(dockerfile)])
-    assert done.exit_code == 0, done.output
+    outcome = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(dockerfile)])
+    assert outcome.exit_code == 0, outcome.output
     (installs,) = [line for line in dockerfile.read_text().splitlines() if "torch" in line]
     assert "transformers" in installs
     assert "huggingface-hub" in installs
