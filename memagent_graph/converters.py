@@ -19,17 +19,13 @@ from __future__ import annotations
 
 import importlib
 import io
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias
 
 GAP: Final = "\n\n"
 """The separator of two blocks that converters use."""
-CPU_LIMIT_SIGNAL: Final = getattr(signal, "SIGPROF", 0)
-"""The signal that ends a conversion at a step of `limit_cpu_time`."""
 _MAX_NESTING: Final = 8
 """The maximum depth of files in files."""
 
@@ -177,15 +173,3 @@ def as_parts(value: Any) -> Parts:
         if not isinstance(part, Block | Omission | str):
             raise TypeError(f"a converter yields blocks, omissions and texts, not a {type(part).__name__}")
         yield Block(part) if isinstance(part, str) else part
-
-
-@contextmanager
-def limit_cpu_time(seconds: float) -> Iterator[None]:
-    """Kill this process if the block takes more processor time, on systems with `setitimer`."""
-    if CPU_LIMIT_SIGNAL:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        if CPU_LIMIT_SIGNAL:
-            signal.setitimer(signal.ITIMER_PROF, 0)

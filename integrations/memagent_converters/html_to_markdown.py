@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from memagent_converters.equations import format_script, linearize
-from memagent_graph.converters import Block, Omission, Parts, SourceFile, limit_cpu_time
+from memagent_graph.converters import Block, Omission, Parts, SourceFile
 
 _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
@@ -49,9 +49,6 @@ _TABLE_PARTS: Final = frozenset(("table", "tr"))
 """Elements that have cells, and no text of their own."""
 _MAX_DEPTH: Final = 200
 """Elements that are nested more deeply become plain text, because each level rewrites and indents all below it."""
-_CHARACTERS_PER_SECOND: Final = 1_000_000
-"""The parser's time limit follows from it. Usual pages need 2% of that time, which grows with the square of depth and
-attributes."""
 MAX_REPEATED_LENGTH: Final = 200
 """Maximum characters of a cell whose text is repeated in each row and column that the cell spans."""
 _BEGIN: Final = "\x02"
@@ -175,14 +172,13 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
 
 
 def _parse(html: str) -> Any:
-    """Parse a page, within a time limit that is proportional to its size."""
+    """Parse a page. The time grows with the square of depth and attributes; the bound of the conversion ends it."""
     from selectolax.lexbor import LexborHTMLParser, SelectolaxError  # noqa: PLC0415  the extra `files`
 
     # The parser does not accept lone surrogates.
     text = html.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     try:
-        with limit_cpu_time(0.5 + len(text) / _CHARACTERS_PER_SECOND):
-            return LexborHTMLParser(text)
+        return LexborHTMLParser(text)
     except SelectolaxError as error:
         raise MemoryError from error  # any text is valid HTML, so only memory can run out
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 from memagent_graph.concurrency.background import Cancellation, PerLoop
-from memagent_graph.converters import CPU_LIMIT_SIGNAL, Block, Omission, Parts
+from memagent_graph.converters import Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
@@ -231,11 +231,6 @@ def _parts(task: Mapping[str, Any], result: IO[bytes], bounds: ConversionBounds,
             break
         text = data.decode("utf-8", "surrogatepass")
         yield Block(text, label, None if headings is None else tuple(map(str, headings)))
-    if CPU_LIMIT_SIGNAL and code == -CPU_LIMIT_SIGNAL:
-        raise DocumentError(
-            f"the {_describe(task)} takes far more time than files of its size: it is nested too deeply",
-            hint="Save it as text.",
-        )
     raise DocumentError(
         f"the conversion of the {_describe(task)} failed (exit code {code})",
         hint=f"The file is damaged, or needs more memory than the {bounds.memory_mb:g} MB that "

@@ -122,15 +122,12 @@ class SharedPause:
         if end > self._end:
             self._end, self._seconds = end, seconds
 
-    async def wait(self, *, has_paused: bool = False) -> None:
-        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once.
-
-        `has_paused` means that the request has waited for its own pause and need not wait again.
-        """
-        last = self._end if has_paused else 0.0
-        while (end := self._end) > last and end > time.monotonic():
-            await asyncio.sleep(end - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
-            last = end
+    async def wait(self) -> None:
+        """Wait for the end of the pause and a random time after it, so that requests do not resume all at once."""
+        last = 0.0
+        while self._end > max(last, time.monotonic()):
+            last = self._end
+            await asyncio.sleep(last - time.monotonic() + random.uniform(0, _SCATTER * self._seconds))
 
 
 class Sender:
@@ -204,14 +201,14 @@ class Sender:
             TimeoutError: no connection or no complete reply in time.
         """
         retries = redirects = 0
-        wait: float | None = None
         target = url
         timeout = self._session.timeout
         if seconds is not None:
             timeout = aiohttp.ClientTimeout(self._timeouts.connect + seconds, sock_connect=self._timeouts.connect)
         while True:
-            await self.pause.wait(has_paused=wait is not None)
-            wait = None
+            await self.pause.wait()
+            # The pauses double, with jitter.
+            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
             try:
                 async with self._session.request(
                     "GET" if body is None else "POST",
@@ -227,20 +224,18 @@ class Sender:
                         target, redirects = _redirect_target(target, reply.headers["Location"]), redirects + 1
                         continue
                     error = StatusError(reply.status, await read_error_body(reply), _retry_after(reply.headers))
-                wait = error.wait
                 # Fail if the server asks for a longer pause than the time-out of a completion.
-                if retries == self._max_retries or not error.is_retriable or (wait or 0) > self._timeouts.read:
+                if retries == self._max_retries or not error.is_retriable or (error.wait or 0) > self._timeouts.read:
                     raise error
-                if wait is not None:
-                    self.pause.extend(wait)
+                if error.wait is not None:
+                    self.pause.extend(error.wait)
+                    pause = 0
             except (aiohttp.InvalidURL, aiohttp.ClientSSLError):
                 raise
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError):
                 if retries == self._max_retries:
                     raise
-            # The pauses double, with jitter.
-            pause = min(_FIRST_PAUSE * 2.0**retries, _MAX_PAUSE) * random.uniform(0.75, 1.0)
-            await asyncio.sleep(pause if wait is None else wait)
+            await asyncio.sleep(pause)
             retries += 1
 
     def relay(

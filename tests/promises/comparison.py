@@ -33,7 +33,7 @@ def jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return jsonable({**asdict(value), **_by_former_names(value)})
     if isinstance(value, dict):
-        return {str(key): jsonable(each) for key, each in value.items()}
+        return {str(key): jsonable(part) for key, part in value.items()}
     if isinstance(value, str):
         return str(value)
     if value is None or isinstance(value, bool | int | float):
@@ -61,35 +61,35 @@ def normalised(value: Any, *folders: Any, times: bool = False) -> Any:
     """The value, JSON-ready, without what is not promised; with `times` they stay, as those of a file are fixed."""
     names: dict[tuple[str, Any], str] = {}
 
-    def numbered(kind: str, given: Any) -> str:
-        return names.setdefault((kind, given), f"<{kind} {sum(key[0] == kind for key in names) + 1}>")
+    def numbered(kind: str, original: Any) -> str:
+        return names.setdefault((kind, original), f"<{kind} {sum(key[0] == kind for key in names) + 1}>")
 
-    def text(given: str) -> str:
+    def text(original: str) -> str:
         for folder in folders:
-            given = given.replace(str(folder), "<folder>")
-        return DRAWN.sub(lambda found: numbered("drawn", found[0]), SERVER.sub("<server>", given))
+            original = original.replace(str(folder), "<folder>")
+        return DRAWN.sub(lambda match: numbered("drawn", match[0]), SERVER.sub("<server>", original))
 
-    def walk(key: str, each: Any) -> Any:
-        if isinstance(each, dict):
-            is_reward = {"name", "value", "source"} <= each.keys()  # whose own rows are another table's
+    def walk(key: str, item: Any) -> Any:
+        if isinstance(item, dict):
+            is_reward = {"name", "value", "source"} <= item.keys()  # whose own rows are another table's
             return {
                 name: numbered("reward", inner) if is_reward and name == "id" and inner else walk(name, inner)
-                for name, inner in each.items()
+                for name, inner in item.items()
             }
-        if isinstance(each, list):
-            return [walk("", inner) for inner in each]
-        if key in COUNTED and isinstance(each, int | str) and not isinstance(each, bool):
-            return numbered("row" if isinstance(each, int) else key, each)
-        if isinstance(each, int | float) and not isinstance(each, bool):
+        if isinstance(item, list):
+            return [walk("", inner) for inner in item]
+        if key in COUNTED and isinstance(item, int | str) and not isinstance(item, bool):
+            return numbered("row" if isinstance(item, int) else key, item)
+        if isinstance(item, int | float) and not isinstance(item, bool):
             for keys, word in ((frozenset() if times else TIMES, "<time>"), (SIZES, "<size>"), (VERSIONS, "<version>")):
                 if key in keys:
                     return word
-        return text(each) if isinstance(each, str) else each
+        return text(item) if isinstance(item, str) else item
 
     return walk("", jsonable(value))
 
 
-def shown(output: str) -> str:
+def simplify(output: str) -> str:
     """What a command prints for people, without times and without blanks at the ends of lines."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
     lines = SHOWN_SIZES.sub("<size>", SHOWN_TIMES.sub("<time>", plain)).splitlines()
@@ -97,7 +97,7 @@ def shown(output: str) -> str:
     return "\n".join("seconds  <time>" if line.startswith("seconds ") else line for line in narrow)
 
 
-def differences(recorded: Any, found: Any, tolerance: float = 0.0) -> list[str]:
+def differences(recorded: Any, actual: Any, tolerance: float = 0.0) -> list[str]:
     """Where `found` breaks what was recorded. It may have keys that the recorded one lacks; nothing else may differ.
 
     Args:
@@ -111,8 +111,8 @@ def differences(recorded: Any, found: Any, tolerance: float = 0.0) -> list[str]:
     def same_text(one: str, other: str) -> bool:
         """Whether two texts are the same but for the numbering of ids."""
         pairs = list(zip(NUMBERED.finditer(one), NUMBERED.finditer(other), strict=False))
-        told = all(there.setdefault(a[0], b[0]) == b[0] and here.setdefault(b[0], a[0]) == a[0] for a, b in pairs)
-        return told and NUMBERED.sub(r"<\1>", one) == NUMBERED.sub(r"<\1>", other)
+        is_same = all(there.setdefault(a[0], b[0]) == b[0] and here.setdefault(b[0], a[0]) == a[0] for a, b in pairs)
+        return is_same and NUMBERED.sub(r"<\1>", one) == NUMBERED.sub(r"<\1>", other)
 
     def walk(one: Any, other: Any, where: str) -> Iterator[str]:
         if isinstance(one, dict) and isinstance(other, dict):
@@ -135,4 +135,4 @@ def differences(recorded: Any, found: Any, tolerance: float = 0.0) -> list[str]:
         elif type(one) is not type(other) or one != other:
             yield f"{where} is {other!r}, not {one!r}"
 
-    return list(walk(recorded, found, ""))
+    return list(walk(recorded, actual, ""))

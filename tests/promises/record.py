@@ -21,7 +21,7 @@ from memagent_graph import RunLog
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def found(name: str, folder: Path) -> Any:
+def run_scenario(name: str, folder: Path) -> Any:
     """What a scenario comes to in this version, without what is not promised."""
     with home(folder):
         return normalised(SCENARIOS[name](Place(folder)), folder.resolve(), folder)
@@ -59,7 +59,7 @@ def main(names: list[str]) -> None:
         make_training()
     for name in names or SCENARIOS:
         with TemporaryDirectory() as folder:
-            write(RECORDED / f"{name}.json", found(name, Path(folder)))
+            write(RECORDED / f"{name}.json", run_scenario(name, Path(folder)))
         print(name)
 
 

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 
 import msgspec
 from langgraph.graph import END, START, StateGraph
-from promises.comparison import jsonable, normalised, shown
+from promises.comparison import jsonable, normalised, simplify
 from support.fake_server import FakeServer
 from support.scripts import document_with, perfect_reader
 from typing_extensions import TypedDict
@@ -66,11 +67,11 @@ class Place:
 
     def reader(self, policy: Any, **options: Any) -> MemAgent:
         """A reader with small budgets."""
-        kept: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "tokenizer": "embedded", "budget": SMALL, "prompts": load_prompts(), "store": self.folder / "documents",
             "run_log": self.log, "checkpoints": self.folder / "checkpoints.sqlite",
         }  # fmt: skip
-        return MemAgent(policy, **(kept | options))
+        return MemAgent(policy, **(defaults | options))
 
     def logged(self) -> list[Any]:
         """The whole log."""
@@ -81,13 +82,13 @@ def log_lines(path: Path) -> list[Any]:
     """All that a log holds, oldest run first, as plain objects with a type: what was recorded of it."""
     log = RunLog(path)
     lines: list[Any] = [{"type": "format", "name": "memagent-runs", "version": 0}]
-    written: set[str] = set()
+    fingerprints: set[str] = set()
     records = list(log.runs())[::-1]
     for record in records:
         templates = log.templates(record.run_id)
-        for fingerprint in sorted(templates.keys() - written):
+        for fingerprint in sorted(templates.keys() - fingerprints):
             lines.append({"type": "template", "fingerprint": fingerprint, "wording": templates[fingerprint]})
-        written |= templates.keys()
+        fingerprints |= templates.keys()
         values = jsonable(record)
         values["document"].pop("path", None)  # where it lay on this machine
         lines.append({"type": "run", **values})
@@ -186,14 +187,14 @@ def sources(place: Place) -> Any:
     page.write_text(f"<html><body><h1>Keys</h1><p>{TEXT}</p></body></html>")
     book = place.folder / "book.txt"
     book.write_text("\r\n".join(TEXT.split(" and ")))
-    given = {
+    documents = {
         "text": TEXT, "path": book, "bytes": TEXT.encode("utf-16"), "html": page,
         "stream": iter([TEXT[:200], TEXT[200:]]),
         "langchain": [Document(TEXT[:300], metadata={"source": "a"}), Document(TEXT[300:], metadata={"source": "b"})],
     }  # fmt: skip
     policy = ScriptedPolicy(perfect_reader)
     with place.reader(policy) as reader:
-        results = {name: outcome(reader.read(each, QUESTION, run_id=name)) for name, each in given.items()}
+        results = {name: outcome(reader.read(source, QUESTION, run_id=name)) for name, source in documents.items()}
     return {"results": results, "prompts": policy.prompts}
 
 
@@ -213,23 +214,23 @@ TROUBLES: dict[str, Completion] = {
 
 def rules(place: Place) -> Any:
     """Each kind of trouble at the second chunk, under each rule, and the default."""
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for rule in (None, *UpdateRule):
         for name, reply in TROUBLES.items():
             replies = ["good 4711", *[reply] * 3, *["good 4711"] * 20]
-            chosen = UpdateRules()
+            update_rules = UpdateRules()
             if rule is not None:
-                chosen = UpdateRules(truncated=rule, empty=rule, refused=rule, invented=rule, retries=1)
+                update_rules = UpdateRules(truncated=rule, empty=rule, refused=rule, invented=rule, retries=1)
             policy = ScriptedPolicy(replies)
             sampling = SamplingParams(temperature=1.0, seed=7)
-            with place.reader(policy, rules=chosen, sampling=sampling) as reader:
+            with place.reader(policy, rules=update_rules, sampling=sampling) as reader:
                 limits = Limits(max_chunks=2)
                 result = reader.read("It is 4711. " + TEXT, QUESTION, run_id=f"{name}-{rule}", limits=limits)
-            found[f"{name} {rule}"] = {
+            outcomes[f"{name} {rule}"] = {
                 "updates": jsonable(result.updates), "usage": jsonable(result.usage), "asked": len(policy.prompts),
                 "memory": result.memory, "stop_reason": str(result.stop_reason),
             }  # fmt: skip
-    return {"found": found, "log": place.logged()}
+    return {"found": outcomes, "log": place.logged()}
 
 
 def requests_of_retries(place: Place) -> Any:
@@ -254,13 +255,13 @@ def answers(place: Place) -> Any:
         "refused": completion("no", FinishReason.REFUSED), "cut": completion("so \\boxed{47}", FinishReason.LENGTH),
         "reasoned": "<think>\\boxed{99}</think> It is \\boxed{4711}.",
     }  # fmt: skip
-    found = {}
+    outcomes = {}
     for format_ in ("boxed", "plain"):
         for name, reply in replies.items():
             policy = ScriptedPolicy(partial(lambda reply, prompt: "m" if "<section>" in prompt else reply, reply))
             with place.reader(policy, prompts=load_prompts(answer_format=format_)) as reader:
-                found[f"{name} {format_}"] = outcome(reader.read(TEXT, QUESTION, run_id=f"{name}-{format_}"))
-    return {"found": found, "log": place.logged()}
+                outcomes[f"{name} {format_}"] = outcome(reader.read(TEXT, QUESTION, run_id=f"{name}-{format_}"))
+    return {"found": outcomes, "log": place.logged()}
 
 
 # Limits, resuming, editing
@@ -269,15 +270,15 @@ def answers(place: Place) -> Any:
 def stopped_and_resumed(place: Place) -> Any:
     policy = ScriptedPolicy(perfect_reader)
     with place.reader(policy) as reader:
-        found = {
+        outcomes = {
             "chunks": outcome(reader.read(TEXT, QUESTION, run_id="chunks", limits=Limits(max_chunks=3))),
             "tokens": outcome(reader.read(TEXT, QUESTION, run_id="tokens", limits=Limits(max_tokens_total=600))),
             "history": jsonable(reader.history("chunks")),
         }
-        found["resumed"] = outcome(reader.resume("chunks", limits=Limits(max_chunks=2)))
-        found["finished"] = outcome(reader.resume("chunks", document=TEXT))
-        found["finished again"] = outcome(reader.resume("chunks"))
-        found["refused"] = [
+        outcomes["resumed"] = outcome(reader.resume("chunks", limits=Limits(max_chunks=2)))
+        outcomes["finished"] = outcome(reader.resume("chunks", document=TEXT))
+        outcomes["finished again"] = outcome(reader.resume("chunks"))
+        outcomes["refused"] = [
             refusal(lambda: reader.resume("nobody")),
             refusal(lambda: reader.resume("tokens", document=TEXT + "!")),
             refusal(lambda: reader.read(TEXT, " ")),
@@ -285,7 +286,7 @@ def stopped_and_resumed(place: Place) -> Any:
             refusal(lambda: reader.read("", QUESTION)),
             refusal(lambda: reader.read(place.folder / "missing.txt", QUESTION)),
         ]
-    return {**found, "prompts": policy.prompts, "log": place.logged()}
+    return {**outcomes, "prompts": policy.prompts, "log": place.logged()}
 
 
 def edited(place: Place) -> Any:
@@ -297,12 +298,12 @@ def edited(place: Place) -> Any:
         second = reader.resume("edited")
         reader.edit_memory("edited", 0, "harbor 2\nby hand")
         third = reader.resume("edited", limits=Limits(max_chunks=1))
-        refused = [
+        refusals = [
             refusal(lambda: reader.edit_memory("edited", 99, "x")),
             refusal(lambda: reader.edit_memory("edited", 0, "word " * 100)),
         ]
         return {
-            "results": [outcome(each) for each in (first, second, third)], "refused": refused,
+            "results": [outcome(item) for item in (first, second, third)], "refused": refusals,
             "history": jsonable(reader.history("edited")), "log": place.logged(), "log of the first edit": log_of_edit,
         }  # fmt: skip
 
@@ -321,10 +322,10 @@ def twice(place: Place) -> Any:
             reader.ask_again("twice", "What is the key of tower?"),
         ]
     with place.reader(ScriptedPolicy(script)) as reader:
-        refused = refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
+        refusal_of_broken = refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
     with place.reader(ScriptedPolicy(perfect_reader)) as reader:
         results.append(reader.resume("broken"))
-    return {"results": [outcome(result) for result in results], "refused": refused, "log": place.logged()}
+    return {"results": [outcome(result) for result in results], "refused": refusal_of_broken, "log": place.logged()}
 
 
 def several(place: Place) -> Any:
@@ -344,10 +345,10 @@ def several(place: Place) -> Any:
 def _resumed(reader: MemAgent) -> list[Any]:
     import asyncio
 
-    async def collected() -> list[Any]:
+    async def collect() -> list[Any]:
         return [part async for part in reader.astream_resume("streamed")]
 
-    return asyncio.run(collected())
+    return asyncio.run(collect())
 
 
 class Parent(TypedDict, total=False):
@@ -368,13 +369,13 @@ def in_a_graph(place: Place) -> Any:
         builder.add_node("reader", graph)
         builder.add_edge(START, "reader")
         builder.add_edge("reader", END)
-        given = {"question": QUESTION, "document": TEXT}
-        alone = graph.invoke({**given, "run_id": "alone"})
-        inside = builder.compile().invoke({**given, "run_id": "inside"}, {"recursion_limit": 25})
-        parts = list(graph.stream({**given, "run_id": "parts"}, stream_mode="updates"))
-        drawn = sorted((edge.source, edge.target) for edge in graph.get_graph().edges)
+        inputs = {"question": QUESTION, "document": TEXT}
+        alone = graph.invoke({**inputs, "run_id": "alone"})
+        inside = builder.compile().invoke({**inputs, "run_id": "inside"}, {"recursion_limit": 25})
+        parts = list(graph.stream({**inputs, "run_id": "parts"}, stream_mode="updates"))
+        edges = sorted((edge.source, edge.target) for edge in graph.get_graph().edges)
     nodes = [[name, sorted(change or {})] for part in parts for name, change in part.items()]
-    return {"alone": alone, "inside": inside, "nodes": nodes, "edges": drawn, "log": place.logged()}
+    return {"alone": alone, "inside": inside, "nodes": nodes, "edges": edges, "log": place.logged()}
 
 
 def in_agents(place: Place) -> Any:
@@ -395,17 +396,17 @@ def in_agents(place: Place) -> Any:
         builder.add_edge("read", END)
         node = builder.compile().invoke({"question": QUESTION, "document": TEXT})
         args = {"text": TEXT, "questions": [QUESTION, "What is the key of castle?"]}
-        called = {"name": "read_long_document", "args": args, "id": "call-0", "type": "tool_call"}
-        message = ReadLongDocument(agent=reader).invoke(called)
-        wrong = ReadLongDocument(agent=reader).invoke({**called, "args": {**args, "questions": [" "]}})
-        found = [Document(TEXT[:500], metadata={"source": "a"}), Document(TEXT[500:], metadata={"source": "b"})]
-        retrieved = reader.read(found, QUESTION)
+        call = {"name": "read_long_document", "args": args, "id": "call-0", "type": "tool_call"}
+        message = ReadLongDocument(agent=reader).invoke(call)
+        wrong = ReadLongDocument(agent=reader).invoke({**call, "args": {**args, "questions": [" "]}})
+        documents = [Document(TEXT[:500], metadata={"source": "a"}), Document(TEXT[500:], metadata={"source": "b"})]
+        retrieved = reader.read(documents, QUESTION)
 
         async def client() -> list[Any]:
             async with create_connected_server_and_client_session(make_server(reader)) as session:
                 tools = await session.list_tools()
-                given = {"text": TEXT, "questions": [QUESTION]}
-                first = await session.call_tool("read_document", given)
+                inputs = {"text": TEXT, "questions": [QUESTION]}
+                first = await session.call_tool("read_document", inputs)
                 of_run = {
                     "run_id": first.structuredContent["answers"][0]["run_id"],
                     "questions": QUESTION[:-1] + " now?",
@@ -413,7 +414,7 @@ def in_agents(place: Place) -> Any:
                 results = [
                     first,
                     await session.call_tool("ask_again", of_run),
-                    await session.call_tool("read_document", {**given, "questions": " "}),
+                    await session.call_tool("read_document", {**inputs, "questions": " "}),
                     await session.call_tool("show_run", {"run_id": "nobody"}),
                 ]
                 schemas = {tool.name: tool.inputSchema["properties"] for tool in tools.tools}
@@ -435,7 +436,7 @@ def in_agents(place: Place) -> Any:
 def embedded(place: Place) -> Any:
     """About six chunks, greedy and sampled, with token ids (their hash) and log-probs."""
     text = "The lighthouse keeper of Norwick is called Ada Brandt. " + "The wind turned and the boats came home. " * 130
-    found = {}
+    outcomes = {}
     for name, sampling in (("greedy", SamplingParams()), ("sampled", SamplingParams(temperature=1.0, seed=3))):
         with MemAgent(
             LocalPolicy.embedded(), sampling=sampling, run_log=place.log, store=place.folder / "documents"
@@ -452,8 +453,8 @@ def embedded(place: Place) -> Any:
             for row in log.conversations(name)
         ]  # fmt: skip
         log.close()
-        found[name] = {"result": outcome(result), "conversations": rows}
-    return found
+        outcomes[name] = {"result": outcome(result), "conversations": rows}
+    return outcomes
 
 
 def _digest(ids: Any) -> str:
@@ -468,7 +469,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     module, _, function = project["project"]["scripts"]["memagent"].partition(":")
     out, errors = io.StringIO(), io.StringIO()
-    given, sys.argv = sys.argv, ["memagent", *map(str, arguments)]
+    argv, sys.argv = sys.argv, ["memagent", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             getattr(import_module(module), function)()
@@ -477,7 +478,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     else:
         code = 0
     finally:
-        sys.argv = given
+        sys.argv = argv
     return int(code or 0), out.getvalue(), errors.getvalue()
 
 
@@ -503,55 +504,48 @@ def command_line(place: Place) -> Any:
     book, empty = place.folder / "book.txt", place.folder / "empty.txt"
     book.write_text(TEXT)
     empty.write_text(" \n")
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
 
-    def kept(name: str, *arguments: object) -> None:
+    def keep(name: str, *arguments: object) -> None:
         code, out, errors = run(*arguments)
         as_json = "--json" in arguments and out.strip()
-        found[name] = {"code": code, "out": json.loads(out) if as_json else shown(out)}
+        outcomes[name] = {"code": code, "out": json.loads(out) if as_json else simplify(out)}
         if not as_json:
-            told = re.sub(r"[╭╮╰╯─│\s]+", " ", shown(errors))
-            found[name]["errors"] = told.partition("for help. ")[2] or told  # less the usage, which names the program
+            text = re.sub(r"[╭╮╰╯─│\s]+", " ", simplify(errors))
+            # less the usage, which names the program
+            outcomes[name]["errors"] = text.partition("for help. ")[2] or text
 
     with home(place.folder), FakeServer(count=words) as fake:
         read = ("read", book, "-q", QUESTION, "--base-url", fake.base_url, *SMALL_OPTIONS)
-        kept("answered", *read, "--json", "--updates", "--run-id", "a")
-        kept("answer alone", *read, "--quiet", "--run-id", "b")
-        kept("stopped", *read, "--json", "--max-chunks", 2, "--run-id", "c")
-        kept("resumed", "resume", "c", "--json", "--updates")
-        kept("rewarded", "reward", "c", "0.5", "--name", "exact", "--note", "half", "--json")
-        kept("stopped at tokens", *read, "--quiet", "--max-tokens-total", 150, "--run-id", "d")
-        kept("wrong usage", "read", book)
-        kept("wrong value", *read, "--max-chunks", 0)
-        kept(
-            "missing document",
-            "read",
-            place.folder / "missing.txt",
-            "-q",
-            QUESTION,
-            "--base-url",
-            fake.base_url,
-            "--json",
-        )
-        kept("empty document", "read", empty, "-q", QUESTION, "--base-url", fake.base_url, "--json")
-        kept("no such run", "resume", "nobody", "--json")
-        kept("bad budget", *read, "--chunk-tokens", 5000, "--json")
-        kept("bad tokenizer", *read, "--tokenizer", "cl10k_base", "--json")
-        kept("no server", "read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9/v1", "--retries", 0, "--json")
+        keep("answered", *read, "--json", "--updates", "--run-id", "a")
+        keep("answer alone", *read, "--quiet", "--run-id", "b")
+        keep("stopped", *read, "--json", "--max-chunks", 2, "--run-id", "c")
+        keep("resumed", "resume", "c", "--json", "--updates")
+        keep("rewarded", "reward", "c", "0.5", "--name", "exact", "--note", "half", "--json")
+        keep("stopped at tokens", *read, "--quiet", "--max-tokens-total", 150, "--run-id", "d")
+        keep("wrong usage", "read", book)
+        keep("wrong value", *read, "--max-chunks", 0)
+        plain = ("-q", QUESTION, "--base-url", fake.base_url, "--json")
+        keep("missing document", "read", place.folder / "missing.txt", *plain)
+        keep("empty document", "read", empty, *plain)
+        keep("no such run", "resume", "nobody", "--json")
+        keep("bad budget", *read, "--chunk-tokens", 5000, "--json")
+        keep("bad tokenizer", *read, "--tokenizer", "cl10k_base", "--json")
+        keep("no server", "read", book, "-q", QUESTION, "--base-url", "http://127.0.0.1:9/v1", "--retries", 0, "--json")
         fake.respond = lambda body, number: "m" if "<section>" in body["messages"][-1]["content"] else ""
-        kept("no answer", *read, "--json", "--run-id", "e")
-        kept("no such run to show", "show", "nobody")
-        kept("runs as JSON", "runs", "--json")
-        kept("runs", "runs", "a", "c")
+        keep("no answer", *read, "--json", "--run-id", "e")
+        keep("no such run to show", "show", "nobody")
+        keep("runs as JSON", "runs", "--json")
+        keep("runs", "runs", "a", "c")
         for run_id in ("a", "c", "e"):
-            kept(f"show {run_id}", "show", run_id)
-            kept(f"show {run_id} as JSON", "show", run_id, "--json")
-        kept("one chunk", "show", "c", "--chunk", 2)
-        found["files"] = _files(place)
-        found["requests"] = exact(fake.requests[:12])
-        kept("deleted", "runs", "b", "d", "--delete", "--yes", "--json")
-        found["left"] = [record.run_id for record in _records(place.log)]
-    return found
+            keep(f"show {run_id}", "show", run_id)
+            keep(f"show {run_id} as JSON", "show", run_id, "--json")
+        keep("one chunk", "show", "c", "--chunk", 2)
+        outcomes["files"] = _files(place)
+        outcomes["requests"] = exact(fake.requests[:12])
+        keep("deleted", "runs", "b", "d", "--delete", "--yes", "--json")
+        outcomes["left"] = [record.run_id for record in _records(place.log)]
+    return outcomes
 
 
 def _records(path: Path) -> list[Any]:
@@ -581,18 +575,15 @@ def _files(place: Place) -> Any:
 
 def a_process(place: Place) -> Any:
     """The command as a process of its own."""
-    import subprocess
-
     (place.folder / "book.txt").write_text(TEXT)
     with home(place.folder), FakeServer(vllm=True, count=words) as fake:
-        command = ["read", "-", "-q", QUESTION, "--base-url", fake.base_url, *map(str, SMALL_OPTIONS), "--logprobs"]
-        done = subprocess.run(
-            [sys.executable, "-m", "memagent_graph", *command, "--run-id", "p", "--seed", "5", "--temperature", "0.5"],
-            input=TEXT.encode(), capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
-    return {
-        "code": done.returncode, "out": done.stdout.decode(), "requests": exact(fake.requests), "log": place.logged()
-    }  # fmt: skip
+        command = [sys.executable, "-m", "memagent_graph", "read", "-", "-q", QUESTION, "--base-url", fake.base_url]
+        sampling = ["--logprobs", "--run-id", "p", "--seed", 5, "--temperature", 0.5]
+        options = map(str, (*SMALL_OPTIONS, *sampling))
+        process = subprocess.run(
+            [*command, *options], input=TEXT, text=True, capture_output=True, timeout=120, check=False
+        )
+    return {"code": process.returncode, "out": process.stdout, "requests": exact(fake.requests), "log": place.logged()}
 
 
 # Training on logged runs
@@ -621,22 +612,22 @@ def training(place: Place) -> Any:
 
     before = load_file(TRAINING / "model" / "model.safetensors")
     log = log_of_lines(TRAINING / "runs.jsonl", place.log)
-    found = {}
+    outcomes = {}
     for name, (options, settings) in TRAININGS.items():
         out = place.folder / name
-        given = [part for item in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*item))]
-        given = [part.replace("'", '"') for part in given]
-        code, _, errors = run("train", log, "--model", TRAINING / "model", "--out", out, *options, *given)
+        changes = [part for item in (PLAIN_STEP | settings).items() for part in ("--set", "{}={}".format(*item))]
+        changes = [part.replace("'", '"') for part in changes]
+        code, _, errors = run("train", log, "--model", TRAINING / "model", "--out", out, *options, *changes)
         assert code == 0, errors
         (state,) = out.glob("checkpoint-*/trainer_state.json")
-        (logged,) = (entry for entry in json.loads(state.read_text())["log_history"] if "loss" in entry)
+        (metrics,) = (entry for entry in json.loads(state.read_text())["log_history"] if "loss" in entry)
         after = load_file(out / "model.safetensors")
-        found[name] = {
-            "logged": {key: value for key, value in logged.items() if not UNTIMED.search(key)},
+        outcomes[name] = {
+            "logged": {key: value for key, value in metrics.items() if not UNTIMED.search(key)},
             "gradient_norms": {key: float((before[key] - after[key]).double().norm()) for key in sorted(before)},
             "advantages": advantages(log, settings, options[1], place.folder),
         }
-    return found
+    return outcomes
 
 
 def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -> Any:
@@ -646,9 +637,9 @@ def advantages(log: Path, settings: dict[str, Any], preset: str, folder: Path) -
     from memagent_training.job.job_settings import load_preset
     from memagent_training.rewards.reward_names import choose_term_rewards
 
-    chosen = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
-    replay = load_groups(log, term_rewards=choose_term_rewards(chosen.advantage_settings.terms, has_gold=False))
-    batch = prepare_batch(replay.groups, chosen.advantage_settings)
+    job = load_preset(preset, output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
+    replay = load_groups(log, term_rewards=choose_term_rewards(job.advantage_settings.terms, has_gold=False))
+    batch = prepare_batch(replay.groups, job.advantage_settings)
     rows = [[row.run_id, row.conversation_index, row.advantage, row.weight] for row in batch.rows]
     return {"rows": rows, "dropped": {group: str(reason) for group, reason in batch.dropped.items()}}
 

@@ -6,14 +6,14 @@ import json
 
 import pytest
 from promises.comparison import differences
-from promises.record import RECORDED, found
+from promises.record import RECORDED, run_scenario
 from promises.scenarios import SCENARIOS, TOLERANCES
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_comes_to_what_was_recorded(name, tmp_path) -> None:
     recorded = json.loads((RECORDED / f"{name}.json").read_text())
-    assert differences(recorded, found(name, tmp_path), TOLERANCES.get(name, 0.0)) == []
+    assert differences(recorded, run_scenario(name, tmp_path), TOLERANCES.get(name, 0.0)) == []
 
 
 def test_nothing_but_scenarios_is_recorded() -> None:
@@ -21,7 +21,7 @@ def test_nothing_but_scenarios_is_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "found", "count"),
+    ("recorded", "actual", "count"),
     [
         ({"a": 1}, {"a": 1, "b": 2}, 0),
         ({"a": 1, "b": None}, {"a": 1}, 1),
@@ -37,5 +37,5 @@ def test_nothing_but_scenarios_is_recorded() -> None:
         ("a\n", "a", 1),
     ],
 )
-def test_new_keys_are_the_only_difference_that_passes(recorded, found, count) -> None:
-    assert len(differences(recorded, found)) == count
+def test_new_keys_are_the_only_difference_that_passes(recorded, actual, count) -> None:
+    assert len(differences(recorded, actual)) == count

@@ -38,7 +38,7 @@ def test_every_request_is_served_once_and_no_replica_works_more_than_all_the_tim
     assert outcome.requests == len(requests) == len(outcome.latencies)
     assert outcome.prompt_tokens == sum(prompt for prompt, _, _ in requests)
     assert outcome.computed_tokens == sum(prompt - cached for prompt, cached, _ in requests)
-    assert outcome.reply_tokens == sum(written for _, _, written in requests)
+    assert outcome.reply_tokens == sum(reply for _, _, reply in requests)
     assert 0 < outcome.busy_share <= 1 and min(outcome.latencies) > 0
     assert (outcome.repeats > 0) == (operation is FAULTY)
     least = outcome.computed_tokens / REPLICA.tokens_per_second / operation.replicas
@@ -71,6 +71,6 @@ def test_questions_share_a_section_only_with_a_prefix_cache() -> None:
 
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--simulated", "1", "--in-flight", "16", "--price", "2", "--longest", "200000"])
-    printed = capsys.readouterr().out
-    assert printed.count("\n| overwrite") == 5 and "GPU hours" in printed and "price" in printed
-    assert "The longest document (200,000 tokens) alone" in printed
+    text = capsys.readouterr().out
+    assert text.count("\n| overwrite") == 5 and "GPU hours" in text and "price" in text
+    assert "The longest document (200,000 tokens) alone" in text

@@ -42,9 +42,9 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         if target.startswith(("http:", "https:")):
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), target
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
 
 
 def test_the_first_page_is_short_and_leads_to_all_others() -> None:
@@ -81,20 +81,22 @@ def test_the_site_s_navigation_has_every_page() -> None:
             return {entry}
         return set().union(*map(pages, entry.values() if isinstance(entry, dict) else entry))
 
-    named = pages(site["nav"])
+    entries = pages(site["nav"])
     pages_of_users = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - set(RESULTS)
-    assert pages_of_users <= named
-    elsewhere = {name.removeprefix("repository/") for name in named if name.startswith("repository/")}
+    assert pages_of_users <= entries
+    elsewhere = {name.removeprefix("repository/") for name in entries if name.startswith("repository/")}
     assert all((ROOT / name).is_file() for name in elsewhere)
     assert {page.name for page in ROOT.glob("*.md")} - {"README.md"} <= elsewhere
     assert site["strict"] is True and site["theme"]["font"] is False
 
 
-@pytest.mark.parametrize("package", [memagent_graph, langchain_memagent, memagent_mcp], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "package", [memagent_graph, langchain_memagent, memagent_mcp], ids=lambda module: module.__name__
+)
 def test_the_reference_has_every_public_name(package: Any) -> None:
     page = (ROOT / f"docs/reference/{package.__name__}.md").read_text("utf-8")
-    told = {line.rpartition(".")[2] for line in re.findall(r"(?m)^::: (\S+)$", page)}
-    assert told == set(package.__all__) - {"__version__"}
+    names = {line.rpartition(".")[2] for line in re.findall(r"(?m)^::: (\S+)$", page)}
+    assert names == set(package.__all__) - {"__version__"}
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=name_of)
@@ -110,11 +112,6 @@ def test_source_that_a_page_shows_is_there(page: Path) -> None:
     assert all((ROOT / path).is_file() for path in re.findall(r'(?m)^--8<-- "(.+)"$', text))
     # A formatter of the code in pages would change this line, and the page would show it instead of the source.
     assert len(re.findall(r"(?m)^--8 ?<", text)) == len(re.findall(r'(?m)^--8<-- "', text))
-
-
-def test_how_the_reader_works_is_shown_with_its_source() -> None:
-    text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
-    assert len(re.findall(r'(?m)^--8<-- "(.+)"$', text)) == 2
 
 
 # Commands

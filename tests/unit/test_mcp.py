@@ -26,6 +26,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
+from support.command_line import memagent
 from support.document_files import pdf
 from support.fake_server import FakeServer
 from support.programs import Program, run_program
@@ -34,6 +35,7 @@ from support.strategies import reads_perfectly
 
 from memagent_graph import Budget, Document, DocumentStore, MemAgent, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.addresses import is_local, listen
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import MemAgentError
 from memagent_graph.reading.state import Limits
 from memagent_mcp import make_server
@@ -159,6 +161,14 @@ async def in_process(
             yield session
 
 
+async def begin_session(client: httpx.AsyncClient, url: str, **capabilities: Any) -> dict[str, str]:
+    """The headers of a session of a client that speaks HTTP itself."""
+    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": capabilities}}
+    reply = await client.post(url, json=hello, headers=ACCEPT)
+    assert reply.status_code == 200
+    return {**ACCEPT, "Mcp-Session-Id": reply.headers["mcp-session-id"]}
+
+
 def text_of(result: types.CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, types.TextContent)
@@ -208,20 +218,20 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert answer_of(again)["answer"] == "1234"
     assert len(reports) > 2
 
-    listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
-    assert [run["question"] for run in listed.structuredContent["runs"]] == [
+    listing = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
+    assert [run["question"] for run in listing.structuredContent["runs"]] == [
         "And the key of castle?",
         "What is the key of castle?",
     ]
-    assert listed.structuredContent["runs_in_log"] == 3
-    assert "book.txt" in text_of(listed)
+    assert listing.structuredContent["runs_in_log"] == 3
+    assert "book.txt" in text_of(listing)
 
-    shown = await session.call_tool("show_run", {"run_id": first["run_id"]})
-    assert shown.structuredContent["answer"] == "4711"
-    assert shown.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", text_of(shown), re.M))
+    report = await session.call_tool("show_run", {"run_id": first["run_id"]})
+    assert report.structuredContent["answer"] == "4711"
+    assert report.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", text_of(report), re.M))
     for words in (QUESTION, "│ 4711 ", "book.txt", "harbor 4711\n  chunk "):
-        assert words in text_of(shown)
-    assert "\x1b" not in text_of(shown)
+        assert words in text_of(report)
+    assert "\x1b" not in text_of(report)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
         assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
@@ -363,19 +373,19 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
 
 
 async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_ended(folder) -> None:
-    ended: list[str] = []
+    questions: list[str] = []
 
     def script(prompt: str) -> Any:
         if "castle" in part(prompt, "problem"):
             raise KeyError("a defect somewhere")
         if "<section>" not in prompt:
-            ended.append(part(prompt, "problem"))
+            questions.append(part(prompt, "problem"))
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
         assert "a defect somewhere" in refusal(await session.call_tool("read_document", arguments))
-        assert ended == [QUESTION]
+        assert questions == [QUESTION]
 
 
 async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_others_nothing(folder) -> None:
@@ -401,14 +411,14 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) ->
     log.close()
     async with over_stdio("--base-url", policy.base_url, *SMALL) as session:
         with anyio.fail_after(60):  # a server that has ended never answers
-            listed = await session.call_tool("list_runs", {})
-            assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+            listing = await session.call_tool("list_runs", {})
+            assert {run["document"] for run in listing.structuredContent["runs"]} == {"caf\ufffd.txt"}
             lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
             assert "caf\ufffd.txt" in refusal(lost)
             reports = Reports()
             again = {"run_id": "kept", "questions": QUESTION}
-            kept = await session.call_tool("ask_again", again, progress_callback=reports)
-            assert answer_of(kept)["answer"] == "4711"
+            reply = await session.call_tool("ask_again", again, progress_callback=reports)
+            assert answer_of(reply)["answer"] == "4711"
             assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 
@@ -491,15 +501,11 @@ async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(fo
 
 
 async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
-    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"roots": {}}}}
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
         "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
     with http_server("--root", folder, "--base-url", policy.base_url, *SMALL) as (url, _):
         async with httpx.AsyncClient(timeout=30) as client:
-            session = {
-                **ACCEPT,
-                "Mcp-Session-Id": (await client.post(url, json=hello, headers=ACCEPT)).headers["mcp-session-id"],
-            }
+            session = await begin_session(client, url, roots={})
             await client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
             async with client.stream("POST", url, json=call, headers=session) as events:
                 messages = (json.loads(line[5:]) async for line in events.aiter_lines() if line.startswith("data: {"))
@@ -551,13 +557,11 @@ async def test_sessions_over_http_are_bounded_and_names_that_clients_send_are_lo
         with listen("127.0.0.1", 0) as listener:
             serving = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
             async with httpx.AsyncClient() as client:
-                hello = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
-                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                session = await begin_session(client, get_url(listener))
                 await client.post(get_url(listener), json=call, headers=session)
-                second = await client.post(get_url(listener), json=HELLO, headers=ACCEPT)
-                assert (hello.status_code, second.status_code) == (200, 503)
+                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 503
                 await client.delete(get_url(listener), headers=session)
-                assert (await client.post(get_url(listener), json=HELLO, headers=ACCEPT)).status_code == 200
+                await begin_session(client, get_url(listener))
             serving.cancel()
             await asyncio.wait([serving])
     assert "none [2J" in log.getvalue()
@@ -573,8 +577,7 @@ async def test_the_http_server_stops_while_clients_hold_on(folder) -> None:
                 "Content-Length: 1000\r\n\r\n{".encode()
             )
             async with httpx.AsyncClient(timeout=30) as client:
-                hello = await client.post(url, json=HELLO, headers=ACCEPT)
-                session = {**ACCEPT, "Mcp-Session-Id": hello.headers["mcp-session-id"]}
+                session = await begin_session(client, url)
                 async with client.stream("GET", url, headers=session) as events:
                     assert events.status_code == 200
                     process.send_signal(signal.SIGINT)
@@ -631,20 +634,17 @@ def test_standard_output_carries_the_protocol_alone() -> None:
 
 def test_other_machines_are_let_in_only_when_that_is_said(folder) -> None:
     def fail(*options: object) -> str:
-        done = run_program(command(*options), capture_output=True, timeout=60)
-        assert done.returncode == 2, done.stderr
+        done = memagent("mcp", *options, code=ExitCode.USAGE)
         assert done.stdout == ""
-        assert "Traceback" not in done.stderr
         return " ".join(re.sub("[│╭╰╮╯─]", " ", done.stderr).split())
 
     assert "--allow-remote" in fail("--http", "--host", "0.0.0.0")
     assert "--server-name" in fail("--http", "--host", "0.0.0.0", "--allow-remote")
     assert "--http" in fail("--host", "0.0.0.0")
     assert "does not exist" in fail("--root", folder / "nowhere")
-    with http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL) as (url, _):
-        port = re.search(r":(\d+)/", url)
-        assert port
-        assert "cannot listen" in fail("--http", "--port", port[1], "--base-url", "http://127.0.0.1:9/v1", *SMALL)
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert "cannot listen" in fail("--http", "--port", port, "--base-url", "http://127.0.0.1:9/v1", *SMALL)
 
 
 @pytest.mark.parametrize(

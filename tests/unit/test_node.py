@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.tracers import BaseTracer, Run
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send, TracePolicy, omit_payload
@@ -24,6 +23,7 @@ from support.fake_server import FakeServer
 from support.programs import Program, run_program
 from support.scripts import document_with, part, perfect_reader
 from typing_extensions import TypedDict
+from unit.test_tracing import Recorder
 
 from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
@@ -45,9 +45,9 @@ class State(TypedDict, total=False):
     why: str
 
 
-def parent_of(node: Any, state: Any = State) -> StateGraph:
+def parent_of(node: Any, state: Any = State, **options: Any) -> StateGraph:
     builder = StateGraph(state)
-    builder.add_node("read", node)
+    builder.add_node("read", node, **options)
     builder.add_edge(START, "read")
     builder.add_edge("read", END)
     return builder
@@ -157,28 +157,14 @@ def test_the_readers_graph_can_be_a_node_by_itself(make_reader) -> None:
 
 
 async def test_no_run_of_the_package_shows_text_that_stands_in_the_state(make_reader) -> None:
-    class Inputs(BaseTracer):
-        seen: dict[str, str]
-
-        def _persist_run(self, run: Run) -> None:
-            pass
-
-        def _start_trace(self, run: Run) -> None:
-            self.seen[run.name] = self.seen.get(run.name, "") + repr(run.inputs)
-            super()._start_trace(run)
-
-    inputs = Inputs()
-    inputs.seen = {}
-    builder = StateGraph(State)
+    recorder = Recorder()
     policy = TracePolicy(process_inputs=omit_payload, process_outputs=omit_payload)
-    builder.add_node("read", memagent_node(make_reader()), trace_policy=policy)
-    builder.add_edge(START, "read")
-    parent = builder.compile(name="parent")
-    config: Any = {"callbacks": [inputs]}
+    parent = parent_of(memagent_node(make_reader()), trace_policy=policy).compile(name="parent")
+    config: Any = {"callbacks": [recorder]}
     out = await parent.ainvoke(INPUT, config)
     assert out["answer"] == "4711"
-    assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= set(inputs.seen)
-    assert [name for name, shown in inputs.seen.items() if "word7 and then" in shown] == ["parent"]
+    assert {"parent", "read", "memagent", "MemAgent", "update_memory"} <= {run.name for run in recorder.runs}
+    assert [run.name for run in recorder.runs if "word7 and then" in repr(run.inputs)] == ["parent"]
 
 
 class Report(TypedDict, total=False):
@@ -290,9 +276,9 @@ for left, right in zip((START, "prepare", "read", "finish"), ("prepare", "read",
 with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
     parent = builder.compile(checkpointer=saver)
     config = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
-    begun = bool(parent.get_state(config).values)
+    is_resumed = bool(parent.get_state(config).values)
     print("reading", flush=True)
-    out = parent.invoke(None if begun else {"question": question, "path": str(folder / "book.txt")}, config)
+    out = parent.invoke(None if is_resumed else {"question": question, "path": str(folder / "book.txt")}, config)
     print(json.dumps(out["answer"]), *out["done"], flush=True)
 """
 

@@ -20,7 +20,7 @@ from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.page import render_notebook, render_page
+from memagent_graph.timeline.page import render_notebook, render_page, write_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace
@@ -42,12 +42,7 @@ HOSTILE = (
 )
 
 
-def run(
-    memories: list[str] = MEMORIES,
-    chunks: list[str] = CHUNKS,
-    answer_events: tuple[ReadEvent, ...] = (),
-    **changes: Any,
-) -> RunView:
+def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
     last = [str(len(memories) - 1)] if memories else []
     view = RunView(
         run_id="r1",
@@ -55,7 +50,7 @@ def run(
         document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
         model="some-model",
         strategy="overwrite",
-        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last, events=answer_events)),
+        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last)),
         answer="Ilse Thornbury",
         raw_answer="Ilse Thornbury",
         stop_reason="answered",
@@ -66,7 +61,7 @@ def run(
     return replace(view, **changes)
 
 
-def printed(renderable: Any, *, color: bool = False, width: int = 100) -> str:
+def print_text(renderable: Any, *, color: bool = False, width: int = 100) -> str:
     out = StringIO()
     Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None).print(renderable)
     return out.getvalue()
@@ -78,15 +73,15 @@ def page_data(page: str) -> Any:
     return json.loads(match[1])
 
 
-def rebuilt(steps: list[dict[str, Any]]) -> list[str]:
+def rebuild(steps: list[dict[str, Any]]) -> list[str]:
     """What page.js does: memories from differences to what they came from, in UTF-16 units."""
     memories: list[str] = []
-    for index, each in enumerate(steps):
-        sources = each.get("from", [index - 1] if index else [])
+    for index, step in enumerate(steps):
+        sources = step.get("from", [index - 1] if index else [])
         memory = "\n".join(filter(None, (memories[source] for source in sources))).encode("utf-16-le", "surrogatepass")
-        if "diff" in each:
+        if "diff" in step:
             at, new = 0, b""
-            for part in each["diff"]:
+            for part in step["diff"]:
                 if isinstance(part, str):
                     new += part.encode("utf-16-le", "surrogatepass")
                 else:
@@ -120,16 +115,12 @@ def test_steps_say_what_changed_and_totals_add_up() -> None:
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.prompt_tokens + totals.completion_tokens, totals.seconds, totals.events) == (
-        655,
-        3.5,
-        {EventKind.TRUNCATED: 1},
-    )
+    assert (totals.seconds, totals.events) == (3.5, {EventKind.TRUNCATED: 1})
     assert timeline.memory == LIGHTHOUSE
 
 
 def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_dull() -> None:
-    text = printed(render_timeline(build_timeline(run())))
+    text = print_text(render_timeline(build_timeline(run())))
     assert "chunks 2-3: unchanged" in text
     assert "truncated, accept: cut at 60 tokens" in text
     assert "“Ilse Thornbury built the lighthouse”  chunk 4, characters 101-136, page 2" in text
@@ -140,12 +131,12 @@ def test_the_terminal_shows_answer_changes_sources_and_losses_and_folds_what_is_
 
 def test_a_difference_is_told_by_brackets_where_there_is_no_color() -> None:
     timeline = build_timeline(run(["lit in 1743", "lit in 1744"], ["a", "b"]))
-    assert "lit in [-1743-]{+1744+}" in printed(render_timeline(timeline))
-    assert "[-1743-]" not in printed(render_timeline(timeline), color=True)
+    assert "lit in [-1743-]{+1744+}" in print_text(render_timeline(timeline))
+    assert "[-1743-]" not in print_text(render_timeline(timeline), color=True)
 
 
 def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
-    text = printed(render_timeline(build_timeline(run()), chunk=5))
+    text = print_text(render_timeline(build_timeline(run()), chunk=5))
     assert "[bold]The harbour[/bold] froze." in text
     assert text.count(LIGHTHOUSE) == 2
     with pytest.raises(ValueError, match=r"not read chunk 9; it has read chunks 1 to 5"):
@@ -159,7 +150,7 @@ def test_text_cannot_steer_the_terminal() -> None:
         render_timeline(build_timeline(view)),
         render_timeline(build_timeline(view), chunk=1),
     ):
-        text = printed(renderable)
+        text = print_text(renderable)
         assert not set(text) & set("\x1b\x07\x9b\u202e")
         assert "[/nosuch]" in text
 
@@ -175,15 +166,15 @@ def test_text_cannot_steer_the_terminal() -> None:
     ids=["nothing read", "empty memories", "text gone"],
 )
 def test_a_run_with_little_to_show_is_drawn(renderer: Any, view: RunView) -> None:
-    drawn = renderer(build_timeline(view))
-    assert drawn if isinstance(drawn, str) else printed(drawn)
+    drawing = renderer(build_timeline(view))
+    assert drawing if isinstance(drawing, str) else print_text(drawing)
 
 
 @settings(max_examples=25)
 @given(st.lists(st.text(max_size=30) | st.just("ein \U0001f600 Wort"), max_size=6))
 def test_the_page_holds_every_memory_as_differences(memories: list[str]) -> None:
     page = render_page(build_timeline(run(memories, [""] * len(memories))))
-    assert rebuilt(page_data(page)["steps"]) == memories
+    assert rebuild(page_data(page)["steps"]) == memories
 
 
 def test_the_page_is_one_file_that_can_load_and_run_nothing_else() -> None:
@@ -196,31 +187,30 @@ def test_the_page_is_one_file_that_can_load_and_run_nothing_else() -> None:
     assert "innerHTML" not in page
 
 
-def test_hostile_text_adds_no_element_to_the_page_or_the_fragment() -> None:
-    hostile = run(
-        [f"{HOSTILE} keeper"],
-        [f"{HOSTILE} keeper"],
-        run_id=HOSTILE,
-        question=HOSTILE,
-        model=HOSTILE,
-        answer=HOSTILE,
-        raw_answer="x" + HOSTILE,
-        answer_events=(replace(EVENT, detail=HOSTILE),),
-        rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
-        sections=[SourceMark(0, HOSTILE)],
+def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_do_not_steer_the_terminal() -> None:
+    text, span = f"{HOSTILE} keeper", spans(["a"])[0]
+    steps = (
+        asked("0", text, reads=span, branch=HOSTILE, role=HOSTILE, events=(replace(EVENT, detail=HOSTILE),)),
+        asked("1", text, reads=span, branch="1"),
+        asked("2", text, "0", "1", role=HOSTILE),
     )
-    plain = run(["a keeper"], ["a keeper"], answer="a keeper")
+    rewards, sections = (Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),), [SourceMark(0, HOSTILE)]
+    names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
+    view = run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, sections=sections, **names)
+    timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
     for renderer in (render_page, render_notebook):
-        expected, got = Tags(), Tags()
-        expected.feed(renderer(build_timeline(plain)))
-        text = renderer(build_timeline(hostile))
-        got.feed(text)
-        assert set(got.tags) == set(expected.tags)
-        assert got.tags.count("script") == expected.tags.count("script")
-        assert not {"onerror", "onload"} & got.attributes
-        text.encode()
-    page = render_page(build_timeline(hostile))
-    assert page_data(page)["question"] == HOSTILE
+        expected, actual = Tags(), Tags()
+        expected.feed(renderer(build_timeline(run(["a keeper"], ["a keeper"], answer="a keeper"))))
+        drawing = renderer(timeline)
+        actual.feed(drawing)
+        assert set(actual.tags) == set(expected.tags)
+        assert actual.tags.count("script") == expected.tags.count("script")
+        assert not {"onerror", "onload"} & actual.attributes
+        drawing.encode()
+    data = page_data(render_page(timeline))
+    assert data["question"] == HOSTILE
+    assert all(re.fullmatch(r"[\w%.~-]+", step["anchor"]) for step in data["steps"])
+    assert not set(print_text(render_timeline(timeline))) & set("\x00\u2066")
 
 
 def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -> None:
@@ -232,23 +222,22 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -
     assert frame.values["srcdoc"] == render_page(timeline)
 
 
-FAN_OUT = fan_out(
-    [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
-    f"{GRANARY}\n{LIGHTHOUSE}",
-    [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]],
-    answer="Ilse Thornbury",
+PARTS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]
+BRANCHED = run(
+    trace=fan_out(
+        [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
+        f"{GRANARY}\n{LIGHTHOUSE}",
+        PARTS,
+        answer="Ilse Thornbury",
+    ),
+    strategy="segments",
+    chunk_text=lambda update: PARTS[update.chunk_index],
+    sections=(),
 )
 
 
-def branched(trace: Trace = FAN_OUT, **changes: Any) -> RunView:
-    chunks = [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]]
-    return run(
-        trace=trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], sections=(), **changes
-    )
-
-
 def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_their_merge() -> None:
-    timeline = build_timeline(branched())
+    timeline = build_timeline(BRANCHED)
     assert [step.name for step in timeline.steps] == [
         *(f"chunk {chunk + 1}, branch {chunk // 2}" for chunk in range(6)),
         "merge of branches 0, 1, 2",
@@ -264,7 +253,7 @@ def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_th
 
 
 def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
-    text = printed(render_timeline(build_timeline(branched())))
+    text = print_text(render_timeline(build_timeline(BRANCHED)))
     assert re.search(r"strategy +segments", text)
     assert "6 chunks, 4 changed the memory, on 3 branches" in text
     assert "chunk 2, branch 0: unchanged" in text
@@ -275,17 +264,17 @@ def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
 
 def test_a_dull_stretch_does_not_reach_over_branches() -> None:
     trace = fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
-    text = printed(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
+    text = print_text(render_timeline(build_timeline(run(trace=trace, chunk_text=lambda _: None, sections=()))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
 
 
 def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
-    timeline = build_timeline(branched())
+    timeline = build_timeline(BRANCHED)
     data = page_data(render_page(timeline))
     assert data["branches"] == ["", "0", "1", "2"]
-    assert rebuilt(data["steps"]) == [step.update.memory for step in timeline.steps]
+    assert rebuild(data["steps"]) == [step.update.memory for step in timeline.steps]
     assert [step["anchor"] for step in data["steps"]] == [
         *(f"chunk-{chunk + 1}-{chunk // 2}" for chunk in range(6)),
         "step-7",
@@ -293,12 +282,6 @@ def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
     assert data["steps"][-1]["from"] == [1, 3, 5]
     assert data["lines"][1]["at"] == 4
     assert data["lost"] == [{"text": "Nor the year.", "at": 2, "gone": 6}]
-
-
-def test_a_line_of_chunks_says_nothing_of_branches_in_the_page() -> None:
-    data = page_data(render_page(build_timeline(run())))
-    assert data["branches"] == [""]
-    assert not {"from", "name", "anchor", "branch", "kept"} & {key for step in data["steps"] for key in step}
 
 
 def gated() -> Trace:
@@ -329,7 +312,7 @@ def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_
     ]
     assert timeline.steps[2].update.prompt_tokens == 110
     assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
-    text = printed(render_timeline(timeline))
+    text = print_text(render_timeline(timeline))
     assert "chunk 2: kept" in text
     assert "chunk 1 (read again)  +3 -1 words" in text
     assert "chunk 1, reworded at 3, 1 (read again); no verbatim quote" in text
@@ -337,12 +320,10 @@ def test_a_gates_decision_and_its_update_are_one_step_and_a_memory_that_it_kept_
 
 
 def test_every_reading_of_a_chunk_is_shown_when_it_is_asked_for() -> None:
-    text = printed(render_timeline(build_timeline(run(trace=gated(), chunk_text=lambda _: "its text")), chunk=1))
+    text = print_text(render_timeline(build_timeline(run(trace=gated(), chunk_text=lambda _: "its text")), chunk=1))
     assert text.count("Memory before") == 2
     assert text.count("its text") == 1
     assert "Ilse built it in 1743" in text
-    with pytest.raises(ValueError, match="it has read chunks 1 to 3"):
-        render_timeline(build_timeline(run(trace=gated())), chunk=7)
 
 
 def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from() -> None:
@@ -363,19 +344,43 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
         ("merge of branches left, right", "Ilse built it\nPer"),
     ]
     assert [line.line for line in timeline.provenance.lost] == ["Per"]
-    assert rebuilt(page_data(render_page(timeline))["steps"]) == [step.update.memory for step in timeline.steps]
+    assert rebuild(page_data(render_page(timeline))["steps"]) == [step.update.memory for step in timeline.steps]
 
 
-def test_hostile_names_of_branches_and_roles_stay_text() -> None:
-    span = spans(["a"])[0]
-    steps = asked("0", "keeper", reads=span, branch=HOSTILE, role=HOSTILE), asked("1", "keeper", reads=span, branch="1")
-    view = run(trace=Trace((*steps, asked("2", "keeper", "0", "1", role=HOSTILE))), strategy=HOSTILE, sections=())
-    timeline = build_timeline(replace(view, chunk_text=lambda _: None))
-    page, plain_page = Tags(), Tags()
-    page.feed(render_page(timeline))
-    plain_page.feed(render_page(build_timeline(run())))
-    assert page.tags == plain_page.tags
-    assert not {"onerror", "onload"} & page.attributes
-    anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
-    assert all(re.fullmatch(r"[\w%.~-]+", anchor) for anchor in anchors)
-    assert not set(printed(render_timeline(timeline))) & set("\x00\u2066")
+# A page takes the place of an older page, and of nothing else unless it is told to
+
+PAGE = render_page(build_timeline(run()))
+
+
+def test_an_older_page_is_replaced_and_other_files_only_by_force(tmp_path) -> None:
+    page, notes, folder = tmp_path / "run.html", tmp_path / "notes.html", tmp_path / "folder"
+    write_page(PAGE + "first", page)
+    write_page(PAGE + "second", page)
+    assert page.read_text() == PAGE + "second"
+    assert page.stat().st_mode & 0o077 == 0
+    notes.write_text("my notes")
+    with pytest.raises(FileExistsError, match="not a page of this command's"):
+        write_page(PAGE, notes)
+    assert notes.read_text() == "my notes"
+    write_page(PAGE, notes, force=True)
+    assert notes.read_text() == PAGE
+    folder.mkdir()
+    with pytest.raises(FileExistsError, match="is not a file"):
+        write_page(PAGE, folder, force=True)
+    with pytest.raises(OSError, match="No such file"):
+        write_page(PAGE, tmp_path / "nowhere" / "run.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"run.html", "notes.html", "folder"}
+
+
+@pytest.mark.parametrize("to_a_page", [False, True])
+def test_a_link_is_never_followed(tmp_path, to_a_page) -> None:
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    target.write_text(PAGE + "target" if to_a_page else "precious")
+    before = target.read_text()
+    link.symlink_to(target)
+    with pytest.raises(FileExistsError, match="is a link"):
+        write_page(PAGE, link)
+    write_page(PAGE, link, force=True)
+    assert not link.is_symlink()
+    assert link.read_text() == PAGE
+    assert target.read_text() == before

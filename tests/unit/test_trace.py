@@ -64,7 +64,7 @@ def test_a_line_of_chunks_is_its_own_final_path() -> None:
     assert [update.changed for update in trace.updates] == [True, False, True]
 
 
-def logged(
+def make_conversation(
     number: int, text: str, *parents: int, branch: str, reads: Span, writes: Writes = Writes.MEMORY
 ) -> Conversation:
     return Conversation(
@@ -78,9 +78,9 @@ def logged(
 @pytest.mark.parametrize("writes", [Writes.MEMORY, Writes.DECISION], ids=["a memory", "what a gate had kept"])
 def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -> None:
     conversations = [
-        logged(0, "a", branch="left", reads=FIRST),
-        logged(1, "b", branch="right", reads=FIRST),
-        logged(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
+        make_conversation(0, "a", branch="left", reads=FIRST),
+        make_conversation(1, "b", branch="right", reads=FIRST),
+        make_conversation(2, "keep", 1, branch="right", reads=SECOND, writes=writes),
     ]
     edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", step="2")
     trace = build_trace(conversations, [edit])
@@ -94,23 +94,23 @@ def test_an_edit_on_a_branch_replaces_its_memory_and_no_others(writes: Writes) -
 
 
 def test_the_server_s_name_of_a_request_is_in_result_log_export_and_callbacks(tmp_path) -> None:
-    seen = []
+    request_ids = []
 
     class Recorder(BaseCallbackHandler):
         def on_llm_end(self, response, **_) -> None:
-            seen.append(response.generations[0][0].message.response_metadata["request_id"])
+            request_ids.append(response.generations[0][0].message.response_metadata["request_id"])
 
     with FakeServer() as fake:
         policy = OpenAICompatiblePolicy("fake", base_url=fake.base_url)
         log = RunLog(tmp_path / "runs.sqlite")
         with MemAgent(policy, tokenizer="embedded", store=tmp_path / "store", run_log=log) as reader:
             result = reader.read("Anna built the harbor.", "Who?", run_id="r")
-            given = {"question": "Who?", "document": "Anna built the harbor."}
-            reader.graph().invoke(given, {"callbacks": [Recorder()]})
+            question = {"question": "Who?", "document": "Anna built the harbor."}
+            reader.graph().invoke(question, {"callbacks": [Recorder()]})
     assert [call.completion.request_id for call in result.trace.steps] == ["x", "x"]
     assert [call.completion.request_id for call in log.trace("r").steps] == ["x", "x"]
     assert [row.request_id for row in log.conversations("r")] == ["x", "x"]
-    assert seen == ["x", "x"]
+    assert request_ids == ["x", "x"]
     export_runs(log, tmp_path / "runs.parquet", selection=RunFilter(run_ids=("r",)))
     assert parquet.read_table(tmp_path / "runs.parquet").column("request_id").to_pylist() == ["x", "x"]
 

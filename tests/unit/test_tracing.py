@@ -8,15 +8,14 @@ from unittest.mock import MagicMock
 
 import pytest
 from langchain_core.callbacks import get_usage_metadata_callback
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers import BaseTracer, Run
 from langchain_core.tracers.context import tracing_v2_enabled
 from langchain_core.tracers.langchain import wait_for_all_tracers
 from langsmith import Client
+from support.chat_models import ScriptedChatModel
 from support.fake_server import FakeServer
 from support.scripts import document_with, part, perfect_reader
 
@@ -54,19 +53,12 @@ class Recorder(BaseTracer):
         return repr([(run.inputs, run.outputs, run.extra, run.events, run.error, run.serialized) for run in self.runs])
 
 
-class PerfectChatModel(BaseChatModel):
-    """A LangChain chat model with usage, as integrations have it."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "perfect"
-
-    def _generate(self, messages: list[BaseMessage], *arguments: Any, **options: Any) -> ChatResult:
-        prompt = str(messages[-1].content)
-        text = perfect_reader(prompt)
-        used = {"input_tokens": len(prompt), "output_tokens": len(text), "total_tokens": len(prompt) + len(text)}
-        message = AIMessage(text, usage_metadata=used, response_metadata={"model_name": "perfect-1"})
-        return ChatResult(generations=[ChatGeneration(message=message)])
+def perfect_message(messages: list[BaseMessage]) -> AIMessage:
+    """A reply with usage, as integrations of chat models have it."""
+    prompt = str(messages[-1].content)
+    text = perfect_reader(prompt)
+    usage = {"input_tokens": len(prompt), "output_tokens": len(text), "total_tokens": len(prompt) + len(text)}
+    return AIMessage(text, usage_metadata=usage, response_metadata={"model_name": "perfect-1"})
 
 
 @contextmanager
@@ -75,7 +67,7 @@ def policies(kind: str) -> Any:
         with FakeServer() as server:
             yield OpenAICompatiblePolicy("fake", base_url=server.base_url)
     elif kind == "chat model":
-        yield ChatModelPolicy(PerfectChatModel())
+        yield ChatModelPolicy(ScriptedChatModel(script=perfect_message))
     else:
         yield ScriptedPolicy(perfect_reader)
 
@@ -83,8 +75,8 @@ def policies(kind: str) -> Any:
 KINDS = ["server", "chat model", "script without usage"]
 
 
-def total(counted: Any) -> tuple[int, int]:
-    [usage] = counted.usage_metadata.values()
+def total(counter: Any) -> tuple[int, int]:
+    [usage] = counter.usage_metadata.values()
     return usage["input_tokens"], usage["output_tokens"]
 
 
@@ -93,9 +85,9 @@ def total(counted: Any) -> tuple[int, int]:
 async def test_usage_in_langchains_counter_is_that_of_the_result(make_reader, kind, sync) -> None:
     with policies(kind) as policy:
         agent = make_reader(policy)
-        with get_usage_metadata_callback() as counted:
+        with get_usage_metadata_callback() as counter:
             result = agent.read(TEXT, QUESTION) if sync else await agent.aread(TEXT, QUESTION)
-        assert total(counted) == (result.usage.prompt_tokens, result.usage.completion_tokens)
+        assert total(counter) == (result.usage.prompt_tokens, result.usage.completion_tokens)
         assert result.answer == "4711"
         await agent.aclose()
 
@@ -105,10 +97,10 @@ async def test_discarded_completions_and_cached_tokens_are_counted(make_reader) 
         text = "" if "<section>" not in prompt else perfect_reader(prompt)
         return Completion(text, FinishReason.STOP, "s", TokenUsage(10, 1, 4))
 
-    with get_usage_metadata_callback() as counted:
+    with get_usage_metadata_callback() as counter:
         result = await make_reader(ScriptedPolicy(script)).aread(TEXT, QUESTION)
     assert result.usage.turns == result.chunks_read + 3
-    usage = counted.usage_metadata["s"]
+    usage = counter.usage_metadata["s"]
     assert usage["input_tokens"] == 10 * result.usage.turns
     assert usage["input_token_details"]["cache_read"] == result.usage.cached_tokens == 4 * result.usage.turns
 
@@ -129,13 +121,10 @@ async def test_no_text_of_the_document_is_in_any_run(make_reader, kind, sync) ->
     assert "characters, kept out of traces" in recorder.words
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_texts_are_traced_where_the_config_asks_for_it(make_reader, kind) -> None:
-    with policies(kind) as policy:
-        agent, recorder = make_reader(policy), Recorder()
-        config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
-        out = await (await agent.agraph()).ainvoke(INPUT, config)
-        await agent.aclose()
+async def test_texts_are_traced_where_the_config_asks_for_it(make_reader) -> None:
+    recorder = Recorder()
+    config: Any = {"callbacks": [recorder], "metadata": {TRACE_TEXTS: True}}
+    out = await (await make_reader().agraph()).ainvoke(INPUT, config)
     assert len(recorder.models) == out["chunks_read"] + 1
     assert FILLER in repr(recorder.models[0].inputs)
 
@@ -148,21 +137,18 @@ async def test_the_facade_takes_the_wish_from_the_chain_around_it(make_reader) -
     assert FILLER in recorder.words
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_langsmith_gets_no_text_of_the_document_either(make_reader, kind, monkeypatch) -> None:
+async def test_langsmith_gets_no_text_of_the_document_either(make_reader, monkeypatch) -> None:
     """Its tracer comes from the environment or a context manager, not from the config."""
     monkeypatch.setenv("LANGSMITH_TRACING", "true")
     session = MagicMock()
     client = Client(api_url="http://localhost:1", api_key="none", session=session, auto_batch_tracing=False)
-    with policies(kind) as policy, tracing_v2_enabled(client=client):
-        agent = make_reader(policy)
-        assert (await agent.aread(TEXT, QUESTION)).answer == "4711"
-        await agent.aclose()
+    with tracing_v2_enabled(client=client):
+        assert (await make_reader().aread(TEXT, QUESTION)).answer == "4711"
     wait_for_all_tracers()
-    sent = repr(session.request.call_args_list)
-    assert "characters, kept out of traces" in sent
-    assert "update_memory" in sent
-    assert FILLER not in sent
+    requests = repr(session.request.call_args_list)
+    assert "characters, kept out of traces" in requests
+    assert "update_memory" in requests
+    assert FILLER not in requests
 
 
 async def test_a_run_stands_below_its_node_and_names_its_model(make_reader) -> None:
@@ -191,28 +177,27 @@ async def test_reasoning_is_left_out_like_the_chunk_that_it_quotes(make_reader) 
 
     recorder = Recorder()
     graph = await make_reader(ScriptedPolicy(script)).agraph()
-    given: Any = {"question": QUESTION, "document": TEXT}
-    async for _ in graph.astream(given, {"callbacks": [recorder]}, stream_mode="updates"):
+    async for _ in graph.astream(INPUT, {"callbacks": [recorder]}, stream_mode="updates"):
         pass
     assert FILLER not in repr([run.outputs for run in recorder.models])
 
 
 async def test_the_messages_of_a_conversation_are_not_mixed_with_memories(make_reader) -> None:
-    graph = await make_reader(ChatModelPolicy(PerfectChatModel())).agraph()
-    assert [each async for each in graph.astream(INPUT, stream_mode="messages")] == []
+    graph = await make_reader(ChatModelPolicy(ScriptedChatModel(script=perfect_message))).agraph()
+    assert [part_of_stream async for part_of_stream in graph.astream(INPUT, stream_mode="messages")] == []
 
 
 async def test_what_a_policy_calls_keeps_its_configurable_settings(make_reader) -> None:
-    seen: list[Any] = []
+    configs: list[Any] = []
 
     def script(prompt: str) -> str:
         config: Any = var_child_runnable_config.get()
-        seen.append((config["configurable"].get("model"), config["callbacks"]))
+        configs.append((config["configurable"].get("model"), config["callbacks"]))
         return perfect_reader(prompt)
 
     config: Any = {"callbacks": [Recorder()], "configurable": {"model": "large"}}
     await (await make_reader(ScriptedPolicy(script)).agraph()).ainvoke(INPUT, config)
-    assert set(seen) == {("large", None)}
+    assert set(configs) == {("large", None)}
 
 
 def test_without_handlers_nothing_changes(make_reader) -> None:

@@ -102,7 +102,7 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) 
         ("KEEP\nharbor 4711", "there is a new memory below KEEP"),
         ("REWRITE", "there is no new memory below REWRITE"),
         ("keep", "the first line is 'keep'"),
-        ("STOP", "is not allowed here"),
+        ("STOP", "the first line is 'STOP', not KEEP, REWRITE"),
     ],
 )
 def test_a_gate_outside_its_grammar_is_asked_again_and_then_keeps(make_reader, reply, detail) -> None:

@@ -23,18 +23,18 @@ from memagent_graph.words import (
 
 
 @pytest.mark.parametrize(
-    "written",
+    "spelling",
     [
         "Alexandrova", "ALEXANDROVA", "Alex\u00adandrova", "Alex\ufffeandrova", "Alex\u200bandrova", "Alex-\nandrova",
         "Alex-\r\n  androva", "A\u0301lexandrova", "Álexandrova", "\ufeffAlexandrova\u200e",
     ],
 )  # fmt: skip
-def test_a_word_is_the_same_however_it_is_written(written: str) -> None:
-    assert words(f"by {written}, it says") == ["by", "alexandrova", "it", "says"]
+def test_a_word_is_the_same_however_it_is_written(spelling: str) -> None:
+    assert words(f"by {spelling}, it says") == ["by", "alexandrova", "it", "says"]
 
 
 @pytest.mark.parametrize(
-    ("written", "same"),
+    ("spelling", "same"),
     [
         ("1,234", "1234"), ("12,34,567", "1234567"), ("1.234.567", "1234567"), ("1\u202f234", "1234"),
         ("1’234", "1234"),
@@ -44,8 +44,8 @@ def test_a_word_is_the_same_however_it_is_written(written: str) -> None:
         ("x², y", "x 2 y"),
     ],
 )  # fmt: skip
-def test_numbers_are_the_same_in_the_digits_and_groups_of_all_scripts(written: str, same: str) -> None:
-    assert " ".join(words(written)) == same
+def test_numbers_are_the_same_in_the_digits_and_groups_of_all_scripts(spelling: str, same: str) -> None:
+    assert " ".join(words(spelling)) == same
 
 
 @pytest.mark.parametrize(

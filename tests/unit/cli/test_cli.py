@@ -29,10 +29,10 @@ QUESTION = "What is the key of harbor?"
 
 def test_read_prints_question_answer_and_the_sentence_behind_it_on_standard_output(book, read) -> None:
     book.write_text("The harbor is old.\n\nThe key of harbor is 4711. The key of tower is 22.\n\nNobody knows why.")
-    done = read()
-    assert done.exit_code == 0
-    assert done.stdout == f'question: {QUESTION}\nanswer: 4711\nevidence: "The key of harbor is 4711." (chunk 1)\n'
-    assert "1 chunk by " in done.stderr and "(overwrite)" in done.stderr
+    result = read()
+    assert result.exit_code == 0
+    assert result.stdout == f'question: {QUESTION}\nanswer: 4711\nevidence: "The key of harbor is 4711." (chunk 1)\n'
+    assert "1 chunk by " in result.stderr and "(overwrite)" in result.stderr
 
 
 def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(read, server) -> None:
@@ -40,12 +40,12 @@ def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(read,
         return f"\\boxed{{{'4711' if 'harbor is 4711' in part(body['messages'][-1]['content'], 'text') else '?'}}}"
 
     server.respond, server.window = respond, 900
-    done = read("--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r")
+    result = read("--strategy", "retrieval:chunks=2:chunk_tokens=60", "--run-id", "r")
     too_long = read("--strategy", "full_context")
-    assert (done.exit_code, answers(done.stdout)) == (0, ["4711"]), done.stderr
-    assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", done.stderr), done.stderr
-    shown = json.loads(invoke("show", "r", "--json").stdout)
-    assert (shown["strategy"], shown["answer"]) == ("retrieval", "4711")
+    assert (result.exit_code, answers(result.stdout)) == (0, ["4711"]), result.stderr
+    assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", result.stderr), result.stderr
+    run = json.loads(invoke("show", "r", "--json").stdout)
+    assert (run["strategy"], run["answer"]) == ("retrieval", "4711")
     assert too_long.exit_code == 7 and "Read it in chunks" in too_long.stderr
     assert "continue with" not in too_long.stderr
 
@@ -53,15 +53,15 @@ def test_retrieval_reads_a_part_of_the_document_and_says_how_much_that_was(read,
 def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, read, tmp_path, monkeypatch) -> None:
     files = ["--checkpoints", tmp_path / "c.sqlite", "--log", tmp_path / "r.sqlite"]
     shared = ["--store", f"{tmp_path}/shared", *files]
-    stopped = read("--run-id", "r", "--max-chunks", 4, *shared)
-    assert stopped.exit_code == 5
-    assert shlex.join(["memagent", "resume", "r", *map(str, (files[:2] + shared[:2] + files[2:]))]) in stopped.stderr
+    stop = read("--run-id", "r", "--max-chunks", 4, *shared)
+    assert stop.exit_code == 5
+    assert shlex.join(["memagent", "resume", "r", *map(str, (files[:2] + shared[:2] + files[2:]))]) in stop.stderr
     monkeypatch.setenv("MEMAGENT_HOME", str(tmp_path / "another"))
     book.unlink()
     resumed = invoke("resume", "r", *shared)
-    shown = json.loads(invoke("show", "r", "--json", *shared[:2], *files[2:]).stdout)
+    run = json.loads(invoke("show", "r", "--json", *shared[:2], *files[2:]).stdout)
     assert (resumed.exit_code, answers(resumed.stdout)) == (0, ["4711"]), resumed.stderr
-    assert any("harbor is 4711" in item["quote"] for item in shown["evidence"])
+    assert any("harbor is 4711" in item["quote"] for item in run["evidence"])
 
 
 @pytest.mark.parametrize(
@@ -72,30 +72,30 @@ def test_a_run_continues_on_another_machine_from_a_folder_that_both_mount(book, 
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_with_a_remedy(read, store: str, reason: str, remedy: str) -> None:
-    done = read("--store", store)
-    assert done.exit_code == 10
-    assert reason in " ".join(done.stderr.split()) and remedy in " ".join(done.stderr.split())
-    assert "secret" not in done.stderr
+    result = read("--store", store)
+    assert result.exit_code == 10
+    assert reason in " ".join(result.stderr.split()) and remedy in " ".join(result.stderr.split())
+    assert "secret" not in result.stderr
 
 
 def test_several_questions_are_read_for_in_one_pass(book, options, tmp_path) -> None:
     (tmp_path / "questions.txt").write_text("What is the key of harbor?\n\n  What is the key of tower?\n")
     read = ["read", book, "-q", "Which harbor has a key?", "-q", f"@{tmp_path}/questions.txt", *options]
-    done = invoke(*read)
+    result = invoke(*read)
     as_json = invoke(*read, "--json", "--run-id", "r")
-    stopped = invoke(*read, "--max-chunks", 2)
+    stop = invoke(*read, "--max-chunks", 2)
     latest = invoke("resume", "latest")
     resumed = invoke("resume", "r-1")
     assert sorted(answers(latest.stdout)) == ["4711", "4711", "yet"], "all questions of the read"
-    assert (done.exit_code, answers(done.stdout)) == (0, ["4711", "4711", "yet"])
-    assert [record["question"] for record in records(done.stdout)][2] == ["What is the key of tower?"]
-    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stopped.stdout))
+    assert (result.exit_code, answers(result.stdout)) == (0, ["4711", "4711", "yet"])
+    assert [record["question"] for record in records(result.stdout)][2] == ["What is the key of tower?"]
+    assert all(record["stopped"] == ["max_chunks after 2 chunks"] for record in records(stop.stdout))
     results = json.loads(as_json.stdout)["results"]
     assert [result["run_id"] for result in results] == ["r-0", "r-1", "r-2"]
     assert [result["question"] for result in results][2] == "What is the key of tower?"
     assert answers(resumed.stdout) == ["4711"]
-    assert stopped.exit_code == 5
-    assert stopped.stderr.count("continue with: memagent resume") == 3
+    assert stop.exit_code == 5
+    assert stop.stderr.count("continue with: memagent resume") == 3
 
 
 def test_one_question_that_fails_leaves_the_others(read, server) -> None:
@@ -105,9 +105,9 @@ def test_one_question_that_fails_leaves_the_others(read, server) -> None:
         return good(body, number)
 
     good, server.respond = server.respond, respond
-    done = read("-q", "What is the key of tower?", "--json")
-    assert done.exit_code == 4
-    answered, failed = json.loads(done.stdout)["results"]
+    result = read("-q", "What is the key of tower?", "--json")
+    assert result.exit_code == 4
+    answered, failed = json.loads(result.stdout)["results"]
     assert answered["answer"] == "4711"
     assert failed["error"]["type"] == "PolicyRequestError" and "no towers" in failed["error"]["message"]
 
@@ -125,14 +125,14 @@ def test_no_question_and_files_without_questions_are_refused(book, tmp_path) -> 
         (["-q", f"@{tmp_path}/none.txt"], "one question per line"),
         (["-q", f"@{tmp_path}/empty.txt"], "contains no questions"),
     ):
-        done = invoke("read", book, *options)
-        assert done.exit_code == 2
-        assert words in done.stderr
+        result = invoke("read", book, *options)
+        assert result.exit_code == 2
+        assert words in result.stderr
 
 
 def test_the_command_that_goes_on_is_the_one_that_works(read, tmp_path) -> None:
-    stopped = read("--max-chunks", 2, "--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite")
-    command = shlex.split(stopped.stderr.rpartition("continue with: memagent ")[2])
+    stop = read("--max-chunks", 2, "--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite")
+    command = shlex.split(stop.stderr.rpartition("continue with: memagent ")[2])
     assert answers(invoke(*command).stdout) == ["4711"]
     without = read("--max-chunks", 2, "--no-log")
     assert without.exit_code == 5
@@ -186,19 +186,19 @@ def test_an_interrupted_resume_of_several_questions_names_those_that_are_left(re
 def test_what_is_no_document_is_refused_with_a_remedy(tmp_path, document, words) -> None:
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
     read = ["read", document.format(folder=tmp_path), "-q", "x", "--model", "embedded"]
-    done = invoke(*read)
-    assert done.exit_code == 3
-    assert words.format(folder=tmp_path) in done.stderr
-    assert "what to do:" in done.stderr and "Document." not in done.stderr
-    assert done.stdout == ""
+    result = invoke(*read)
+    assert result.exit_code == 3
+    assert words.format(folder=tmp_path) in result.stderr
+    assert "what to do:" in result.stderr and "Document." not in result.stderr
+    assert result.stdout == ""
     assert json.loads(invoke(*read, "--json").stdout)["error"]["message"]
 
 
 def test_undecodable_bytes_can_be_replaced(book, read) -> None:
     book.write_bytes(b"plain text, then \xff\xfe\xfd broken \x81\x8d" + b" and more plain text" * 50)
-    refused = read("--encoding", "utf-8")
-    assert refused.exit_code == 3
-    assert "--replace-undecodable" in refused.stderr
+    refusal = read("--encoding", "utf-8")
+    assert refusal.exit_code == 3
+    assert "--replace-undecodable" in refusal.stderr
     assert read("--encoding", "utf-8", "--replace-undecodable").exit_code == 0
 
 
@@ -212,10 +212,10 @@ def test_undecodable_bytes_can_be_replaced(book, read) -> None:
     ],
 )
 def test_bad_settings_are_refused_with_a_remedy(read, option, words) -> None:
-    done = read(*option)
-    assert done.exit_code == 2, done.stderr
-    assert words in done.stderr
-    assert done.stdout == ""
+    result = read(*option)
+    assert result.exit_code == 2, result.stderr
+    assert words in result.stderr
+    assert result.stdout == ""
 
 
 def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:
@@ -224,12 +224,12 @@ def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:
         return boom if number >= 3 else good(body, number)
 
     good, server.respond = server.respond, respond
-    done = read("--retries", 0, "--run-id", "r", "--json")
-    assert done.exit_code == 4
-    error = json.loads(done.stdout)["error"]
+    result = read("--retries", 0, "--run-id", "r", "--json")
+    assert result.exit_code == 4
+    error = json.loads(result.stdout)["error"]
     assert "boom" in error["message"]
     assert (error["run_id"], error["chunk_index"]) == ("r", 3)
-    assert "memagent resume r" in done.stderr
+    assert "memagent resume r" in result.stderr
     server.respond = good
     result = json.loads(invoke("resume", "r", "--json").stdout)
     assert result["answer"] == "4711"
@@ -239,8 +239,8 @@ def test_a_failing_server_costs_no_finished_chunk(read, server) -> None:
 def test_after_a_wrong_model_the_printed_command_reads_on_with_the_one_that_is_served(read) -> None:
     wrong = read("--model", "wrong")
     assert wrong.exit_code == 4 and "it serves fake" in wrong.stderr
-    done = invoke(*shlex.split(wrong.stderr.rpartition("continue with: memagent ")[2]))
-    assert (done.exit_code, answers(done.stdout)) == (0, ["4711"]), done.stderr
+    result = invoke(*shlex.split(wrong.stderr.rpartition("continue with: memagent ")[2]))
+    assert (result.exit_code, answers(result.stdout)) == (0, ["4711"]), result.stderr
 
 
 def test_a_document_given_again_is_read_in_its_charset(book, read) -> None:
@@ -259,18 +259,18 @@ def test_doctor_finds_a_healthy_server_healthy(server) -> None:
         return reply
 
     server.respond, server.vllm = respond, True
-    done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    status = {check["subject"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+    result = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+    status = {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
-    assert done.exit_code == 0, done.stdout
+    assert result.exit_code == 0, result.stdout
     assert status == dict.fromkeys(subjects, "ok")
 
 
 def test_doctor_finds_what_is_wrong(server) -> None:
     server.respond, server.window, server.count = lambda body, number: "fine", None, lambda text: len(text.split())
-    done = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
-    status = {check["subject"]: check["status"] for check in json.loads(done.stdout)["checks"]}
-    assert done.exit_code == 0, "it can read"
+    result = invoke("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
+    status = {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
+    assert result.exit_code == 0, "it can read"
     assert (status["window"], status["token ids"], status["tokenizer"]) == ("note", "note", "note")
     gone = invoke("doctor", "--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded")
     assert gone.exit_code == 4
@@ -280,9 +280,9 @@ def test_doctor_finds_what_is_wrong(server) -> None:
 def test_without_the_local_extra_the_remedy_is_named(book, monkeypatch) -> None:
     for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
-    done = invoke("read", book, "-q", QUESTION, "--model", "embedded")
-    assert done.exit_code == 7
-    assert install_command("local") in done.stderr
+    result = invoke("read", book, "-q", QUESTION, "--model", "embedded")
+    assert result.exit_code == 7
+    assert install_command("local") in result.stderr
 
 
 def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_that_it_does_not(
@@ -298,8 +298,8 @@ def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_tha
     (tmp_path / "keys.json").write_text(json.dumps(schema))
     (tmp_path / "castles.json").write_text(json.dumps({**schema, "required": ["castle"]}))
     form = ("--context-window", 1500, "--question-tokens", 100, "--schema")
-    done = read(*form, tmp_path / "keys.py:Key")
-    assert (done.exit_code, json.loads(*answers(done.stdout))["key"]) == (0, 4711)
+    result = read(*form, tmp_path / "keys.py:Key")
+    assert (result.exit_code, json.loads(*answers(result.stdout))["key"]) == (0, 4711)
     values = json.loads(read(*form, tmp_path / "keys.json", "--json").stdout)
     assert values["value"] == {"place": "harbor", "key": 4711}
     assert "key" in values["response_format"]["properties"]
@@ -312,8 +312,8 @@ def test_an_answer_has_the_form_of_a_model_or_a_schema_or_the_exit_code_says_tha
 def test_pages_are_chosen_of_a_pdf_and_named_in_the_evidence(options, tmp_path) -> None:
     file = tmp_path / "a.pdf"
     file.write_bytes(pdf("The key of tower is 1.", "4.2 Keys", "The key of harbor is 4711."))
-    done = invoke("read", file, "--pages", "2-", "-q", QUESTION, *options, "--json")
-    [quote] = json.loads(done.stdout)["evidence"]
+    result = invoke("read", file, "--pages", "2-", "-q", QUESTION, *options, "--json")
+    [quote] = json.loads(result.stdout)["evidence"]
     assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
     assert quote["link"] == f"{file.as_uri()}#page=3"
     assert "page 3, 4.2 Keys" in " ".join(invoke("show", "latest").stdout.split())
@@ -323,7 +323,7 @@ def test_where_the_home_folder_cannot_be_written_a_read_says_so_and_one_that_kee
     book, read, monkeypatch
 ) -> None:
     monkeypatch.setenv("MEMAGENT_HOME", str(book / "home"))  # below a file
-    refused = read()
-    assert refused.exit_code != 0
-    assert "what to do:" in refused.stderr
+    refusal = read()
+    assert refusal.exit_code != 0
+    assert "what to do:" in refusal.stderr
     assert answers(read("--no-log").stdout) == ["4711"]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from click.testing import Result
 from pyarrow import parquet
 from support.command_line import memagent
 from support.fake_server import FakeServer
-from support.programs import Program, run_program
+from support.programs import Program
 from support.scripts import part
 
 from memagent_evaluation.plots import draw_all
@@ -54,23 +55,18 @@ def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_evaluation.report.draw_all", lambda results, folder: [])
 
 
-def table(folder: Path) -> list[tuple[Any, ...]]:
-    """All of the results but what depends on the clock."""
-    return [
-        (row.system, row.sample_id, row.question, row.gold, row.answer, row.raw_answer, row.outcome, row.strict,
-         row.lenient, row.string_match, row.token_f1, row.prompt_tokens, row.completion_tokens, row.calls, row.chunks,
-         row.document_bytes, row.needle_depths, row.needles_found, row.where_lost, row.lost_at)
-        for row in load_results(folder).rows
-    ]  # fmt: skip
+def table(folder: Path) -> list[Any]:
+    """All of the results but what depends on the clock and on the evaluation's name."""
+    return [replace(row, run_id=None, seconds=0.0) for row in load_results(folder).rows]
 
 
 def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(evaluate, out, monkeypatch) -> None:
     monkeypatch.setattr("memagent_evaluation.report.draw_all", draw_all)
     more = ("--lengths", "200,600", "-n", 2, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
-    done = evaluate(*more)
+    result = evaluate(*more)
     report = (out / "report.md").read_text()
     for words in ("## Systems side by side", "| 200 | memagent | 2 | 100.0 [", "## Cost per question"):
-        assert words in done.stdout
+        assert words in result.stdout
         assert words in report
     assert "![accuracy](accuracy.png)" in report
     assert {path.stem for path in out.glob("*.png")} == {path.stem for path in out.glob("*.svg")}
@@ -83,17 +79,17 @@ def test_an_evaluation_leaves_table_report_plots_and_runs_that_open(evaluate, ou
     assert {row.lenient for row in results.rows if row.system == "memagent"} == {1.0}
     assert not list(out.glob("*documents")) + list(out.glob("checkpoints*")), "what served resuming is gone"
     row = next(row for row in results.rows if row.system == "memagent")
-    shown = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--json")
-    assert json.loads(shown.stdout)["answer"] == row.answer
+    run = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--json")
+    assert json.loads(run.stdout)["answer"] == row.answer
     assert "memagent eval" in report
     assert not any(b"sk-secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
 def test_tasks_suites_and_systems_are_named() -> None:
-    done = memagent("eval", "--list")
+    result = memagent("eval", "--list")
     for name in ("niah_single_2", "vt", "memagent", "retrieval"):
-        assert f"  {name}\n" in done.stdout
-    assert "  ruler: niah_single_1, " in done.stdout
+        assert f"  {name}\n" in result.stdout
+    assert "  ruler: niah_single_1, " in result.stdout
     values = json.loads(memagent("eval", "--list", "--json").stdout)
     assert "full_context" in values["systems"] and len(values["suites"]["ruler"]) == 13
 
@@ -103,24 +99,23 @@ def test_a_killed_evaluation_resumed_gives_the_same_table_as_one_that_was_left_a
 ) -> None:
     """Killed at random moments. What is asked again is at most what was under way, for the reader one chunk each."""
     kills, concurrency, moments = 2, 4, random.Random(3)
-    more = ["--lengths", "300,900", "-n", "4", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
+    more = ["--lengths", "300,700", "-n", "3", "--systems", "memagent,refine", "--quiet", "--concurrency", concurrency]
     evaluate(*more, "--out", tmp_path / "whole")
     undisturbed = Counter(map(section, server.requests))
     server.requests.clear()
     server.delay = 0.1
     command = [sys.executable, "-m", "memagent_graph", "eval", task, *options, *more, "--out", out, "--resume"]
     for kill in range(kills):
-        enough = len(server.requests) + moments.randrange(15, 35)
+        enough = len(server.requests) + moments.randrange(10, 25)
         with Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             while len(server.requests) < enough:
                 assert process.poll() is None, process.stderr and process.stderr.read()
                 time.sleep(0.005)
             os.kill(process.pid, signal.SIGKILL)
         rows = (out / JOURNAL).read_bytes().count(b'"sample_id"')
-        assert rows < 16, f"it was over before it could be killed ({kill})"
+        assert rows < 12, f"it was over before it could be killed ({kill})"
     server.delay = 0.0
-    done = run_program(command, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    evaluate(*more, "--resume")
     disturbed = Counter(map(section, server.requests))
     assert table(out) == table(tmp_path / "whole")
     again = sum(max(0, disturbed[text] - count) for text, count in undisturbed.items() if text)
@@ -136,8 +131,8 @@ def section(body: dict[str, Any]) -> str:
 
 
 def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_settings(evaluate, server, out) -> None:
-    stopped = evaluate("-n", 4, "--max-questions", 2, code=5)
-    assert "--resume" in stopped.stderr
+    stop = evaluate("-n", 4, "--max-questions", 2, code=5)
+    assert "--resume" in stop.stderr
     assert "2 questions have not been asked" in (out / "report.md").read_text()
     assert "--resume" in evaluate("-n", 4, code=7).stderr
     evaluate("-n", 4, "--resume")
@@ -170,9 +165,9 @@ def test_a_limit_stops_it_resumably_and_more_may_be_asked_later_with_the_same_se
     ],
 )
 def test_bad_input_is_refused_with_a_remedy_before_any_work(options, server, out, words, code, reason) -> None:
-    done = memagent("eval", *options, "--lengths", "2k", "-n", 2, "--out", out, *words, code=code)
+    result = memagent("eval", *options, "--lengths", "2k", "-n", 2, "--out", out, *words, code=code)
     assert server.requests == []
-    assert reason in done.stderr
+    assert reason in result.stderr
     assert not out.exists(), "what is refused leaves nothing behind"
 
 
@@ -181,9 +176,9 @@ def test_a_server_that_dies_stops_it_and_nothing_is_lost(evaluate, server, out) 
         return good(body, number) if number < 10 else web.json_response({"error": {"message": "died"}}, status=500)
 
     good, server.respond = server.respond, respond
-    done = evaluate("-n", 8, "--retries", 0, "--concurrency", 4, code=4)
-    assert "died" in done.stderr
-    assert "continue with the same command and --resume" in done.stderr
+    result = evaluate("-n", 8, "--retries", 0, "--concurrency", 4, code=4)
+    assert "died" in result.stderr
+    assert "continue with the same command and --resume" in result.stderr
     server.respond = good
     evaluate("-n", 8, "--retries", 0, "--concurrency", 4, "--resume")
     assert [row.outcome for row in load_results(out).rows] == ["answered"] * 8
@@ -233,8 +228,8 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(evaluate, server,
     evaluate("-n", 1, "--logprobs", "--keep-documents", "--log", log)
     (row,) = load_results(out).rows
     assert all(conversation.has_ids for conversation in RunLog(log).conversations(row.run_id))
-    shown = json.loads(memagent("show", row.run_id, "--log", log, "--json").stdout)
-    assert any(row.answer in item["quote"] for item in shown["evidence"])
+    run = json.loads(memagent("show", row.run_id, "--log", log, "--json").stdout)
+    assert any(row.answer in item["quote"] for item in run["evidence"])
     assert load_tokenizer("embedded").fingerprint == load_results(out).settings["reader"]["tokenizer"]
     assert not (out / "runs.sqlite").exists()
     assert not list(out.glob("*documents*")), "a log elsewhere has its documents in the user's own store"
@@ -243,10 +238,10 @@ def test_runs_can_be_logged_for_training_and_documents_be_kept(evaluate, server,
 def test_kept_documents_lie_in_the_folder_and_survive_going_on_without_them(evaluate, out) -> None:
     evaluate("-n", 1, "--keep-documents")
     evaluate("-n", 2, "--resume")
-    kept, gone = load_results(out).rows
-    for row, chunks in ((kept, True), (gone, False)):
-        done = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 1)
-        assert ("and then" in done.stdout) is chunks
+    first, second = load_results(out).rows
+    for row, chunks in ((first, True), (second, False)):
+        result = memagent("show", row.run_id, "--log", out / "runs.sqlite", "--chunk", 1)
+        assert ("and then" in result.stdout) is chunks
     assert [path.name for path in out.glob("*documents*")] == ["documents"]
 
 

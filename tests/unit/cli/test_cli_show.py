@@ -11,10 +11,10 @@ from memagent_graph import RunLog
 def test_a_run_is_shown_with_its_sources_however_narrow_the_terminal_is(read, monkeypatch) -> None:
     read("--run-id", "first")
     read("--run-id", "second", "--max-chunks", 3)
-    shown = memagent("show", "first").stdout
-    assert "What is the key of harbor?" in shown
-    assert "harbor 4711" in shown
-    assert "“" in shown  # a quote of the document
+    text = memagent("show", "first").stdout
+    assert "What is the key of harbor?" in text
+    assert "harbor 4711" in text
+    assert "“" in text  # a quote of the document
     newest = memagent("show").stdout
     assert "second" in newest
     assert "max_chunks" in newest
@@ -32,9 +32,9 @@ def test_a_page_is_written_and_does_not_take_the_place_of_another_file(read, tmp
     read("--run-id", "first")
     memagent("show", "first", "--html", page)
     assert page.read_text().startswith("<!doctype html>")
-    refused = memagent("show", "first", "--html", notes, code=6)
-    assert "not a page of this command's" in refused.stderr
-    assert "--force" in refused.stderr
+    refusal = memagent("show", "first", "--html", notes, code=6)
+    assert "not a page of this command's" in refusal.stderr
+    assert "--force" in refusal.stderr
     assert notes.read_text() == "my notes"
     memagent("show", "first", "--html", notes, "--force")
     assert notes.read_text() == page.read_text()
@@ -54,8 +54,8 @@ def test_texts_of_chunks_are_found_beside_the_log(tmp_path, book, make_reader) -
 
 
 def test_a_read_without_a_log_leaves_none(read, tmp_path, own_home) -> None:
-    done = read("--no-log")
+    result = read("--no-log")
     assert not any(own_home.rglob("*")), "neither a log, nor the document, nor checkpoints"
-    named = read("--log", tmp_path / "own.sqlite")
-    assert answers(done.stdout) == answers(named.stdout) == ["4711"]
+    other = read("--log", tmp_path / "own.sqlite")
+    assert answers(result.stdout) == answers(other.stdout) == ["4711"]
     assert len(list(RunLog(tmp_path / "own.sqlite").runs())) == 1

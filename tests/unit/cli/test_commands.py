@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -32,9 +33,14 @@ BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "rewar
             "eval-report", "report", "serve", "mcp", "policy"]  # fmt: skip
 
 
-def options_of(name: str) -> set[str]:
+@cache
+def commands() -> dict[str, Any]:
     group: Any = typer.main.get_command(app)
-    return {option for parameter in group.commands[name].params for option in parameter.opts}
+    return {name: group.commands[name] for name in (*BUILT_IN, "train")}
+
+
+def options_of(name: str) -> set[str]:
+    return {option for parameter in commands()[name].params for option in parameter.opts}
 
 
 # How a command is made
@@ -111,7 +117,7 @@ def __getattr__(name):
 
 
 @pytest.fixture
-def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     places = {"greet": "Greet", "broken": "Broken", "empty": "Undecorated", "absent": "absent", "read": "Broken"}
     commands = {name: f"commands_of_mine:{place}" for name, place in places.items()}
     folder = add_package(
@@ -124,7 +130,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_package_adds_a_command(added) -> None:
+def test_a_package_adds_a_command(package) -> None:
     assert "Greet people by their names." in memagent("--help").stdout
     assert "commands_of_mine" not in sys.modules, "the list of commands does not import it"
     assert "Greet somebody." in memagent("greet", "--help").stdout
@@ -140,7 +146,7 @@ def test_a_package_adds_a_command(added) -> None:
         ("gone", "No module named 'no_such_module'"),
     ],
 )
-def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(added, name, words) -> None:
+def test_a_command_that_cannot_be_loaded_says_so_and_no_other_is_harmed(package, name, words) -> None:
     for arguments in ([], ["some", "--option", "1"], ["--help"]):
         text = memagent(name, *arguments, code=ExitCode.SETTINGS).stderr
         assert f"the command '{name}' of the package commands_of_mine 1.2 fails" in text and words in text
@@ -157,7 +163,7 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(command, packag
     assert install_command(command) in memagent(command, code=ExitCode.SETTINGS).stderr
 
 
-def test_a_package_s_own_extra_is_named(added) -> None:
+def test_a_package_s_own_extra_is_named(package) -> None:
     assert 'pip install "commands_of_mine[colours]"' in memagent("lacking", code=ExitCode.SETTINGS).stderr
 
 
@@ -185,9 +191,8 @@ def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
 
 
 def test_every_option_in_a_group_is_an_option_of_some_command() -> None:
-    group: Any = typer.main.get_command(app)
-    known = {parameter.name for name in (*BUILT_IN, "train") for parameter in group.commands[name].params}
-    assert not {name for names in OPTION_GROUPS.values() for name in names} - known
+    parameters = {parameter.name for command in commands().values() for parameter in command.params}
+    assert not {name for names in OPTION_GROUPS.values() for name in names} - parameters
 
 
 def test_the_first_line_says_what_a_tiny_policy_can_do() -> None:
@@ -205,9 +210,9 @@ def test_help_imports_nothing_heavy() -> None:
         "in ([], ['read'], ['eval'], ['mcp'])]; heavy = {'torch', 'transformers', 'trl', 'langgraph', 'langchain_core',"
         " 'openai', 'tiktoken', 'httpx', 'mcp'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("--help") >= 4
+    result = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("--help") >= 4
 
 
 # Policies and strategies by name
@@ -225,23 +230,23 @@ class ReaderAskedForError(PolicyError):
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
+def all_settings(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
     """The settings that readers were to be made from."""
-    made: list[ReadSettings] = []
+    all_settings: list[ReadSettings] = []
 
     def make_reader(self: MemAgent, *, settings: ReadSettings, **options: Any) -> None:
-        made.append(settings)
+        all_settings.append(settings)
         raise ReaderAskedForError("made")
 
     monkeypatch.setattr(MemAgent, "__init__", make_reader)
-    return made
+    return all_settings
 
 
 @pytest.mark.parametrize(
     "command",
     [["read", "{file}", "-q", "x"], ["eval", "niah_single_1", "--out", "{file}.out"], ["mcp"], ["doctor"]],
 )
-def test_the_options_that_describe_a_reader_arrive_in_its_settings(made, tmp_path, command) -> None:
+def test_the_options_that_describe_a_reader_arrive_in_its_settings(all_settings, tmp_path, command) -> None:
     file = tmp_path / "book.txt"
     file.write_text("text")
     options = {
@@ -250,22 +255,22 @@ def test_the_options_that_describe_a_reader_arrive_in_its_settings(made, tmp_pat
         "answer_template": "a", "empty_memory": "none", "context_window": 900, "question_tokens": 6,
         "memory_tokens": 7, "chunk_tokens": 5, "answer_tokens": 8, "boundary": "sentence", "timeout": 11.0,
     }  # fmt: skip
-    typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    memagent(*(part.format(file=file) for part in command), *typed, code=ExitCode.POLICY)
-    [settings] = made
+    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    memagent(*(part.format(file=file) for part in command), *words, code=ExitCode.POLICY)
+    [settings] = all_settings
     assert {name: getattr(settings, name) for name in options} == options
 
 
-def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
+def test_what_only_a_read_is_told_arrives_too(all_settings, tmp_path) -> None:
     (tmp_path / "book.txt").write_text("text")
     options = {
         "temperature": 0.5, "top_p": 0.9, "seed": 3, "on_truncated": "retry", "on_empty": "accept",
         "on_refused": "retry", "on_invented": "keep_previous", "concurrency": 2, "retries": 1,
     }  # fmt: skip
-    typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     switches = ["--model", "embedded", "--logprobs", "--replace-undecodable"]
-    memagent("read", tmp_path / "book.txt", "-q", "x", *typed, *switches, code=4)
-    assert made == [ReadSettings(**options, model="embedded", logprobs=True, replace_undecodable=True)]
+    memagent("read", tmp_path / "book.txt", "-q", "x", *words, *switches, code=4)
+    assert all_settings == [ReadSettings(**options, model="embedded", logprobs=True, replace_undecodable=True)]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +283,7 @@ def test_what_only_a_read_is_told_arrives_too(made, tmp_path) -> None:
     ],
 )
 def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_are_named(
-    made, options, expected
+    all_settings, options, expected
 ) -> None:
     log = RunLog(default_run_log())
     document = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
@@ -286,7 +291,7 @@ def test_a_run_is_resumed_with_the_policy_and_strategy_in_its_log_unless_others_
     log.wait(log.begin("r", "?", document, settings.for_log()))
     log.close()
     memagent("resume", "r", *options, code=ExitCode.POLICY)
-    assert made == [expected]
+    assert all_settings == [expected]
 
 
 POLICY = """
@@ -301,7 +306,7 @@ def make(request):
 
 
 def test_a_policy_of_another_package_reads_and_its_run_is_resumed_from_the_log_alone(
-    added, book, options, tmp_path, monkeypatch
+    package, book, options, tmp_path, monkeypatch
 ) -> None:
     code = POLICY.format(tests=str(ROOT / "tests"))
     site = add_package(tmp_path / "more", "perfect_policy", code, {POLICIES: {"perfect": "perfect_policy:make"}})

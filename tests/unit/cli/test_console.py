@@ -1,7 +1,14 @@
 """What a document, a policy or a server wrote reaches the terminal as text, and steers nothing there."""
 
+import io
+
+import pytest
+import rich.console
+
 from memagent_graph import MemAgent
+from memagent_graph.cli import progress
 from memagent_graph.cli.console import Console
+from memagent_graph.cli.progress import ProgressDisplay
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import in_one_line, plain
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -56,3 +63,25 @@ def test_errors_name_the_readers_settings_as_python_does() -> None:
     assert (
         str(error) == "it does not fit. Lower chunk_tokens (context_window), or `memagent x --out y`, or run_log=False."
     )
+
+
+# Progress: lines where there is no terminal
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    return io.StringIO()
+
+
+def test_without_a_terminal_it_prints_lines(output: io.StringIO) -> None:
+    with ProgressDisplay("reading", console=rich.console.Console(file=output)) as display:
+        display.update(1_000, "2 failed [sic]")
+        display.update(1_001, total=3_000)
+    assert output.getvalue() == "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"
+
+
+def test_quiet_prints_nothing(output: io.StringIO) -> None:
+    with ProgressDisplay("reading", quiet=True, console=rich.console.Console(file=output)) as display:
+        display.update(1)
+    assert output.getvalue() == ""

@@ -42,14 +42,14 @@ def report(server, options) -> Callable[..., Result]:
 
 
 def test_the_report_is_markdown_on_standard_output(books, report, server) -> None:
-    done = report(*books)
+    result = report(*books)
     count = len(server.requests)
-    assert report(*books).stdout == done.stdout
+    assert report(*books).stdout == result.stdout
     assert len(server.requests) == count
-    assert done.stdout.startswith("# Keys?\n")
-    assert "The key of harbor is 4711." in done.stdout
-    assert "**[not quoted: " in done.stdout
-    assert "2 of 2 quotes found in the documents" in done.stderr
+    assert result.stdout.startswith("# Keys?\n")
+    assert "The key of harbor is 4711." in result.stdout
+    assert "**[not quoted: " in result.stdout
+    assert "2 of 2 quotes found in the documents" in result.stderr
 
 
 def test_files_are_written_to_a_folder(books, report, tmp_path) -> None:
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(books, report, tmp_path) -> Non
 
 
 def test_a_policy_with_its_own_prompts_gives_an_extractive_report_and_says_so(books, report) -> None:
-    done = report(*books, "--profile", "embedded")
-    assert "- a.txt: 4711 [1]" in done.stdout
-    assert "- b.txt: 12 [2]" in done.stdout
-    assert "extractive: the policy has no prompt for report_outline, report_section" in " ".join(done.stderr.split())
+    result = report(*books, "--profile", "embedded")
+    assert "- a.txt: 4711 [1]" in result.stdout
+    assert "- b.txt: 12 [2]" in result.stdout
+    assert "extractive: the policy has no prompt for report_outline, report_section" in " ".join(result.stderr.split())

@@ -22,8 +22,6 @@ from memagent_graph.errors import (
     MemAgentError,
     MissingExtraError,
     PolicyError,
-    RetrievalError,
-    RunMismatchError,
 )
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
@@ -46,9 +44,9 @@ def answerer(prompt: str) -> str:
     """A perfect reply in any role, in the package's words and in the embedded policy's own."""
     if "<text>" not in prompt:
         return reads_perfectly(prompt)
-    asked = part(prompt, "problem").split()[-1].rstrip("?")
-    found = re.findall(rf"The key of {asked} is (\d+)\.", part(prompt, "text"))
-    return f"\\boxed{{{found[-1] if found else 'none'}}}"
+    name = part(prompt, "problem").split()[-1].rstrip("?")
+    keys = re.findall(rf"The key of {name} is (\d+)\.", part(prompt, "text"))
+    return f"\\boxed{{{keys[-1] if keys else 'none'}}}"
 
 
 class Reader(ScriptedPolicy):
@@ -181,7 +179,7 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
 
 @pytest.mark.parametrize("name", ["full_context", "refine"])
 async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
-    with pytest.raises(BudgetError, match=r"the role 'answer' needs \d+ tokens .* window has 1000\. Lower"):
+    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
         await ask(name, SHORT, question=" ")
@@ -210,7 +208,7 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
     assert run.ended is not None and run.answer is None
 
 
-async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
+async def test_a_document_fits_up_to_the_last_token_of_the_window_though_the_reader_uses_less(ask) -> None:
     policy = Reader()
     await ask("full_context", SHORT, policy)
     whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60
@@ -234,20 +232,20 @@ async def test_what_does_not_fit_is_a_budget_error_with_the_numbers_for_whoever_
 
 
 async def test_a_systems_readers_share_one_connection_to_a_file_of_checkpoints(make_reader, tmp_path, monkeypatch):
-    opened = []
+    paths = []
 
-    async def counted(checkpoints):
+    async def count_opening(checkpoints):
         if isinstance(checkpoints, Path):
-            opened.append(checkpoints)
+            paths.append(checkpoints)
         return await open_saver(checkpoints)
 
-    monkeypatch.setattr("memagent_graph.reader.open_saver", counted)
+    monkeypatch.setattr("memagent_graph.reader.open_saver", count_opening)
     reader = make_reader(Reader(), checkpoints=tmp_path / "checkpoints.sqlite")
     system = load_system("refine", reader)
     document = reader.store.add(Document.of(SHORT))
     for tokens_ in (50, 60, 50):
         await system.attempt(document, QUESTION, answer_tokens=tokens_, run_id=f"run-{tokens_}")
-    assert opened == [tmp_path / "checkpoints.sqlite"]
+    assert paths == [tmp_path / "checkpoints.sqlite"]
     await reader.aclose()
 
 
@@ -262,12 +260,9 @@ async def test_attempts_are_logged_with_the_places_of_what_was_shown(make_reader
     run = log.get("one")
     assert (run.strategy, run.answer, run.settings["answer_tokens"]) == (name, "4711", 60)
     reads = [span for conversation in log.conversations("one") for span in conversation.reads]
-    shown = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
-    assert FACT in shown
-    assert all(shown in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
-    with pytest.raises(RunMismatchError, match="another strategy"):
-        other = "refine" if name != "refine" else "map_reduce"
-        await load_system(other, reader).attempt(document, QUESTION, answer_tokens=60, run_id="one")
+    excerpt = "".join(reader.store.read(document, span.start_byte, span.end_byte) for span in reads)
+    assert FACT in excerpt
+    assert all(excerpt in SHORT or span.start_char < span.end_char <= len(SHORT) for span in reads)
     await reader.aclose()
     log.close()
 
@@ -281,8 +276,8 @@ async def test_the_ends_of_a_long_document_are_shown_and_its_middle_is_not(ask, 
     policy = Reader()
     attempt = await ask("middle_truncation", document_with({depth: FACT}), policy, own=own)
     assert attempt.answer == (answer or "none")
-    shown = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
-    head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", shown)
+    excerpt = part(policy.prompts[0], "text") or part(policy.prompts[0], "section")
+    head, tail = re.split(r"\n\n(?:\[\.\.\.\]\n\n)?", excerpt)
     text = document_with({depth: FACT})
     assert text.startswith(head)
     assert text.endswith(tail)
@@ -307,8 +302,8 @@ async def test_the_best_chunks_are_shown_in_the_document_s_order(ask) -> None:
     )
     policy = Reader()
     attempt = await ask("retrieval", text, policy, retrieval={"chunks": 3, "chunk_tokens": 40})
-    shown = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
-    assert [("key" in item, "north" in item, "4711" in item) for item in shown] == [
+    excerpt = part(policy.prompts[0], "text").split("\n\n[...]\n\n")
+    assert [("key" in item, "north" in item, "4711" in item) for item in excerpt] == [
         (True, False, False),
         (False, True, False),
         (True, False, True),
@@ -349,25 +344,16 @@ async def test_without_bm25s_the_error_names_the_extra(make_reader, monkeypatch)
 class RareLetters:
     """A user's own retriever."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
     async def rank(self, texts, query: str) -> list[int]:
-        if self.error:
-            raise self.error
         shares = [sum(text.lower().count(letter) for letter in query) for text in texts]
         return sorted(range(len(shares)), key=lambda number: -shares[number])
 
 
 async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     text = "aaaa bbbb. " * 900 + "The jazz quiz of Zoltan in Oz. " + "cccc dddd. " * 900
-    policy = Reader()
-    settings = {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
+    policy, settings = Reader(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
-    with pytest.raises(RetrievalError, match="RareLetters failed: ConnectionError: no route"):
-        failing = RareLetters(ConnectionError("no route"))
-        await ask("retrieval", text, question="zz?", retrieval={**settings, "retriever": failing})
 
 
 # Refine
@@ -380,10 +366,10 @@ async def test_each_chunk_is_shown_once_with_the_draft_so_far(ask) -> None:
     chunks = [part(prompt, "section") for prompt in steps]
     assert "".join("".join(chunks).split()) == "".join(LONG.split())
     drafts = [part(prompt, "draft") for prompt in steps]
-    found = next(number for number, chunk in enumerate(chunks) if FACT in chunk)
+    place = next(number for number, chunk in enumerate(chunks) if FACT in chunk)
     assert drafts[0] == "(empty)"
-    assert not any("4711" in draft for draft in drafts[: found + 1])
-    assert all("harbor 4711" in draft for draft in drafts[found + 1 :])
+    assert not any("4711" in draft for draft in drafts[: place + 1])
+    assert all("harbor 4711" in draft for draft in drafts[place + 1 :])
     assert "harbor 4711" in part(last, "memory")
     assert attempt.chunks == len(chunks)
 
@@ -439,9 +425,9 @@ async def test_a_length_that_is_the_window_fits_one_call_with_all_of_the_documen
             document, sample.question, answer_tokens=bound, min_answer_tokens=task.answer_tokens, run_id=f"{index}"
         )
         assert attempt.outcome is QuestionOutcome.ANSWERED, attempt.detail
-        shown, given = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
-        assert tokens(shown) + CHAT_TEMPLATE_TOKENS + given <= policy.window
-        assert given >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
+        excerpt, reply_tokens = policy.prompts[-2 if own else -1], policy.bounds[-2 if own else -1]
+        assert tokens(excerpt) + CHAT_TEMPLATE_TOKENS + reply_tokens <= policy.window
+        assert reply_tokens >= min(task.answer_tokens, context.budget.memory_tokens if own else bound)
         if not own:  # a policy that writes a memory first has a short reply
             whole = await system.attempt(document, sample.question, answer_tokens=bound, run_id=f"all {index}")
             assert whole.outcome is QuestionOutcome.DOES_NOT_FIT

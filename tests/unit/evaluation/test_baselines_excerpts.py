@@ -34,14 +34,14 @@ def test_the_ends_are_exact_in_tokens_up_to_characters(words, repeats, head, tai
         document = store.add(Document.of(text))
         ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens), max(head, tail))
 
-        def shown(span) -> str:
+        def read_span(span) -> str:
             return store.read(document, span.start_byte, span.end_byte) if span else ""
 
         for span in filter(None, (ends.whole(), ends.head(head), ends.tail(tail))):
-            assert shown(span) == text[span.start_char : span.end_char]
+            assert read_span(span) == text[span.start_char : span.end_char]
         assert ends.tokens == len(ids)
-        assert shown(ends.whole()) == text
-        first, last = shown(ends.head(head)), shown(ends.tail(tail))
+        assert read_span(ends.whole()) == text
+        first, last = read_span(ends.head(head)), read_span(ends.tail(tail))
     assert text.startswith(first)
     assert text.endswith(last)
     assert min(head, len(ids)) - 3 <= len(TOKENIZER.encode(first)) <= head or head < 4

@@ -22,10 +22,10 @@ def test_the_splits_share_no_person_no_town_and_no_wording() -> None:
 def test_held_out_relations_are_drawn_only_where_they_are_asked_for() -> None:
     held_out = {relation.name for relation in relations() if relation.held_out}
     assert len(held_out) >= 5
-    drawn = {EnglishFacts(seed).fact().relation.name for seed in SEEDS}
-    assert not drawn & held_out
-    drawn = {EnglishFacts(seed, held_out=True, held_out_relations=True).fact().relation.name for seed in SEEDS}
-    assert drawn <= held_out
+    names = {EnglishFacts(seed).fact().relation.name for seed in SEEDS}
+    assert not names & held_out
+    names = {EnglishFacts(seed, held_out=True, held_out_relations=True).fact().relation.name for seed in SEEDS}
+    assert names <= held_out
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -45,9 +45,9 @@ def test_a_question_names_one_side_of_the_fact_and_asks_for_the_other() -> None:
         fact = facts.fact()
         question, answer = facts.question(fact)
         assert {answer} <= {fact.subject, fact.value}
-        named = fact.value if answer == fact.subject else fact.subject
-        assert named.lower() in question.lower()
-        assert answer.lower() not in question.lower().replace(named.lower(), "")
+        side = fact.value if answer == fact.subject else fact.subject
+        assert side.lower() in question.lower()
+        assert answer.lower() not in question.lower().replace(side.lower(), "")
         assert "{" not in question
 
 
@@ -65,15 +65,15 @@ def test_near_misses_of_one_fact_say_nothing_twice_in_one_relation() -> None:
         facts = EnglishFacts(seed)
         fact = facts.fact(next(relation for relation in relations() if relation.name == "founded_year"))
         misses = [facts.near_miss(fact) for _ in range(3)]  # of groups there are three relations
-        assert len({(each.relation.name, each.subject) for each in [fact, *misses]}) == 4
+        assert len({(item.relation.name, item.subject) for item in [fact, *misses]}) == 4
 
 
 def test_nobody_is_drawn_twice_for_a_relation_that_two_persons_have_to_each_other() -> None:
     neighbours = next(relation for relation in relations() if relation.name == "neighbour_of")
     for seed in range(20):
         facts = EnglishFacts(seed, held_out=True)
-        drawn = [facts.fact(neighbours) for _ in range(20)]
-        assert len({person for item in drawn for person in (item.subject, item.value)}) == 40
+        names = [facts.fact(neighbours) for _ in range(20)]
+        assert len({person for item in names for person in (item.subject, item.value)}) == 40
 
 
 def test_a_change_leaves_one_side_as_it_was_and_replaces_the_other() -> None:

@@ -55,15 +55,15 @@ def test_each_kind_of_loss_is_told_with_its_chunk(run, expected) -> None:
 
 
 def test_a_fact_that_was_written_beyond_the_budget_was_cut_not_forgotten() -> None:
-    told = analyse(sample(NEEDLE), view("a long", "story"), {"0": "a long story of 4711", "1": "story"})
-    assert told == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
+    losses = analyse(sample(NEEDLE), view("a long", "story"), {"0": "a long story of 4711", "1": "story"})
+    assert losses == (NeedleLoss(NEEDLE, Loss.CUT_BY_CAP, 0),)
 
 
 def test_a_fact_that_was_written_and_refused_by_a_rule_was_not_taken() -> None:
-    refused = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
-    run = view("a short", "story", trace=line(["a short", "story"], ["x", "x"], events={0: refused}))
-    told = analyse(sample(NEEDLE), run, {"0": "zebra 4711", "1": "story"})
-    assert told == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
+    refusal = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
+    run = view("a short", "story", trace=line(["a short", "story"], ["x", "x"], events={0: refusal}))
+    losses = analyse(sample(NEEDLE), run, {"0": "zebra 4711", "1": "story"})
+    assert losses == (NeedleLoss(NEEDLE, Loss.NOT_TAKEN, 0),)
 
 
 CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
@@ -101,15 +101,15 @@ def test_a_value_whose_form_was_changed_was_not_lost(run, expected) -> None:
 @pytest.mark.parametrize(("chunks", "loss", "at"), [(CHUNKS, Loss.CUT_BY_CAP, 1), (SPLIT, Loss.CUT_BY_CHUNK, 0)])
 def test_without_the_texts_a_needles_place_says_which_chunk_held_it(chunks, loss, at) -> None:
     """As for documents that are gone."""
-    asked, run = read_view(chunks, cut=1, depth="".join(chunks).index("The key") / len("".join(chunks)))
-    (told,) = analyse(asked, replace(run, chunk_text=lambda update: None))
-    assert (told.loss, told.chunk_index) == (loss, at)
+    question, run = read_view(chunks, cut=1, depth="".join(chunks).index("The key") / len("".join(chunks)))
+    (result,) = analyse(question, replace(run, chunk_text=lambda update: None))
+    assert (result.loss, result.chunk_index) == (loss, at)
 
 
 def test_every_needle_is_told_by_itself() -> None:
     needles = NEEDLE, Needle("x", "12", 0.1), Needle("y", "99", 0.9)
-    told = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
-    assert [loss.loss for loss in told] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
+    losses = analyse(sample(*needles), view("12", "12 4711", "4711", answer="4711"))
+    assert [loss.loss for loss in losses] == [Loss.ANSWERED, Loss.OVERWRITTEN, Loss.NEVER_WRITTEN]
     assert analyse(sample(), view("x")) == ()
 
 
@@ -127,23 +127,23 @@ def test_every_needle_is_told_by_itself() -> None:
     ids=["budget ended at its chunk", "at another", "not at all", "chunk ended in it", "and budget", "not there"],
 )
 def test_a_fact_that_no_memory_held_is_looked_for_in_the_chunks(chunks, cut, expected, depth) -> None:
-    asked, run = read_view(chunks, cut=cut, depth=depth)
-    (told,) = analyse(asked, run)
-    assert (told.loss, told.chunk_index) == expected
+    question, run = read_view(chunks, cut=cut, depth=depth)
+    (result,) = analyse(question, run)
+    assert (result.loss, result.chunk_index) == expected
 
 
 @pytest.mark.parametrize(("chunks", "loss"), [(["a", "b", "c"], Loss.NOT_READ), (CHUNKS, Loss.NEVER_WRITTEN)])
 def test_a_fact_behind_the_end_of_a_read_that_stopped_early_was_not_read(chunks, loss) -> None:
-    asked, run = read_view(chunks)
-    (told,) = analyse(asked, replace(run, stop_reason="enough"))
-    assert told.loss is loss
+    question, run = read_view(chunks)
+    (result,) = analyse(question, replace(run, stop_reason="enough"))
+    assert result.loss is loss
 
 
 def test_of_a_needle_that_is_a_paragraph_the_sentence_with_the_answer_counts() -> None:
-    asked, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
+    question, run = read_view(["The town is old and has a wall, as one reads. ", "The key is 4711. ", "It is lost."])
     paragraph = "The town is old and has a wall, as one reads. The key is 4711."
-    (told,) = analyse(replace(asked, needles=(Needle(paragraph, "4711", 0.0),)), run)
-    assert told.loss is Loss.NEVER_WRITTEN
+    (result,) = analyse(replace(question, needles=(Needle(paragraph, "4711", 0.0),)), run)
+    assert result.loss is Loss.NEVER_WRITTEN
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def forgetful(prompt: str) -> str:
 
 def verbose(prompt: str) -> str:
     """Writes so much before the fact that the budget ends before it."""
-    said = perfect_reader(prompt)
-    return said if "<section>" not in prompt else "so much to tell " * 60 + said
+    reply = perfect_reader(prompt)
+    return reply if "<section>" not in prompt else "so much to tell " * 60 + reply
 
 
 @pytest.mark.parametrize(("script", "expected"), [(forgetful, Loss.OVERWRITTEN), (verbose, Loss.CUT_BY_CAP)])
@@ -186,13 +186,13 @@ async def test_a_real_read_is_told_from_its_log_as_from_its_result(make_reader, 
     text = " ".join([fact, *(f"word{number} and then" for number in range(600))])
     log = RunLog(tmp_path / "runs.sqlite")
     result = await make_reader(ScriptedPolicy(script), run_log=log).aread(text, "What is the key of harbor?")
-    asked = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
+    question = Sample(Keys(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, DocumentStore(tmp_path / "documents"))
-    (told,) = analyse(asked, run, completions)
-    assert told.loss is expected
-    assert told.chunk_index is not None
-    assert "4711" not in run.updates[told.chunk_index].memory
+    (needle_loss,) = analyse(question, run, completions)
+    assert needle_loss.loss is expected
+    assert needle_loss.chunk_index is not None
+    assert "4711" not in run.updates[needle_loss.chunk_index].memory
     if expected is Loss.OVERWRITTEN:
-        assert analyse(asked, result.view()) == (told,)
-        assert "4711" in run.updates[told.chunk_index - 1].memory
+        assert analyse(question, result.view()) == (needle_loss,)
+        assert "4711" in run.updates[needle_loss.chunk_index - 1].memory
     log.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from support.evaluation import failed, results, row
+from support.evaluation import failed, row
 
 from memagent_evaluation.report import render_report, summarize
 from memagent_evaluation.request import grade, judge_rows
@@ -17,15 +15,15 @@ from memagent_graph.errors import EvaluationError, PolicyError
 
 @pytest.fixture
 def journal(tmp_path):
-    with open_results(tmp_path / "out", {"a": 1}) as opened:
-        opened.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6))
+    with open_results(tmp_path / "out", {"a": 1}) as new_journal:
+        new_journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 6))
         for index in range(5):
-            opened.add(row(index=index, answer=f"answer {index}"))
-        opened.add(failed(index=5))
-        yield opened
+            new_journal.add(row(index=index, answer=f"answer {index}"))
+        new_journal.add(failed(index=5))
+        yield new_journal
 
 
-def graded(journal: ResultJournal) -> dict[int, float | None]:
+def grades(journal: ResultJournal) -> dict[int, float | None]:
     return {row.index: row.judged for row in journal.rows.values()}
 
 
@@ -61,7 +59,7 @@ async def test_a_question_and_an_answer_cannot_leave_their_places_in_the_prompt(
 async def test_every_answer_is_graded_once_and_no_answer_is_worth_nothing_unasked(journal) -> None:
     policy = ScriptedPolicy(lambda prompt: "\\boxed{3}" if "answer 2" in prompt else "\\boxed{10}")
     await judge_rows(journal, policy, concurrency=16)
-    assert graded(journal) == {0: 1.0, 1: 1.0, 2: 0.3, 3: 1.0, 4: 1.0, 5: 0.0}
+    assert grades(journal) == {0: 1.0, 1: 1.0, 2: 0.3, 3: 1.0, 4: 1.0, 5: 0.0}
     assert len(policy.prompts) == 5
     assert all("<expected> 4711 </expected>" in prompt for prompt in policy.prompts)
     await judge_rows(journal, policy, concurrency=16)
@@ -74,32 +72,26 @@ async def test_every_answer_is_graded_once_and_no_answer_is_worth_nothing_unaske
 
 
 async def test_a_judge_that_is_gone_leaves_what_it_has_graded_and_is_asked_for_the_rest_later(journal) -> None:
-    asked = []
+    requests = []
 
     def script(prompt: str) -> str:
-        asked.append(prompt)
-        if len(asked) > 2:
+        requests.append(prompt)
+        if len(requests) > 2:
             raise PolicyError("gone")
         return "\\boxed{10}"
 
     with pytest.raises(PolicyError, match="gone"):
         await judge_rows(journal, ScriptedPolicy(script), concurrency=1)
-    assert [value for value in graded(journal).values() if value is not None] == [1.0, 1.0]
+    assert [value for value in grades(journal).values() if value is not None] == [1.0, 1.0]
     assert "judged" not in render_report(journal.results)
     assert summarize(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
     await judge_rows(journal, ScriptedPolicy(lambda prompt: "\\boxed{0}"), concurrency=16)
-    assert graded(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
+    assert grades(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
 
 
 async def test_a_reply_without_a_grade_is_reported_when_all_others_are_graded(journal) -> None:
     policy = ScriptedPolicy(lambda prompt: "hm" if "answer 1" in prompt else "\\boxed{10}")
     with pytest.raises(EvaluationError, match=r"all is done but an answer without a grade: the judge scripted gave no"):
         await judge_rows(journal, policy, concurrency=16)
-    assert graded(journal)[1] is None
-    assert [value for value in graded(journal).values() if value == 1.0] == [1.0] * 4
-
-
-def test_the_judge_of_a_row_is_in_the_journal(journal) -> None:
-    assert results(row(judged=0.5, judge="m")).rows[0].judge == "m"
-    line = journal.path.read_text().splitlines()[-1]
-    assert json.loads(line)["judge"] == ""
+    assert grades(journal)[1] is None
+    assert [value for value in grades(journal).values() if value == 1.0] == [1.0] * 4

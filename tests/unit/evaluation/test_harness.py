@@ -121,8 +121,8 @@ async def test_what_only_leads_to_the_answer_is_found_with_it(run, store, values
 
 
 async def test_every_system_answers_every_question_of_every_length(run, store) -> None:
-    ended, rows = await run(Oracle(store), Oracle(store, "second"))
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(Oracle(store), Oracle(store, "second"))
+    assert end is EvaluationEnd.DONE
     assert Counter((row.system, row.length) for row in rows) == dict.fromkeys(
         [(system, length) for system in ("oracle", "second") for length in (100, 400)], 8
     )
@@ -141,26 +141,26 @@ async def test_no_more_questions_are_under_way_than_allowed_and_as_many_as_allow
         """Answers nothing until seven are asked."""
 
         async def attempt(self, document: Any, question: str, **options: Any) -> Attempt:
-            waiting.append(question)
-            if len(waiting) == 7:
+            queue.append(question)
+            if len(queue) == 7:
                 seven.set()
             await asyncio.wait_for(seven.wait(), 60)
             return await super().attempt(document, question, **options)
 
-    seven, waiting = asyncio.Event(), list[str]()
+    seven, queue = asyncio.Event(), list[str]()
     oracle = Together(store)
     await run(oracle, plan=questions(30), concurrency=7)
     assert oracle.most_at_once == 7
 
 
 async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_done(run, store) -> None:
-    added: list[str] = []
+    names: list[str] = []
     most = 0
 
     class Watched(DocumentStore):
         def add(self, document: Any, **options: Any) -> Any:
             nonlocal most
-            added.append(document.name)
+            names.append(document.name)
             reference = super().add(document, **options)
             most = max(most, sum(1 for _ in (self.root / "texts").iterdir()))
             return reference
@@ -168,7 +168,7 @@ async def test_a_document_is_stored_once_for_all_systems_and_gone_when_they_are_
     watched = Watched(store.root)
     systems = [Oracle(watched, name) for name in ("a", "b", "c")]
     await run(*systems, store=watched, plan=questions(50), concurrency=6)
-    assert Counter(added) == {f"keys/100/{index}": 1 for index in range(50)}
+    assert Counter(names) == {f"keys/100/{index}": 1 for index in range(50)}
     assert most < 25, "no more documents lie there than are read, and about as many that are ready"
 
 
@@ -187,8 +187,8 @@ async def test_samples_with_the_same_text_do_not_lose_it_to_each_other(run, stor
 )
 async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(run, tmp_path, store, error) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: error if run_id.endswith("-400-3") else None)
-    ended, rows = await run(oracle)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(oracle)
+    assert end is EvaluationEnd.DONE
     assert len(rows) == 16
     (row,) = [row for row in rows if row.outcome == "failed"]
     assert (row.sample_id, row.attempts, row.strict, row.lenient, row.string_match) == ("keys/400/3", 2, 0.0, 0.0, 0.0)
@@ -199,10 +199,10 @@ async def test_a_question_that_fails_is_asked_once_more_then_counts_as_failed(ru
 
 
 async def test_a_question_that_fails_once_has_its_answer(run, store) -> None:
-    seen: set[str] = set()
+    run_ids: set[str] = set()
 
     def first_time(number: int, run_id: str) -> Exception | None:
-        return None if run_id in seen else seen.add(run_id) or PolicyOverloadedError("busy")
+        return None if run_id in run_ids else run_ids.add(run_id) or PolicyOverloadedError("busy")
 
     _, rows = await run(Oracle(store, fail=first_time))
     assert {(row.outcome, row.attempts, row.lenient) for row in rows} == {("answered", 2, 1.0)}
@@ -259,8 +259,8 @@ async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_serve
         lasting = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
         return PolicyOverloadedError("busy") if lasting else None
 
-    ended, rows = await run(Oracle(store, fail=fail), plan=questions(16), concurrency=1)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(Oracle(store, fail=fail), plan=questions(16), concurrency=1)
+    assert end is EvaluationEnd.DONE
     assert [(row.outcome, row.attempts) for row in rows[12:]] == [
         ("answered", 1), ("failed", 4), ("answered", 3), ("failed", 4)
     ]  # fmt: skip
@@ -268,8 +268,8 @@ async def test_what_failed_last_is_asked_again_and_counts_as_failed_if_the_serve
 
 async def test_a_single_last_question_may_fail_by_itself_at_a_server_that_is_reached(run, store) -> None:
     oracle = Oracle(store, fail=lambda number, run_id: PolicyOverloadedError("bug") if number >= 4 else None)
-    ended, rows = await run(oracle, plan=questions(5), concurrency=1)
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(oracle, plan=questions(5), concurrency=1)
+    assert end is EvaluationEnd.DONE
     assert Counter(row.outcome for row in rows) == {"answered": 4, "failed": 1}
 
 
@@ -283,19 +283,19 @@ async def test_failures_among_successes_do_not_stop_it(run, store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "ended"),
+    ("limits", "end"),
     [
         ({"max_questions": 5}, EvaluationEnd.MAX_QUESTIONS),
         ({"max_tokens": 500}, EvaluationEnd.MAX_TOKENS),
         ({"max_seconds": 1.5}, EvaluationEnd.MAX_SECONDS),
     ],
 )
-async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, ended) -> None:
+async def test_a_limit_stops_it_and_the_rest_is_done_later(run, store, limits, end) -> None:
     slow = Oracle(store, pause=0.0)
     if "max_seconds" in limits:  # the fifth question takes too long
         slow.fail = lambda number, run_id: setattr(slow, "pause", 3600.0 if number >= 3 else 0.0)
     reason, rows = await run(slow, **limits, concurrency=2)
-    assert reason is ended
+    assert reason is end
     assert 0 < len(rows) <= 8
     assert "max_questions" not in limits or len(rows) == 5
     assert {row.length for row in rows} == {400}, "the longest documents come first"
@@ -426,10 +426,10 @@ async def test_a_journal_that_cannot_be_written_stops_it(run, store, monkeypatch
 def test_progress_tells_accuracy_failures_pace_and_the_time_left() -> None:
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=200)
     plan = EvaluationPlan.grid(("memagent",), ("keys",), (1024, 4096), 2)
-    done = row(length=4096, index=0)
+    first = row(length=4096, index=0)
     with ProgressDisplay("evaluating", console=terminal) as display:
         progress = EvaluationProgress(display)
-        progress.on_begin(plan, {done.key: done})
+        progress.on_begin(plan, {first.key: first})
         assert "left" not in progress.status
         progress.on_row(row(length=4096, index=1, right=False))
         assert progress.status.startswith("4K 50%, ")
@@ -476,8 +476,8 @@ async def test_each_question_is_asked_so_many_times_and_more_samples_may_be_aske
     _, rows = await run(oracle, plan=questions(3))
     assert [(row.index, row.repeat) for row in rows] == [(0, 0), (1, 0), (2, 0)]
     again = Oracle(store)
-    ended, rows = await run(again, plan=questions(3, repeats=3))
-    assert ended is EvaluationEnd.DONE
+    end, rows = await run(again, plan=questions(3, repeats=3))
+    assert end is EvaluationEnd.DONE
     assert [(row.index, row.repeat) for row in rows] == [(index, repeat) for index in range(3) for repeat in range(3)]
     assert len(again.run_ids) == len({*oracle.run_ids, *again.run_ids}) - 3 == 6, "each sample has a run of its own"
     assert not list((tmp_path / "documents").rglob("*.txt"))

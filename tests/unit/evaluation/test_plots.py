@@ -24,7 +24,7 @@ ROWS = [
 ]
 
 
-def drawn(draw, rows):
+def draw_figure(draw, rows):
     figure = Figure()
     draw(figure, rows, "tokens")
     (axes,) = figure.axes
@@ -99,23 +99,23 @@ def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> No
 
 
 def test_accuracy_has_a_line_and_a_wilson_band_for_each_system_on_a_logarithmic_axis() -> None:
-    _, axes = drawn(draw_accuracy, ROWS)
-    told = lines(axes)
-    assert set(told) == {"memagent", "refine"}
-    assert list(told["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
+    _, axes = draw_figure(draw_accuracy, ROWS)
+    plots = lines(axes)
+    assert set(plots) == {"memagent", "refine"}
+    assert list(plots["memagent"].get_ydata()) == pytest.approx([200 / 3] * 3)
     assert axes.get_xscale() == "log"
     assert [xticklabel.get_text() for xticklabel in axes.get_xticklabels()] == ["1K", "8K", "64K"]
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == pytest.approx(
         (100 * compute_wilson_interval(4, 6).low, 100 * compute_wilson_interval(4, 6).high)
     )
-    assert told["memagent"].get_color() != told["refine"].get_color()
-    assert told["memagent"].get_marker() != told["refine"].get_marker()
+    assert plots["memagent"].get_color() != plots["refine"].get_color()
+    assert plots["memagent"].get_marker() != plots["refine"].get_marker()
 
 
 def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
     lengths = (150, 200, 300, 9_600, 24_000, 150_000)
-    _, axes = drawn(draw_accuracy, [row("memagent", length, 0) for length in lengths])
+    _, axes = draw_figure(draw_accuracy, [row("memagent", length, 0) for length in lengths])
     assert list(axes.get_xticks()) == list(lengths)
     labels = axes.get_xticklabels()
     assert [label.get_text() for label in labels] == ["150", "200", "300", "9,600", "24,000", "150,000"]
@@ -125,10 +125,10 @@ def test_labels_of_lengths_that_lie_close_do_not_run_into_each_other() -> None:
 def test_a_length_that_fits_no_call_has_no_point() -> None:
     rows = [row("full_context", 1024), failed("full_context", 8192, outcome="does_not_fit")]
     rows += [failed("other", 1024, outcome="does_not_fit")]
-    _, axes = drawn(draw_accuracy, rows)
-    told = lines(axes)
-    assert len(told["full_context"].get_xdata()) == 1
-    assert len(told["other\n(does not fit)"].get_xdata()) == 0
+    _, axes = draw_figure(draw_accuracy, rows)
+    plots = lines(axes)
+    assert len(plots["full_context"].get_xdata()) == 1
+    assert len(plots["other\n(does not fit)"].get_xdata()) == 0
 
 
 def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:

@@ -21,16 +21,16 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_right_on
     assert pass_at_k(sum(samples), len(samples), k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
-def sampled(right: dict[int, list[bool]], system: str = "memagent"):
+def sample_rows(right: dict[int, list[bool]], system: str = "memagent"):
     """Rows of questions, by index, whose samples are right or wrong."""
     return [
-        row(system, index=index, repeat=repeat, right=each, question=f"Q{index}", document=f"d{index}")
+        row(system, index=index, repeat=repeat, right=is_right, question=f"Q{index}", document=f"d{index}")
         for index, samples in right.items()
-        for repeat, each in enumerate(samples)
+        for repeat, is_right in enumerate(samples)
     ]
 
 
-ROWS = sampled({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
+ROWS = sample_rows({index: [True, index % 2 == 0, False, index % 4 == 0] for index in range(12)})
 
 
 def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
@@ -40,7 +40,7 @@ def test_the_mean_and_pass_at_k_rest_on_questions() -> None:
     assert values[1].mean == compute_accuracy(ROWS, "lenient").mean == pytest.approx((3 * 3 + 3 * 2 + 6) / 48)
     assert values[4].mean == 1.0
     # As 48 independent trials the interval would be narrower by far where the samples of a question agree.
-    alike = sampled({index: [index < 6] * 4 for index in range(12)})
+    alike = sample_rows({index: [index < 6] * 4 for index in range(12)})
     assert compute_accuracy(alike, "lenient").low == pytest.approx(
         compute_accuracy(alike[::4], "lenient").low, abs=0.05
     )
@@ -61,7 +61,7 @@ def test_the_report_and_the_summary_have_them_and_leave_them_out_where_each_answ
 
 
 def test_systems_are_compared_by_question_whatever_the_number_of_samples() -> None:
-    better = sampled({index: [True] * 4 for index in range(12)}, "refine")
+    better = sample_rows({index: [True] * 4 for index in range(12)}, "refine")
     (one,) = [standing for standing in compare_systems(results(*ROWS, *better)) if standing.system == "refine"]
     assert one.against_first is not None
     assert one.against_first.n == 12

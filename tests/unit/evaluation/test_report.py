@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.evaluation import failed, results, row
 
 from memagent_evaluation.markdown_tables import format_length
-from memagent_evaluation.report import render_comparison, render_report, summarize
+from memagent_evaluation.report import find_percentile, render_comparison, render_report, summarize
 from memagent_evaluation.standings import compare_evaluations
 from memagent_evaluation.statistics import compute_wilson_interval
 from memagent_graph.errors import EvaluationError
+from memagent_graph.results import Prices
 
 
 def line(report: str, *cells: str) -> str:
     """The one row of a table that begins with these cells."""
-    (found,) = [line for line in report.splitlines() if line.startswith(f"| {' | '.join(cells)} |")]
-    return found
+    (row_text,) = [line for line in report.splitlines() if line.startswith(f"| {' | '.join(cells)} |")]
+    return row_text
 
 
 def test_failed_and_unfinished_questions_are_wrong_and_counted_apart() -> None:
@@ -93,12 +97,6 @@ def test_what_is_not_finished_says_so() -> None:
     assert "No question has been answered yet" in render_report(results())
 
 
-def test_the_command_and_the_plots_are_shown() -> None:
-    report = render_report(results(row()), plots=[Path("/somewhere/accuracy.png")])
-    assert "```\nmemagent eval keys\n```" in report
-    assert "![accuracy](accuracy.png)" in report
-
-
 @pytest.mark.parametrize(
     ("length", "label"),
     [(1024, "1K"), (8192, "8K"), (1536, "1.5K"), (1000, "1,000"), (50, "50"), (1 << 20, "1M"), (3_670_016, "3.5M"),
@@ -152,3 +150,36 @@ def test_evaluations_that_asked_something_else_are_not_compared() -> None:
         render_comparison(results(row()), results(row("refine")), ("a", "b"))
     with pytest.raises(EvaluationError, match="keys/1024/0 is not the same question"):
         render_comparison(results(row()), results(row(gold=("12",))), ("a", "b"))
+
+
+# What it cost
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([50, 95, 99, 100]))
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent) -> None:
+    percentile = find_percentile(values, percent)
+    enough = math.ceil(percent / 100 * len(values))
+    assert sum(value <= percentile for value in values) >= enough
+    assert sum(value < percentile for value in values) < enough
+
+
+def test_the_report_has_slow_questions_and_the_price() -> None:
+    rows = [row(index=index, seconds=float(index + 1), prompt_tokens=1_000_000) for index in range(100)]
+    rows.append(failed(index=100))
+    report = render_report(results(*rows), prices=Prices(0.5, 2.0))
+    assert "| 50.50 | 50.00 | 95.00 | 99.00 |" in report
+    assert "| 0.5 | 50 |" in report
+    assert "at 0.5 for a million prompt tokens" in report
+    (cell,) = summarize(results(*rows), Prices(0.5, 2.0))
+    assert cell["seconds"] == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert cell["price"] == pytest.approx(0.5 + 2e-5)
+    assert "price" not in render_report(results(*rows)).casefold()
+    (nothing,) = summarize(results(failed()), Prices(1, 1))
+    assert (nothing["price"], nothing["seconds"]["p50"]) == (None, None)
+
+
+def test_one_price_alone_is_refused() -> None:
+    assert Prices.of(None, None) is None
+    assert Prices.of(0.0, 0.0) == Prices(0.0, 0.0)
+    with pytest.raises(EvaluationError, match=r"only one.*price_in and price_out"):
+        Prices.of(1.0, None)

@@ -36,7 +36,7 @@ ROWS = st.builds(
 )
 
 
-def begun(folder: Path, *rows) -> ResultJournal:
+def begin(folder: Path, *rows) -> ResultJournal:
     journal = open_results(folder, SETTINGS)
     journal.add_plan(PLAN)
     for result in rows:
@@ -48,10 +48,10 @@ def begun(folder: Path, *rows) -> ResultJournal:
 @settings(max_examples=15)
 def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows) -> None:
     folder = tmp_path_factory.mktemp("results")
-    with begun(folder, *rows) as journal:
-        held = journal.results
-    assert load_results(folder) == held
-    assert {row.key: row for row in held.rows} == {row.key: row for row in rows}
+    with begin(folder, *rows) as journal:
+        results = journal.results
+    assert load_results(folder) == results
+    assert {row.key: row for row in results.rows} == {row.key: row for row in rows}
 
 
 @given(st.data())
@@ -59,7 +59,7 @@ def test_every_row_comes_back_from_the_journal_as_it_was(tmp_path_factory, rows)
 def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(tmp_path_factory, data) -> None:
     folder = tmp_path_factory.mktemp("cut")
     rows = [row(index=0), row(index=1), row("refine"), failed("refine", index=1)]
-    begun(folder, *rows).close()
+    begin(folder, *rows).close()
     content = (folder / JOURNAL).read_bytes()
     header = content.index(b"\n") + 1
     cut = data.draw(st.integers(header, len(content)))
@@ -68,8 +68,8 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
     with open_results(folder, SETTINGS, resume=True) as journal:
         assert list(journal.rows.values()) == rows[:whole]
         journal.add_plan(PLAN)
-        for each in rows[whole:]:
-            journal.add(each)
+        for result in rows[whole:]:
+            journal.add(result)
         mended = journal.results
     assert load_results(folder) == mended
     assert set(mended.rows) == set(rows)
@@ -77,18 +77,18 @@ def test_a_journal_cut_off_anywhere_behind_its_first_line_keeps_every_whole_row(
 
 @pytest.mark.parametrize("what", ["data", "identities"])
 def test_data_files_and_systems_stay_the_same_and_others_may_come(tmp_path, what) -> None:
-    with begun(tmp_path) as journal:
+    with begin(tmp_path) as journal:
         journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"),)}))
         journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 8 bytes"),)}))
     with open_results(tmp_path, SETTINGS, resume=True) as journal:
         journal.add_plan(replace(PLAN, **{what: (("one", "dev.json, 7 bytes"), ("two", "hotpot.json, 8 bytes"))}))
-        with pytest.raises(EvaluationError, match=rf'{what}\.two is "hotpot\.json, 9 bytes" and was') as refused:
+        with pytest.raises(EvaluationError, match=rf'{what}\.two is "hotpot\.json, 9 bytes" and was') as refusal:
             journal.add_plan(replace(PLAN, **{what: (("two", "hotpot.json, 9 bytes"),)}))
-    assert "(out)" in str(refused.value)
+    assert "(out)" in str(refusal.value)
 
 
 def test_what_is_missing_is_counted_from_what_was_asked_for(tmp_path) -> None:
-    with begun(tmp_path, row(index=0)) as journal:
+    with begin(tmp_path, row(index=0)) as journal:
         assert journal.results.missing == 7
         journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 4))
         assert journal.results.missing == 9
@@ -103,24 +103,18 @@ def test_rows_stand_in_the_order_in_which_tasks_and_systems_were_asked_for() -> 
                        ("keys", 4096, "memagent")]  # fmt: skip
 
 
-def test_a_question_that_was_asked_again_has_its_newest_row(tmp_path) -> None:
-    with begun(tmp_path, failed(), row()) as journal:
-        assert journal.results.rows == (row(),)
-    assert load_results(tmp_path).rows == (row(),)
-
-
 def test_other_settings_are_refused_and_every_difference_is_named(tmp_path) -> None:
-    begun(tmp_path).close()
+    begin(tmp_path).close()
     other = {"policy": {"model": "m", "temperature": 0.7}, "tasks": {"seed": 2, "haystack": "essays"}}
-    with pytest.raises(EvaluationError) as refused:
+    with pytest.raises(EvaluationError) as refusal:
         open_results(tmp_path, other, resume=True)
     for words in (
         "policy.temperature is 0.7 and was 0.0",
         "tasks.seed is 2 and was 1",
         'haystack is "essays" and was not',
     ):
-        assert words in str(refused.value)
-    assert "model" not in refused.value.message
+        assert words in str(refusal.value)
+    assert "model" not in refusal.value.message
     open_results(tmp_path, SETTINGS, resume=True).close()
 
 
@@ -138,23 +132,20 @@ def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
         (lambda text: text.replace('"reached_length": null', f'"reached_length": {10**30}', 1), "line 3"),
         (lambda text: text.replace('"calls": ', '"calls": "\\ud800", "x": ', 1), "line 3"),
         (
-            lambda text: text.replace(
-                '"task": "keys", "length": 1024, "unit"', '"task": "other", "length": 1024, "unit"'
-            ),
-            "line 3.*in no plan",
+            lambda text: text.replace('"task": "keys", "length": 1024, "u', '"task": "o", "length": 1024, "u'),
+            "in no plan",
         ),
-        (lambda text: "", "not the journal"),
         (lambda text: "no json\n", "line 1"),
     ],
 )
 def test_a_journal_that_cannot_be_understood_is_named_with_the_line(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.setattr("memagent_evaluation.result_journal._MAX_PLANNED", 100)
-    begun(tmp_path, row()).close()
+    begin(tmp_path, row()).close()
     path = tmp_path / JOURNAL
     path.write_text(change(path.read_text()))
-    with pytest.raises(EvaluationError, match=words) as refused:
+    with pytest.raises(EvaluationError, match=words) as refusal:
         load_results(tmp_path)
-    assert refused.value.hint
+    assert refusal.value.hint
 
 
 def test_a_journal_that_was_made_without_its_first_line_begins_anew(tmp_path) -> None:
@@ -163,29 +154,16 @@ def test_a_journal_that_was_made_without_its_first_line_begins_anew(tmp_path) ->
     assert load_results(tmp_path).settings == SETTINGS
 
 
-def test_a_folder_or_file_without_results_is_refused(tmp_path) -> None:
-    with pytest.raises(EvaluationError, match="no results"):
-        load_results(tmp_path)
-    with pytest.raises(EvaluationError, match="no results"):
-        load_results(tmp_path / "nowhere")
-
-
-def test_half_a_surrogate_pair_in_an_answer_is_no_obstacle(tmp_path) -> None:
+def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_path) -> None:
+    """And half a surrogate pair in an answer is no obstacle."""
     import pyarrow.parquet
 
-    with begun(tmp_path, row(answer="a\ud800b")) as journal:
+    with begin(tmp_path, row(answer="a\ud800b"), failed(index=1)) as journal:
         write_table(journal.results, tmp_path / TABLE)
     assert load_results(tmp_path).rows[0].answer == "a\ud800b"
-    assert pyarrow.parquet.read_table(tmp_path / TABLE).column("answer").to_pylist() == ["a?b"]
-
-
-def test_the_parquet_file_opens_in_pyarrow_with_settings_in_its_metadata(tmp_path) -> None:
-    import pyarrow.parquet
-
-    with begun(tmp_path, row(), failed(index=1)) as journal:
-        write_table(journal.results, tmp_path / TABLE)
     table = pyarrow.parquet.read_table(tmp_path / TABLE)
     assert table.column("lenient").to_pylist() == [1.0, 0.0]
+    assert table.column("answer").to_pylist() == ["a?b", None]
     assert table.schema.field("gold").type == pyarrow.list_(pyarrow.string())
     assert json.loads(table.schema.metadata[b"memagent.settings"]) == SETTINGS
 
@@ -213,11 +191,11 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 with open_results(Path({str(tmp_path)!r}), {SETTINGS!r}, resume=True) as journal:
     print(len(journal.rows), "rows")
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert "resume continues" in done.stdout
-    assert done.stdout.endswith("2 rows\n")
+    assert "resume continues" in result.stdout
+    assert result.stdout.endswith("2 rows\n")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch) -> None:

@@ -13,30 +13,30 @@ from memagent_evaluation.standings import SystemStanding, compare_systems, forma
 
 
 def only(*rows) -> SystemStanding:
-    (found,) = compare_systems(results(*rows))
-    return found
+    (standing,) = compare_systems(results(*rows))
+    return standing
 
 
 def test_failures_are_wrong_and_have_no_costs() -> None:
-    told = only(row(turns=4), row(index=1, turns=6), failed(index=2))
-    assert (told.n, told.turns, told.accuracy.mean) == (3, 5.0, pytest.approx(2 / 3))
+    standing = only(row(turns=4), row(index=1, turns=6), failed(index=2))
+    assert (standing.n, standing.turns, standing.accuracy.mean) == (3, 5.0, pytest.approx(2 / 3))
 
 
 def test_each_system_is_compared_with_the_first_and_p_values_are_corrected_for_all_comparisons() -> None:
     rows = [row(length=length, index=at) for length in (1024, 4096) for at in range(40)]
     rows += [row("worse", length, at, right=at > 30) for length in (1024, 4096) for at in range(40)]
-    found = compare_systems(results(*rows))
-    assert [(item.length, item.system) for item in found] == [
+    standings = compare_systems(results(*rows))
+    assert [(item.length, item.system) for item in standings] == [
         (length, system) for length in ("1K tokens", "4K tokens", "all") for system in ("memagent", "worse")
     ]
-    worse = found[1].against_first
+    worse = standings[1].against_first
     assert (worse.difference, worse.corrected_for) == (pytest.approx(-31 / 40), 3)
-    assert (found[0].not_worse, found[1].not_worse) == (None, False)
-    assert "| not shown |" in format_standings(found)
+    assert (standings[0].not_worse, standings[1].not_worse) == (None, False)
+    assert "| not shown |" in format_standings(standings)
 
 
 def test_a_system_is_not_worse_where_the_interval_ends_above_minus_3_points() -> None:
-    rows = [each for at in range(200) for each in (row(index=at), row("same", index=at))]
+    rows = [item for at in range(200) for item in (row(index=at), row("same", index=at))]
     assert compare_systems(results(*rows))[1].not_worse is True
     assert compare_systems(results(*rows[:20]))[1].not_worse is False, "ten questions cannot show it"
 
@@ -50,14 +50,14 @@ def test_questions_on_one_document_are_no_independent_trials() -> None:
     assert wide.accuracy.high - wide.accuracy.low > 1.5 * (narrow.accuracy.high - narrow.accuracy.low)
     assert "| 120 (30) |" in format_standings([wide])
     others = [replace(row, system="other", lenient=1.0) for row in shared]
-    told = compare_systems(results(*shared, *others))[1].against_first
-    assert told.documents == 30
-    assert told.low < 1 / 3 < told.high
+    standing = compare_systems(results(*shared, *others))[1].against_first
+    assert standing.documents == 30
+    assert standing.low < 1 / 3 < standing.high
 
 
 def test_the_cached_share_is_that_of_all_prompt_tokens() -> None:
-    told = only(row(prompt_tokens=100, cached_tokens=90), row(index=1, prompt_tokens=300, cached_tokens=10))
-    assert told.cached_share == 0.25
+    standing = only(row(prompt_tokens=100, cached_tokens=90), row(index=1, prompt_tokens=300, cached_tokens=10))
+    assert standing.cached_share == 0.25
 
 
 def test_a_script_fills_the_columns_of_cost_and_is_marked() -> None:

@@ -14,7 +14,7 @@ from memagent_evaluation.tasks import list_tasks
 THIRTEEN, TEN = "RULER, mean of 13 tasks", "RULER as MemAgent reports it, mean of 10 tasks"
 
 
-def measured(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", match=lambda task, length: 1.0):
+def make_rows(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", match=lambda task, length: 1.0):
     return [
         row(system, length, index, task=task, string_match=match(task, length), question=f"{task} {index}")
         for task in tasks
@@ -25,7 +25,7 @@ def measured(*, lengths=(4096, 8192), tasks=SUITES["ruler"], system="memagent", 
 
 def test_a_suite_stands_for_its_tasks() -> None:
     assert expand_suites(["vt", "ruler", "keys"]) == (
-        "vt", *(each for each in SUITES["ruler"] if each != "vt"), "keys"
+        "vt", *(name for name in SUITES["ruler"] if name != "vt"), "keys"
     )  # fmt: skip
     assert len(SUITES["ruler"]) == 13
     assert len(SUITES["ruler_memagent"]) == 11
@@ -33,9 +33,9 @@ def test_a_suite_stands_for_its_tasks() -> None:
 
 
 def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over_lengths() -> None:
-    rows = measured(match=lambda task, length: 0.0 if task == "cwe" else 1.0 if length == 4096 else 0.5)
-    found = {(score.aggregate, score.length): score.score.mean for score in compute_suite_scores(rows)}
-    assert found == pytest.approx(
+    rows = make_rows(match=lambda task, length: 0.0 if task == "cwe" else 1.0 if length == 4096 else 0.5)
+    means = {(score.aggregate, score.length): score.score.mean for score in compute_suite_scores(rows)}
+    assert means == pytest.approx(
         {(THIRTEEN, 4096): 12 / 13, (THIRTEEN, 8192): 6 / 13, (TEN, 4096): 1.0, (TEN, 8192): 0.5}
     )
     report = render_report(results(*rows))
@@ -45,17 +45,19 @@ def test_rulers_number_is_the_mean_over_tasks_of_string_match_by_length_and_over
 
 
 def test_where_a_task_is_missing_or_not_all_were_asked_equally_often_there_is_no_number() -> None:
-    rows = measured(lengths=(4096,))
-    assert [each.aggregate for each in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
+    rows = make_rows(lengths=(4096,))
+    assert [item.aggregate for item in compute_suite_scores([row for row in rows if row.task != "qa_2"])] == [TEN]
     assert compute_suite_scores([row for row in rows if row.task != "vt"]) == []
     unfinished = [score.score for score in compute_suite_scores(rows[:-1])]
     assert unfinished == [None, pytest.approx(unfinished[1])]
     other = [failed("full_context", 4096, row.index, outcome="does_not_fit") for row in rows]
-    other = [replace(each, task=one.task, sample_id=one.sample_id)
-             for each, one in zip(other, rows, strict=True)]  # fmt: skip
-    told = {score.system: score.score for score in compute_suite_scores([*rows, *other]) if score.aggregate == THIRTEEN}
-    assert told["full_context"] is None
-    assert told["memagent"] is not None and told["memagent"].mean == 1.0
+    other = [replace(item, task=one.task, sample_id=one.sample_id)
+             for item, one in zip(other, rows, strict=True)]  # fmt: skip
+    scores = {
+        score.system: score.score for score in compute_suite_scores([*rows, *other]) if score.aggregate == THIRTEEN
+    }
+    assert scores["full_context"] is None
+    assert scores["memagent"] is not None and scores["memagent"].mean == 1.0
 
 
 def test_scores_of_a_script_are_no_scores() -> None:

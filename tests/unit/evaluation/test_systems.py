@@ -57,9 +57,9 @@ async def test_a_strategy_s_options_and_the_words_of_its_roles_are_part_of_a_sys
     make_reader, monkeypatch
 ) -> None:
     systems = [load_system(f"retrieval:chunks={number}", make_reader()) for number in (0, 3, 4, 3)]
-    made = [await system.identity() for system in systems]
-    assert len(set(made)) == 3
-    assert made[1] == made[3]
+    identities = [await system.identity() for system in systems]
+    assert len(set(identities)) == 3
+    assert identities[1] == identities[3]
     refine = await load_system("refine", make_reader()).identity()
     other = replace(IMPROVE, template=IMPROVE.template.replace("draft of the solution", "sketch of the solution"))
     monkeypatch.setattr(Refine, "roles", (other, ANSWER))
@@ -85,19 +85,6 @@ async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader)
         load_system("zzz", make_reader())
 
 
-async def test_baselines_may_fill_the_window_of_the_model_where_the_reader_uses_less(make_reader) -> None:
-    text = document_with({0.5: "The key of harbor is 4711."}, words=1200)
-    for policy, detail in (
-        (ScriptedPolicy(perfect_reader), "does not fit"),
-        (DescribedPolicy(perfect_reader), "shown"),
-    ):
-        reader = make_reader(policy)
-        attempt = await load_system("full_context", reader).attempt(
-            reader.store.add(Document.of(text)), QUESTION, answer_tokens=60, run_id="one"
-        )
-        assert detail in attempt.detail
-
-
 async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_reader, tmp_path) -> None:
     profile = load_profile("embedded")
     policy = DescribedPolicy(perfect_reader)
@@ -105,8 +92,8 @@ async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_r
     own = MemAgent(policy, tokenizer="embedded", store=tmp_path, run_log=False)
     plain = make_reader(policy, prompts=load_prompts(), run_log=False)
     other = make_reader(DescribedPolicy(perfect_reader), prompts=profile.prompts, run_log=False)
-    said = make_reader(DescribedPolicy(perfect_reader), prompts=None, profile=profile, run_log=False)
-    for reader, calls in ((own, 2), (plain, 1), (other, 1), (said, 2)):
+    profiled = make_reader(DescribedPolicy(perfect_reader), prompts=None, profile=profile, run_log=False)
+    for reader, calls in ((own, 2), (plain, 1), (other, 1), (profiled, 2)):
         attempt = await load_system("full_context", reader).attempt(
             reader.store.add(Document.of("The key of harbor is 4711.")), QUESTION, answer_tokens=60, run_id="one"
         )
@@ -140,7 +127,7 @@ async def test_the_reader_asks_for_answers_of_the_length_that_the_task_allows(ma
         for answer_tokens in (30, 120, 30):
             await system.attempt(document, QUESTION, answer_tokens=answer_tokens, run_id=f"run-{answer_tokens}")
         assert [request["max_tokens"] for request in server.requests] == [60, 30, 60, 120, 60, 30]
-        with pytest.raises(BudgetError, match="the role 'answer' needs"):
+        with pytest.raises(BudgetError, match="an answer needs"):
             await system.attempt(document, QUESTION, answer_tokens=5000, run_id="run-5000")
         await policy.aclose()
 
@@ -157,7 +144,7 @@ async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document
     with pytest.raises(PolicyError, match="gone") as failure:
         await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
     assert failure.value.run_id == "one"
-    asked, broken = len(policy.prompts), False
+    count, broken = len(policy.prompts), False
 
     system = memagent(make_reader, policy, **options)
     attempt = await system.attempt(document, QUESTION, answer_tokens=60, run_id="one")
@@ -165,7 +152,7 @@ async def test_an_attempt_that_failed_goes_on_at_its_chunk(make_reader, document
     await options["checkpoints"].aclose()
     assert (attempt.answer, again.answer) == ("4711", "4711")
     assert failure.value.chunk_index > 2
-    assert len(policy.prompts) - asked == attempt.usage.turns - failure.value.chunk_index
+    assert len(policy.prompts) - count == attempt.usage.turns - failure.value.chunk_index
     assert again.usage == attempt.usage
 
 
@@ -183,9 +170,9 @@ async def test_one_name_for_two_questions_is_refused(make_reader, document, tmp_
 
 async def test_a_read_without_an_answer_says_why(make_reader, document) -> None:
     system = memagent(make_reader, None, limits=Limits(max_chunks=2))
-    stopped = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
-    assert (stopped.outcome, stopped.answer) == (QuestionOutcome.UNFINISHED, None)
-    assert stopped.detail == "stopped at max_chunks after 2 chunks"
+    attempt_at_limit = await system.attempt(document, QUESTION, answer_tokens=60, run_id="stopped")
+    assert (attempt_at_limit.outcome, attempt_at_limit.answer) == (QuestionOutcome.UNFINISHED, None)
+    assert attempt_at_limit.detail == "stopped at max_chunks after 2 chunks"
 
     silent = ScriptedPolicy(lambda prompt: "a note" if "<section>" in prompt else "")
     attempt = await memagent(make_reader, silent).attempt(document, QUESTION, answer_tokens=60, run_id="silent")
@@ -201,12 +188,12 @@ async def test_each_sample_of_an_answer_is_drawn_with_a_seed_of_its_own_and_so_i
             seeds.add(sampling.seed)
             return await super().complete(prompt, sampling)
 
-    log, drawn = RunLog(tmp_path / "runs.sqlite"), []
+    log, seeds_of_repeats = RunLog(tmp_path / "runs.sqlite"), []
     system = memagent(make_reader, Seeds(perfect_reader), run_log=log, sampling=SamplingParams(temperature=0.7, seed=5))
     for repeat in range(3):
         seeds: set[int] = set()
         await system.attempt(document, QUESTION, answer_tokens=60, run_id=f"r{repeat}", repeat=repeat)
-        drawn.append(min(seeds))
-    assert len(set(drawn)) == 3
-    assert drawn[0] == 5
-    assert [log.get(f"r{repeat}").settings.get("seed") for repeat in (1, 2)] == drawn[1:]
+        seeds_of_repeats.append(min(seeds))
+    assert len(set(seeds_of_repeats)) == 3
+    assert seeds_of_repeats[0] == 5
+    assert [log.get(f"r{repeat}").settings.get("seed") for repeat in (1, 2)] == seeds_of_repeats[1:]

@@ -24,8 +24,8 @@ def test_the_evidence_stands_in_the_document_and_holds_the_answer(name):
         text = "".join(sample.text())
         assert {needle.gold for needle in sample.needles} >= set(sample.gold)
         assert all(text.count(needle.text) == 1 for needle in sample.needles)
-        said = " ".join(needle.text for needle in sample.needles).casefold()
-        assert all(gold.casefold() in said for gold in sample.gold)
+        evidence = " ".join(needle.text for needle in sample.needles).casefold()
+        assert all(gold.casefold() in evidence for gold in sample.gold)
         assert not any(gold.casefold() in sample.question.casefold() for gold in sample.gold)
 
 
@@ -51,7 +51,7 @@ def test_where_nothing_answers_there_is_no_evidence_and_any_way_to_say_so_is_rig
 
 
 @pytest.fixture
-def stated(monkeypatch):
+def statements(monkeypatch):
     """All facts by their statements, and what each question asks for: the relation, and the side that it names."""
     facts, questions = {}, {}
     state, question = EnglishFacts.state, EnglishFacts.question
@@ -76,8 +76,8 @@ def facts_in(text, facts):
 
 
 @pytest.mark.parametrize("name", ["english_fact", "english_new", "english_absent"])
-def test_nothing_but_the_evidence_answers(name, stated):
-    facts, questions = stated
+def test_nothing_but_the_evidence_answers(name, statements):
+    facts, questions = statements
     samples = samples_of(name, count=6, length=3000, questions_per_document=6)
     (text,) = {"".join(sample.text()) for sample in samples}
     for sample in samples:
@@ -89,10 +89,10 @@ def test_nothing_but_the_evidence_answers(name, stated):
 
 
 @pytest.mark.parametrize("name", ["english_hop_2", "english_hop_3_backward", "english_list"])
-def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, stated):
+def test_nothing_but_the_evidence_says_anything_of_its_subjects_in_its_relations(name, statements):
     for sample in samples_of(name, count=6, length=2500, questions_per_document=6):
         own = {needle.text for needle in sample.needles}
-        facts = facts_in("".join(sample.text()), stated[0])
+        facts = facts_in("".join(sample.text()), statements[0])
         known = {(fact.relation.name, fact.subject) for fact in facts if fact.statement in own}
         assert not [f for f in facts if f.statement not in own and (f.relation.name, f.subject) in known]
         if name != "english_list":
@@ -118,6 +118,8 @@ def test_there_is_no_foreign_fact_for_every_0_tokens():
 def test_the_split_for_training_has_none_of_the_people_that_are_held_out_and_the_other_no_others():
     for split, held_out in ((":held_out=no", False), ("", True)):
         samples = samples_of(f"english_fact{split}", 24, length=300)
-        said = {word for sample in samples for needle in sample.needles for word in re.findall(r"\w+", needle.text)}
-        assert len(said & {*words("first_names", held_out=held_out)}) > 5
-        assert not said & {*words("first_names", held_out=not held_out)}
+        vocabulary = {
+            word for sample in samples for needle in sample.needles for word in re.findall(r"\w+", needle.text)
+        }
+        assert len(vocabulary & {*words("first_names", held_out=held_out)}) > 5
+        assert not vocabulary & {*words("first_names", held_out=not held_out)}

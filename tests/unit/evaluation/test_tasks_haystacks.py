@@ -96,6 +96,6 @@ def test_samples_begin_at_different_places_of_the_prose():
 def test_a_haystack_that_is_no_text_is_an_error_with_a_remedy(make, message, tmp_path):
     path = tmp_path / "hay.txt"
     make(path)
-    with pytest.raises(EvaluationError, match=message) as caught:
+    with pytest.raises(EvaluationError, match=message) as failure:
         load_task("niah_single_2", TaskSettings(TOKENIZER, haystack=path)).sample(2000, 0)
-    assert caught.value.hint
+    assert failure.value.hint

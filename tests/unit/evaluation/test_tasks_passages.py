@@ -47,7 +47,7 @@ def passages(text):
     return [part.strip() for part in FRAME.split(text)[2::2]]
 
 
-def written(paragraph):
+def text_of(paragraph):
     return f"{paragraph.title}\n{paragraph.text}"
 
 
@@ -63,14 +63,14 @@ def test_gold_paragraphs_lie_among_distractors_in_a_document_of_the_asked_length
         assert 0 <= length - tokens < 300, "short by less than a passage"
         assert abs(tokens - sample.reached) <= 2
         record = next(record for record in RECORDS if record.question == sample.question)
-        found = passages(text)
-        assert len(found) == len(set(found))
-        assert {written(paragraph) for paragraph in record.gold} <= set(found)
-        own = {written(paragraph) for paragraph in record.distractors}
-        assert own <= set(found) if length == 9000 else own & set(found)
+        paragraphs = passages(text)
+        assert len(paragraphs) == len(set(paragraphs))
+        assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
+        own = {text_of(paragraph) for paragraph in record.distractors}
+        assert own <= set(paragraphs) if length == 9000 else own & set(paragraphs)
         assert sample.gold == record.answers
-        carried = {needle.text: needle.gold for needle in sample.needles}
-        assert carried == {written(record.gold[0]): record.gold[0].title, written(record.gold[1]): record.answers[0]}
+        golds = {needle.text: needle.gold for needle in sample.needles}
+        assert golds == {text_of(record.gold[0]): record.gold[0].title, text_of(record.gold[1]): record.answers[0]}
         assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
 
 
@@ -98,10 +98,10 @@ def test_long_documents_repeat_distractors_but_never_gold():
     task = make_passage_task(RECORDS[:3], "qa_1", SETTINGS)
     sample = task.sample(20_000, 0)
     text = "".join(sample.text())
-    found = passages(text)
+    paragraphs = passages(text)
     record = next(record for record in RECORDS if record.question == sample.question)
-    assert len(found) > 2 * len(set(found))
-    assert all(found.count(written(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
+    assert len(paragraphs) > 2 * len(set(paragraphs))
+    assert all(paragraphs.count(text_of(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 
 
 @pytest.mark.parametrize("length", [2, 7, 10, 300, 600])
@@ -111,15 +111,15 @@ def test_ruler_hqa_has_so_many_different_passages(length):
     for index in range(3):
         sample = task.sample(length, index)
         text = "".join(sample.text())
-        found = passages(text)
+        paragraphs = passages(text)
         record = next(record for record in RECORDS if record.question == sample.question)
-        assert len(found) == len(set(found)) == length
-        assert {written(paragraph) for paragraph in record.gold} <= set(found)
-        assert set(found) <= {
-            written(paragraph) for every in RECORDS for paragraph in (*every.gold, *every.distractors)
+        assert len(paragraphs) == len(set(paragraphs)) == length
+        assert {text_of(paragraph) for paragraph in record.gold} <= set(paragraphs)
+        assert set(paragraphs) <= {
+            text_of(paragraph) for every in RECORDS for paragraph in (*every.gold, *every.distractors)
         }
-        own = {written(paragraph) for paragraph in record.distractors}
-        assert len(own & set(found)) == min(8, length - 2)
+        own = {text_of(paragraph) for paragraph in record.distractors}
+        assert len(own & set(paragraphs)) == min(8, length - 2)
         assert len(sample.needles) == 2
         assert all(text[slice(*needle.span(len(text)))] == needle.text for needle in sample.needles)
 
@@ -129,7 +129,7 @@ def test_a_paragraph_with_the_gold_text_is_no_distractor_under_another_title():
     task = make_passage_task([*RECORDS, copy], "ruler_hqa", SETTINGS)
     for index in range(len(RECORDS) + 1):
         sample = task.sample(400, index)
-        record = next(each for each in [*RECORDS, copy] if each.question == sample.question)
+        record = next(item for item in [*RECORDS, copy] if item.question == sample.question)
         text = "".join(sample.text())
         assert all(text.count(paragraph.text) == 1 for paragraph in record.gold)
 
@@ -144,9 +144,9 @@ def test_more_passages_than_there_are_are_refused_with_the_number_that_there_is(
 
 def test_gold_that_does_not_fit_is_refused_with_the_length_that_does():
     task = make_passage_task(RECORDS, "qa_2", SETTINGS)
-    with pytest.raises(EvaluationError, match=r"at least") as caught:
+    with pytest.raises(EvaluationError, match=r"at least") as failure:
         task.sample(60, 0)
-    least = int(re.search(r"at least ([\d,]+),", caught.value.hint)[1].replace(",", ""))
+    least = int(re.search(r"at least ([\d,]+),", failure.value.hint)[1].replace(",", ""))
     assert task.sample(least, 0).needles
 
 

@@ -84,13 +84,13 @@ def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
 async def test_the_document_is_stored_once(tmp_path):
     task = asking("english_hop_2", 3)
     documents = OpenDocuments({task.name: task}, DocumentStore(tmp_path))
-    made = [await documents.prepare(task.name, 3000, index, 1) for index in range(6)]
+    prepared_samples = [await documents.prepare(task.name, 3000, index, 1) for index in range(6)]
     await documents.close()
-    keys = [sample.document["key"] for sample in made]
+    keys = [sample.document["key"] for sample in prepared_samples]
     assert keys == [key for key in dict.fromkeys(keys) for _ in "abc"]
 
 
 def test_more_questions_than_the_small_variant_has_keys_are_refused():
-    with pytest.raises(EvaluationError, match="more keys than the small variant has") as raised:
+    with pytest.raises(EvaluationError, match="more keys than the small variant has") as failure:
         asking("niah_multiquery", 400, small=True).sample(60_000, 0)
-    assert "fewer questions" in raised.value.hint
+    assert "fewer questions" in failure.value.hint

@@ -27,26 +27,28 @@ BABI = {
 }  # fmt: skip
 
 
-def told(patterns, what):
+def compile_patterns(patterns, what):
     who, things = "|".join(PEOPLE), "|".join(what)
     escaped = (
         re.escape(pattern).replace(r"\{person\}", f"({who})").replace(r"\{object\}", f"({things})")
         for pattern in patterns
     )
-    return [re.compile(each) for each in escaped]
+    return [re.compile(pattern_text) for pattern_text in escaped]
 
 
 SENTENCES = [
-    *(("walk", pattern) for pattern in told(WALK_SENTENCES, ROOMS)),
-    *(("find", pattern) for pattern in told(PICK_UP_SENTENCES, THINGS)),
-    *(("part", pattern) for pattern in told(PUT_DOWN_SENTENCES, THINGS)),
+    *(("walk", pattern) for pattern in compile_patterns(WALK_SENTENCES, ROOMS)),
+    *(("find", pattern) for pattern in compile_patterns(PICK_UP_SENTENCES, THINGS)),
+    *(("part", pattern) for pattern in compile_patterns(PUT_DOWN_SENTENCES, THINGS)),
 ]
 
 
 def events(text):
     """What happens in a text, in order."""
-    found = [(match.start(), what, *match.groups()) for what, each in SENTENCES for match in each.finditer(text)]
-    return [event[1:] for event in sorted(found)]
+    matches = [
+        (match.start(), what, *match.groups()) for what, pattern in SENTENCES for match in pattern.finditer(text)
+    ]
+    return [event[1:] for event in sorted(matches)]
 
 
 def answer(text, question):
@@ -63,15 +65,15 @@ def answer(text, question):
             carries.pop(whom, None)
         if what != "walk" and who in at and been.get(whom, [None])[-1] != at[who]:
             been.setdefault(whom, []).append(at[who])
-    asked = re.fullmatch(
+    terms = re.fullmatch(
         r"According to the text, where (?:is|was) (?:the )?(\w+) (?:in the end|before .* (\w+))\?", question
     )
-    if asked[1] in PEOPLE:
-        return at.get(asked[1])
-    places = been.get(asked[1], [])
-    if asked[2] is None:
+    if terms[1] in PEOPLE:
+        return at.get(terms[1])
+    places = been.get(terms[1], [])
+    if terms[2] is None:
         return places[-1] if places else None
-    befores = [before for before, place in pairwise(places) if place == asked[2]]
+    befores = [before for before, place in pairwise(places) if place == terms[2]]
     return befores[0] if len(befores) == 1 else None
 
 
@@ -122,9 +124,9 @@ def test_facts_people_and_things_are_dials():
     ],
 )
 def test_options_that_cannot_be_are_refused(name, message):
-    with pytest.raises(EvaluationError) as caught:
+    with pytest.raises(EvaluationError) as failure:
         load_task(name, TaskSettings(TOKENIZER))
-    assert message in f"{caught.value.message} {caught.value.hint}"
+    assert message in f"{failure.value.message} {failure.value.hint}"
 
 
 def test_too_few_facts_and_too_little_room_are_refused():
@@ -135,10 +137,10 @@ def test_too_few_facts_and_too_little_room_are_refused():
 
 
 def test_the_words_are_neither_babis_nor_those_that_other_tasks_plant():
-    said = {
+    vocabulary = {
         word.strip(".")
         for sentence in (*WALK_SENTENCES, *PICK_UP_SENTENCES, *PUT_DOWN_SENTENCES)
         for word in sentence.split()
     }
-    assert not {*said, *ROOMS, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
+    assert not {*vocabulary, *ROOMS, *THINGS} & (BABI | {*ADJECTIVES, *NOUNS})
     assert not any(one != other and one in other for one in ROOMS for other in ROOMS)

@@ -4,8 +4,6 @@ import hashlib
 import json
 import sys
 import tracemalloc
-from collections import Counter
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -94,20 +92,20 @@ def test_memory_does_not_grow_with_length(name):
 
 def test_a_text_is_tokenised_about_once(monkeypatch):
     """The tokenizer takes most of the time that a document takes to make."""
-    counted = []
+    sizes = []
 
     class Counting:
         def __getattr__(self, name):
             return getattr(TOKENIZER, name)
 
         def count(self, text):
-            counted.append(len(text))
+            sizes.append(len(text))
             return TOKENIZER.count(text)
 
     sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(30_000, 0)
     characters = sum(map(len, sample.text()))
     assert characters > 60_000
-    assert 0 < sum(counted) < 4 * characters
+    assert 0 < sum(sizes) < 4 * characters
 
 
 @given(size=st.integers(1, 700), seed=st.integers())
@@ -115,12 +113,3 @@ def test_a_computed_order_has_every_number_once(size, seed):
     order = Permutation(size, Random(seed))
     assert sorted(order) == list(range(size))
     assert [order[place] for place in range(size)] == list(order)
-
-
-def test_a_computed_order_looks_random():
-    first = Counter(Permutation(16, Random(seed))[0] for seed in range(3200))
-    assert set(first) == set(range(16))
-    assert max(first.values()) < 2 * 3200 / 16
-    numbers = list(Permutation(10_000, Random(1)))
-    rising = sum(earlier < later for earlier, later in pairwise(numbers))
-    assert 4500 < rising < 5500

@@ -11,7 +11,7 @@ from memagent_evaluation.samples import LengthUnit, Metric
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.generated import DEPTHS
 from memagent_evaluation.tasks.haystacks import NOISE
-from memagent_evaluation.tasks.needles import list_all_words, words
+from memagent_evaluation.tasks.needles import list_all_words
 from memagent_graph.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("embedded")
@@ -32,7 +32,7 @@ TABLE = {
 }
 
 
-def made(name, length=LENGTH, index=0, **settings):
+def make_sample(name, length=LENGTH, index=0, **settings):
     task = load_task(name, TaskSettings(TOKENIZER, **settings))
     sample = task.sample(length, index)
     return sample, "".join(sample.text())
@@ -55,20 +55,20 @@ def needles_in(text, key, value):
 @pytest.mark.parametrize("index", range(2))
 def test_needle_tasks_have_the_published_counts_and_kinds(name, index):
     hay, keys, values, queried, key, value = TABLE[name]
-    sample, text = made(name, index=index)
-    found = needles_in(text, key, value)
-    of_key = Counter(each for each, _ in found)
+    sample, text = make_sample(name, index=index)
+    pairs = needles_in(text, key, value)
+    of_key = Counter(word for word, _ in pairs)
     if keys is None:
-        assert len(found) > 50
-        assert len(found) == text.count("\n") + 1
+        assert len(pairs) > 50
+        assert len(pairs) == text.count("\n") + 1
     else:
         assert len(of_key) == keys
-        assert len(found) == text.count("special magic") == keys * values
-    asked = [each for each in of_key if each in sample.question]
-    assert len(asked) == queried
-    assert Counter(sample.gold) == Counter(number for each, number in found if each in asked)
+        assert len(pairs) == text.count("special magic") == keys * values
+    targets = [word for word in of_key if word in sample.question]
+    assert len(targets) == queried
+    assert Counter(sample.gold) == Counter(number for word, number in pairs if word in targets)
     assert len(set(sample.gold)) == values * queried
-    assert all(of_key[each] == values for each in asked)
+    assert all(of_key[word] == values for word in targets)
     assert sample.task.metric is Metric.ALL
     assert sample.task.unit is LengthUnit.TOKENS
     assert sample.task.answer_tokens == 128
@@ -78,22 +78,12 @@ def test_needle_tasks_have_the_published_counts_and_kinds(name, index):
         assert len(lines) > 200
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[4] == WORD_KEY])
-def test_word_keys_are_an_adjective_and_a_noun(name):
-    _, text = made(name)
-    pairs = [key.split("-") for key, _ in needles_in(text, *TABLE[name][4:])]
-    assert pairs
-    for adjective, noun in pairs:
-        assert adjective in words("adjective")
-        assert noun in words("noun")
-
-
 @pytest.mark.parametrize("name", [*TABLE, "vt"])
 def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
-    hidden = re.compile(r"One of the special magic [^\n]*?\.(?=\s|$)|VAR [A-Z]+ = [^\n]*")
-    seen = set()
+    statement = re.compile(r"One of the special magic [^\n]*?\.(?=\s|$)|VAR [A-Z]+ = [^\n]*")
+    places = set()
     for index in range(6):
-        sample, text = made(name, index=index, haystack=book)
+        sample, text = make_sample(name, index=index, haystack=book)
         for needle in sample.needles:
             assert needle.gold in needle.text
             assert needle.gold in sample.gold
@@ -106,13 +96,13 @@ def test_needles_stand_where_they_say_at_distinct_depths_of_forty(name, book):
         assert [needle.depth for needle in sample.needles] == sorted(needle.depth for needle in sample.needles)
         if TABLE.get(name, ("",))[0] != "needles":
             text = text.rpartition("The text in question:\n")[2]  # behind the worked example
-            starts = [match.start() / len(text) for match in hidden.finditer(text)]
+            starts = [match.start() / len(text) for match in statement.finditer(text)]
             steps = [min(range(40), key=lambda step, start=start: abs(DEPTHS[step] - start)) for start in starts]
             assert len(set(steps)) == len(steps)
             # A needle goes between sentences: at most a sentence, and the needles themselves, from its place.
             assert all(abs(DEPTHS[step] - start) < 0.02 for step, start in zip(steps, starts, strict=True))
-            seen |= set(steps)
-    assert len(seen) > 4 or TABLE.get(name, ("",))[0] == "needles"
+            places |= set(steps)
+    assert len(places) > 4 or TABLE.get(name, ("",))[0] == "needles"
 
 
 CHAIN = re.compile(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", re.MULTILINE)
@@ -120,7 +110,7 @@ CHAIN = re.compile(r"^VAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})$", re.MULTILINE
 
 @pytest.mark.parametrize("length", [2000, 8000])
 def test_a_variable_is_handed_on_four_times_in_order_and_an_example_shows_how(length):
-    sample, whole = made("vt", length)
+    sample, whole = make_sample("vt", length)
     (value,) = re.findall(r"\d{5}", sample.question)
     example, text = whole.split("The text in question:\n")
     chain = CHAIN.findall(text)
@@ -129,40 +119,40 @@ def test_a_variable_is_handed_on_four_times_in_order_and_an_example_shows_how(le
     assert sample.gold == tuple(name for name, _ in chain)
     assert {line for line in text.split("\n") if "VAR" not in line} == set(NOISE)
     assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 30)
-    shown = CHAIN.findall(example)
-    told = re.search(r"The variables that have the value (\d{5}) in the example are: (.*)\.", example)
-    assert [source for _, source in shown] == [told[1], *(name for name, _ in shown[:-1])]
-    assert told[2].split(", ") == [name for name, _ in shown]
-    assert not {told[1], *told[2].split(", ")} & {value, *sample.gold}
+    links = CHAIN.findall(example)
+    solution = re.search(r"The variables that have the value (\d{5}) in the example are: (.*)\.", example)
+    assert [source for _, source in links] == [solution[1], *(name for name, _ in links[:-1])]
+    assert solution[2].split(", ") == [name for name, _ in links]
+    assert not {solution[1], *solution[2].split(", ")} & {value, *sample.gold}
     tokens = TOKENIZER.count(example)
     assert 400 <= tokens <= 600 if length == 8000 else tokens <= 300
 
 
 @pytest.mark.parametrize(("length", "often", "rarely"), [(4095, 6, 1), (4096, 30, 3), (20_000, 30, 3)])
 def test_ten_words_are_common_and_all_others_equally_rare(length, often, rarely):
-    sample, text = made("cwe", length)
-    example, listed = text.split("The list in question: ")
-    entries = re.findall(r"(\d+)\. ([a-z]+)", listed)
+    sample, text = make_sample("cwe", length)
+    example, word_list = text.split("The list in question: ")
+    entries = re.findall(r"(\d+)\. ([a-z]+)", word_list)
     assert [int(place) for place, _ in entries] == list(range(1, len(entries) + 1))
     counts = Counter(word for _, word in entries)
     assert {word for word, number in counts.items() if number == often} == set(sample.gold)
     assert Counter(counts.values()) == {often: 10, rarely: len(counts) - 10}
     assert len(counts) >= 20
     assert set(counts) <= set(list_all_words())
-    shown = Counter(re.findall(r"\d+\. ([a-z]+)", example))
+    example_counts = Counter(re.findall(r"\d+\. ([a-z]+)", example))
     answer = re.search(r"example are: (.*)\.", example)[1].split(", ")
-    assert [word for word, _ in shown.most_common(10)] != list(sample.gold)
+    assert [word for word, _ in example_counts.most_common(10)] != list(sample.gold)
     # RULER's example has 190 entries, or 40 where the list is short.
     common, others, size = (3, 1, 10) if length < 4096 else (10, 3, 30)
-    assert {word for word, number in shown.items() if number == common} == set(answer)
-    assert Counter(shown.values()) == {common: 10, others: size}
-    assert shown.total() == (40 if length < 4096 else 190)
-    assert not set(shown) & set(counts)
+    assert {word for word, number in example_counts.items() if number == common} == set(answer)
+    assert Counter(example_counts.values()) == {common: 10, others: size}
+    assert example_counts.total() == (40 if length < 4096 else 190)
+    assert not set(example_counts) & set(counts)
     assert (sample.task.metric, sample.task.answer_tokens) == (Metric.ALL, 120)
 
 
 def test_long_lists_take_pairs_of_words_when_single_ones_do_not_suffice():
-    sample, text = made("cwe", 200_000)
+    sample, text = make_sample("cwe", 200_000)
     counts = Counter(re.findall(r"\d+\. (\S+)", text.split("The list in question: ")[1]))
     assert Counter(counts.values()) == {30: 10, 3: len(counts) - 10}
     assert len(counts) > 5000
@@ -172,7 +162,7 @@ def test_long_lists_take_pairs_of_words_when_single_ones_do_not_suffice():
 
 @pytest.mark.parametrize("length", [2000, 30_000])
 def test_coded_words_fall_with_the_square_of_their_rank(length):
-    sample, text = made("fwe", length)
+    sample, text = make_sample("fwe", length)
     counts = Counter(text.split(" "))
     (noise, most), *others = counts.most_common()
     assert noise == "..."
@@ -195,7 +185,7 @@ def test_a_reader_may_stop_behind_the_needles_unless_all_of_the_document_counts(
 
 
 def test_words_stand_in_no_order():
-    sample, text = made("cwe")
+    sample, text = make_sample("cwe")
     places = [place for place, word in enumerate(re.findall(r"\d+\. ([a-z]+)", text)) if word in sample.gold]
     gaps = Counter(later - earlier for earlier, later in pairwise(places))
     # 300 of some 1,500: gaps as a fair shuffle has them, not a pattern.
@@ -216,17 +206,17 @@ KNOWN_QUESTION = r"What is the [a-z ]+ (?:of|for) [\w -]+?(?: mentioned in the p
 @pytest.mark.parametrize("index", range(4))
 def test_small_needle_tasks_ask_what_the_embedded_policy_knows(name, index):
     _, keys, values, queried, _, value_kind = TABLE[name]
-    sample, text = made(name, 700, index, small=True)
-    asked = min(queried, 2)
-    assert re.fullmatch(" ".join([KNOWN_QUESTION] * asked), sample.question)
-    assert len(sample.gold) == asked * min(values, 2)
+    sample, text = make_sample(name, 700, index, small=True)
+    number = min(queried, 2)
+    assert re.fullmatch(" ".join([KNOWN_QUESTION] * number), sample.question)
+    assert len(sample.gold) == number * min(values, 2)
     assert TOKENIZER.count(sample.question) <= 96
     assert sample.task.answer_tokens == 48
     if value_kind == NUMBER:
         assert "special magic number" in sample.question
-        inserted = text.count("special magic number")
-        assert inserted == (2 if name in {"niah_multivalue", "niah_multiquery"} else keys) or keys is None
-    for gold, needle in zip(sorted(sample.gold), sorted(sample.needles, key=lambda each: each.gold), strict=True):
+        count = text.count("special magic number")
+        assert count == (2 if name in {"niah_multivalue", "niah_multiquery"} else keys) or keys is None
+    for gold, needle in zip(sorted(sample.gold), sorted(sample.needles, key=lambda item: item.gold), strict=True):
         assert re.fullmatch(r"\d{4,7}", gold)
         assert is_held_out(gold)
         assert needle.gold == gold
@@ -235,7 +225,7 @@ def test_small_needle_tasks_ask_what_the_embedded_policy_knows(name, index):
 
 
 def test_small_variable_tracking_fits_the_embedded_policys_budgets():
-    sample, text = made("vt", 700, small=True)
+    sample, text = make_sample("vt", 700, small=True)
     assert TOKENIZER.count(sample.question) <= 96
     assert TOKENIZER.count(", ".join(sample.gold)) <= sample.task.answer_tokens <= 48
     assert len(sample.gold) == text.count(" = ") == 3

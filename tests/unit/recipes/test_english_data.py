@@ -65,18 +65,18 @@ def test_a_question_that_its_section_does_not_answer_is_kept_and_not_stated() ->
 
 
 def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() -> None:
-    trained, held_out = question_rows(ROWS), question_rows(HELD_OUT_ROWS)
-    Exclusion.load().require_clear(row["question"] for row in trained)
+    training_rows, held_out = question_rows(ROWS), question_rows(HELD_OUT_ROWS)
+    Exclusion.load().require_clear(row["question"] for row in training_rows)
     sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
-    assert not any(sources[row["source"]] for row in trained)
+    assert not any(sources[row["source"]] for row in training_rows)
     assert all(sources[row["source"]] for row in held_out)
-    assert not {row["question"] for row in trained} & {row["question"] for row in held_out}
+    assert not {row["question"] for row in training_rows} & {row["question"] for row in held_out}
 
 
 def test_texts_that_questions_are_asked_about_are_no_sources_of_training() -> None:
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
-    measured = {(source.package, source.file) for source in read_pins(path, "texts")}
-    assert not measured & {(source.package, source.file) for source in read_pins(SOURCES)}
+    texts = {(source.package, source.file) for source in read_pins(path, "texts")}
+    assert not texts & {(source.package, source.file) for source in read_pins(SOURCES)}
 
 
 def readings(held_out: bool = False) -> list:
@@ -91,7 +91,7 @@ def parts(prompt: str) -> tuple[str, str]:
 
 
 def test_a_reply_keeps_the_notes_or_adds_sentences_of_the_section() -> None:
-    kept = written = 0
+    keeps = writes = 0
     for conversation in (one for reading in readings() for one in reading if one.role != "answer"):
         section, before = parts(conversation.prompt)
         reply = conversation.reply
@@ -101,12 +101,12 @@ def test_a_reply_keeps_the_notes_or_adds_sentences_of_the_section() -> None:
         after = reply.removeprefix("REWRITE\n")
         if not conversation.writes:
             assert after == before
-            kept += 1
+            keeps += 1
         else:
-            written += 1
+            writes += 1
             new = after.removeprefix(before).strip()
             assert new in section or all(part in section for part in new.split(". ")[-1:]), (new, section)
-    assert 0.3 < kept / (kept + written) < 0.75
+    assert 0.3 < keeps / (keeps + writes) < 0.75
 
 
 def test_all_conversations_on_a_section_share_its_tokens() -> None:
@@ -159,8 +159,8 @@ def test_every_relation_for_training_makes_statements_and_questions() -> None:
         assert fact.subject.lower() in fact.statement.lower()
         assert fact.value.lower() in fact.statement.lower()
         question, answer = facts.question(fact)
-        named = fact.value if answer == fact.subject else fact.subject
-        assert named.lower() in question.lower()
+        other = fact.value if answer == fact.subject else fact.subject
+        assert other.lower() in question.lower()
         assert not set("{}") & set(fact.statement + question)
 
 
@@ -170,9 +170,9 @@ def test_questions_on_other_sections_are_asked_unless_their_answer_is_here_too()
     )
     same = ProseQuestion("tales/a.txt", 900, 999, "when", "When was the bell cast?", "1887", "It was cast in 1887.")
     maker = LessonMaker([SECTION], [ROW, OTHER, near, same])
-    asked = "".join(one.prompt for number in range(60) for one in maker.reading(random.Random(number))).casefold()
-    assert "who rang the bell?" in asked
-    assert "when was the bell cast?" not in asked
+    prompts = "".join(one.prompt for number in range(60) for one in maker.reading(random.Random(number))).casefold()
+    assert "who rang the bell?" in prompts
+    assert "when was the bell cast?" not in prompts
 
 
 def test_statements_stand_between_sentences_in_their_order() -> None:

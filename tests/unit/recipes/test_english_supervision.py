@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,13 +122,13 @@ def test_the_network_computes_what_transformers_does_for_each_conversation_alone
 
 def test_a_token_sees_its_conversation_and_what_its_tree_begins_with(trees) -> None:
     batch = next(batches(trees, LENGTH, 2))
-    seen = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
+    sight = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
     for node in list_nodes(batch.trees_BS, batch.branches_BS):
-        seen[node.row, node.own, node.trunk] = True
-        seen[node.row, node.own, node.own] = torch.ones_like(seen[node.row, node.own, node.own]).tril()
+        sight[node.row, node.own, node.trunk] = True
+        sight[node.row, node.own, node.own] = torch.ones_like(sight[node.row, node.own, node.own]).tril()
     same_tree = batch.trees_BS[:, :, None] == batch.trees_BS[:, None]
     same_branch = (batch.branches_BS[:, None] == 0) | (batch.branches_BS[:, :, None] == batch.branches_BS[:, None])
-    assert torch.equal(seen, (same_tree & same_branch).tril())
+    assert torch.equal(sight, (same_tree & same_branch).tril())
 
 
 def test_files_keep_trees_and_can_be_joined(trees, tmp_path) -> None:
@@ -137,41 +141,52 @@ def test_files_keep_trees_and_can_be_joined(trees, tmp_path) -> None:
     assert numbers[-1] + 1 == 2 * (int(trees.segments_S4[-1, 0]) + 1)
 
 
-@pytest.fixture
-def train(base, trees, tmp_path):
-    trees.save(tmp_path / "lessons.npz")
+@pytest.fixture(scope="module")
+def train(base, trees, tmp_path_factory):
+    """Trains in a folder of its name, as a recipe does; returns the folder and what was kept of the run."""
+    folder = tmp_path_factory.mktemp("runs")
+    trees.save(folder / "lessons.npz")
 
-    def run(out: str, *more: str):
-        words = ["--base", base, "--lessons", tmp_path / "lessons.npz", "--check", tmp_path / "lessons.npz"]
-        words += ["--out", tmp_path / out, "--length", LENGTH, "--rows", "1", "--accumulated", "1", *more]
+    def run(out: str, *more: str) -> tuple[Path, dict[str, Any]]:
+        words = ["--base", base, "--lessons", folder / "lessons.npz", "--check", folder / "lessons.npz"]
+        words += ["--out", folder / out, "--length", LENGTH, "--rows", "1", "--accumulated", "1", *more]
         supervision.train(supervision.parse_arguments(list(map(str, words))))
-        return torch.load(tmp_path / f"{out}.pt", weights_only=True)
+        return folder / out, torch.load(folder / f"{out}.pt", weights_only=True)
 
     return run
 
 
-def test_a_run_that_was_cut_off_learns_the_same(train) -> None:
-    whole = train("whole", "--steps", "3")
-    train("parts", "--steps", "3", "--until-step", "1")
-    parts = train("parts", "--steps", "3")
-    assert parts["progress"]["step"] == whole["progress"]["step"] == 3
-    assert parts["progress"]["tokens"] == whole["progress"]["tokens"]
-    assert all(torch.equal(weight, parts["adapter"][name]) for name, weight in whole["adapter"].items())
+STEPS = ("--steps", "3", "--line-steps", "1", "--rate", "0.02")
 
 
-def test_a_run_lowers_the_loss_and_says_what_it_was_made_of(train, tmp_path, capsys) -> None:
-    train("run", "--steps", "3", "--line-steps", "1", "--rate", "0.02")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+@pytest.fixture(scope="module")
+def whole(train) -> tuple[Path, dict[str, Any], str]:
+    """A run of three steps, and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        return *train("whole", *STEPS), text.getvalue()
+
+
+def test_a_run_that_was_cut_off_learns_the_same(train, whole) -> None:
+    train("parts", *STEPS, "--until-step", "1")
+    (_, parts), (_, run, _) = train("parts", *STEPS), whole
+    assert parts["progress"]["step"] == run["progress"]["step"] == 3
+    assert parts["progress"]["tokens"] == run["progress"]["tokens"]
+    assert all(torch.equal(weight, parts["adapter"][name]) for name, weight in run["adapter"].items())
+
+
+def test_a_run_lowers_the_loss_and_says_what_it_was_made_of(whole) -> None:
+    folder, _, text = whole
+    lines = [line.split() for line in text.splitlines() if line.startswith("step")]
     assert float(lines[-1][3]) < float(lines[0][3])
-    table = json.loads((tmp_path / "run" / "progress.json").read_text("utf-8"))
+    table = json.loads((folder / "progress.json").read_text("utf-8"))
     assert (table["progress"]["step"], table["rate"], len(table["lessons_sha256"])) == (3, 0.02, 64)
     assert table["held_out"]["all"].endswith("/36")
 
 
-def test_a_run_begins_with_an_adapter(train, tmp_path) -> None:
-    first = train("first", "--steps", "1")
-    later = train("later", "--until-step", "0", "--adapter", str(tmp_path / "first"))
-    for name, weight in first["adapter"].items():
+def test_a_run_begins_with_an_adapter(train, whole) -> None:
+    folder, run, _ = whole
+    _, later = train("later", "--until-step", "0", "--adapter", str(folder))
+    for name, weight in run["adapter"].items():
         assert torch.equal(later["adapter"][name], weight.bfloat16().float()), "adapters are stored in bfloat16"
 
 

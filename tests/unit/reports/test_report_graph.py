@@ -70,7 +70,7 @@ def keys(folder: Path, **by_name: str) -> list[Path]:
     return paths
 
 
-def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reader, tmp_path) -> None:
     paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
     agent = reader(policy)
     result = report(agent, QUESTION, paths)
@@ -96,9 +96,7 @@ def test_a_report_over_ten_real_documents_has_only_quotes_that_are_in_them(reade
     assert set(once.values()) == {1}
 
 
-def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(reader, tmp_path) -> None:
     paths, policy = real_documents(tmp_path / "files"), ScriptedPolicy(writes_reports)
     agent = reader(policy)
     first = report(agent, QUESTION, paths[:4], questions=QUESTIONS)
@@ -113,7 +111,7 @@ def test_a_finished_report_costs_nothing_and_a_new_document_costs_its_own_read(
     assert all(" ".join(section.split()) in " ".join(paths[4].read_text().split()) for section in new)
 
 
-def test_the_calls_of_a_report_are_logged_as_runs(reader: MakeReader, tmp_path: Path) -> None:
+def test_the_calls_of_a_report_are_logged_as_runs(reader, tmp_path) -> None:
     agent = reader(ScriptedPolicy(writes_reports))
     result = report(agent, QUESTION, real_documents(tmp_path / "files")[:3], judge=True)
     log = RunLog(tmp_path / "runs.sqlite")
@@ -128,9 +126,7 @@ def test_the_calls_of_a_report_are_logged_as_runs(reader: MakeReader, tmp_path: 
     assert log.get(f"{result.report_id}-plan").answer == "\n".join(QUESTIONS)
 
 
-def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_an_event(reader, tmp_path) -> None:
     prompts = load_prompts()
     policy = ScriptedPolicy(reads_keys)
     agent = reader(policy, budget=None, prompts=None, profile=Profile(WIDE, prompts))
@@ -148,7 +144,7 @@ def test_a_policy_with_prompts_of_its_own_only_gives_an_extractive_report_with_a
     assert not [prompt for prompt in policy.prompts if "<quotes>" in prompt or "<documents>" in prompt]
 
 
-def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader, tmp_path) -> None:
     end = {"report_questions": "Questions:", "report_outline": "Headings:", "report_section": "Sentences:"}
     others = {
         name: PromptTemplate(
@@ -168,9 +164,7 @@ def test_a_policy_whose_profile_has_templates_for_the_roles_writes(reader: MakeR
     assert sum(prompt.startswith("My own") for prompt in policy.prompts) >= 3
 
 
-def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it(reader, tmp_path) -> None:
     paths, options = keys(tmp_path, a="4711", b="12"), {"extractive": True, "judge": True}
     agent = reader(ScriptedPolicy(reads_keys_and_writes))
     result = report(agent, "Keys?", paths, questions=[HARBOR], **options)  # type: ignore[arg-type]
@@ -185,7 +179,7 @@ def test_an_extractive_report_may_be_judged_by_a_policy_that_has_a_prompt_for_it
     assert result.contradictions == ()
 
 
-def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(reader, tmp_path) -> None:
     small = Budget(context_window=340, question_tokens=30, memory_tokens=40, chunk_tokens=80, answer_tokens=60)
     result = report(reader(ScriptedPolicy(reads_keys), budget=small), HARBOR, keys(tmp_path, a="4711"))
     assert [event.kind for event in result.events] == [EventKind.NOT_PLANNED, EventKind.EXTRACTIVE]
@@ -193,13 +187,13 @@ def test_a_window_that_has_no_room_for_quotes_gives_an_extractive_report(reader:
     assert [sentence.text for sentence in result.sentences] == ["4711"]
 
 
-def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(reader: MakeReader, tmp_path: Path) -> None:
+def test_the_paper_s_budget_has_room_for_the_roles_of_a_report(reader, tmp_path) -> None:
     agent = reader(ScriptedPolicy(reads_keys_and_writes), budget=Budget())
     result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR])
     assert (result.mode, result.events) == (ReportMode.WRITTEN, ())
 
 
-def test_what_a_server_sends_that_is_no_text_stops_no_report(reader: MakeReader, tmp_path: Path) -> None:
+def test_what_a_server_sends_that_is_no_text_stops_no_report(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if "<section>" in prompt or "<quotes>" in prompt or "<answers>" in prompt:
             return reads_keys_and_writes(prompt)
@@ -210,9 +204,7 @@ def test_what_a_server_sends_that_is_no_text_stops_no_report(reader: MakeReader,
     assert result.to_html().encode()
 
 
-def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(reader, tmp_path) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith(("Questions:", "Headings:", "Sentences:")):
             return "..."
@@ -226,7 +218,7 @@ def test_replies_in_another_form_fall_back_to_the_question_and_to_the_answers(
 
 
 def test_a_sentence_that_names_wrong_quotes_gets_those_of_its_section_that_have_what_it_states(
-    reader: MakeReader, tmp_path: Path
+    reader, tmp_path
 ) -> None:
     def script(prompt: str) -> str:
         if prompt.rstrip().endswith("Sentences:"):
@@ -251,7 +243,7 @@ def judgements(agent: MemAgent, folder: Path) -> list[str]:
         return [call.text for call in log.conversations(run.run_id) if call.role == "report_judge"]
 
 
-def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(reader: MakeReader, tmp_path: Path) -> None:
+def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(reader, tmp_path) -> None:
     pairs = []
 
     def script(prompt: str) -> str:
@@ -274,9 +266,7 @@ def test_the_policy_judges_each_pair_of_different_answers_if_it_is_asked_to(read
         assert "a.txt, c.txt: 4711" in text
 
 
-def test_more_pairs_than_are_judged_are_counted(
-    reader: MakeReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_pairs_than_are_judged_are_counted(reader, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
     agent = reader(ScriptedPolicy(reads_keys_and_writes))
     paths = keys(tmp_path, a="4711", b="12", c="5")
@@ -284,7 +274,7 @@ def test_more_pairs_than_are_judged_are_counted(
     assert [(event.kind, event.detail[:14]) for event in result.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
 
 
-def test_pages_are_known_where_documents_have_them(reader: MakeReader, tmp_path: Path) -> None:
+def test_pages_are_known_where_documents_have_them(reader, tmp_path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
     result = report(reader(ScriptedPolicy(reads_keys)), HARBOR, [path], extractive=True)
@@ -293,7 +283,7 @@ def test_pages_are_known_where_documents_have_them(reader: MakeReader, tmp_path:
     assert "page 2" in result.to_markdown()
 
 
-def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader, tmp_path) -> None:
     good = keys(tmp_path, a="4711")
     (tmp_path / "empty.txt").write_text("  \n")
     agent = reader(ScriptedPolicy(reads_keys))
@@ -307,7 +297,7 @@ def test_a_document_that_cannot_be_read_is_a_row_of_failed_cells(reader: MakeRea
         report(agent, HARBOR, paths[1:])
 
 
-def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader: MakeReader, tmp_path: Path) -> None:
+def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys)
     text = document_with({0.5: "The key of harbor is 4711."}, words=300)
     agent = reader(policy)
@@ -318,7 +308,7 @@ def test_equal_texts_are_read_once_and_equal_names_are_told_apart(reader: MakeRe
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
 
 
-def test_bad_requests_are_refused_before_anything_is_read(reader: MakeReader, tmp_path: Path) -> None:
+def test_bad_requests_are_refused_before_anything_is_read(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys)
     agent = reader(policy)
     paths = keys(tmp_path, a="4711")
@@ -333,7 +323,7 @@ def test_bad_requests_are_refused_before_anything_is_read(reader: MakeReader, tm
     assert policy.prompts == []
 
 
-def test_two_processes_do_not_write_one_report(reader: MakeReader, tmp_path: Path) -> None:
+def test_two_processes_do_not_write_one_report(reader, tmp_path) -> None:
     agent = reader(ScriptedPolicy(reads_keys))
     paths = keys(tmp_path, a="4711")
     first = report(agent, HARBOR, paths, extractive=True)
@@ -341,9 +331,7 @@ def test_two_processes_do_not_write_one_report(reader: MakeReader, tmp_path: Pat
         report(agent, HARBOR, paths, extractive=True)
 
 
-async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_common(reader, tmp_path) -> None:
     policy = ScriptedPolicy(reads_keys, delay=0.002)
     paths = keys(tmp_path, a="4711", b="12", c="5")
     questions = [HARBOR, "What is the key of castle?"]
@@ -357,14 +345,14 @@ async def test_two_reports_of_one_process_share_the_reads_that_they_have_in_comm
     assert set(Counter(asked_sections(policy.prompts)).values()) == {1}
 
 
-def test_a_read_that_stopped_at_a_limit_is_no_answer(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_read_that_stopped_at_a_limit_is_no_answer(reader, tmp_path) -> None:
     agent = reader(ScriptedPolicy(reads_keys), budget=Budget(900, 50, 60, 100, 60))
     limits = Limits(max_chunks=2)
     result = report(agent, "Keys?", keys(tmp_path, a="4711"), questions=[HARBOR], extractive=True, limits=limits)
     assert [(cell.state, cell.answer) for cell in result.matrix.cells] == [(CellState.STOPPED, None)]
 
 
-def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader: MakeReader, tmp_path: Path) -> None:
+def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader, tmp_path) -> None:
     state = {"fails": True}
 
     def script(prompt: str) -> Any:
@@ -384,9 +372,7 @@ def test_a_failed_call_stops_the_report_and_the_same_call_continues_it(reader: M
     assert again <= 3  # the chunk that failed, and those that the other two documents were at
 
 
-async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(
-    reader: MakeReader, tmp_path: Path
-) -> None:
+async def test_without_checkpoints_and_inside_another_graph_a_report_is_its_own(reader, tmp_path) -> None:
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.graph import END, START, StateGraph
 

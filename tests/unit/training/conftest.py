@@ -56,9 +56,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     from support.training_world import make_world
 
     folder = tmp_path_factory.mktemp("world")
-    made = World(folder, make_world(folder))
-    write_log(made.runs, comparable(made.groups), made.model)
-    return made
+    shared = World(folder, make_world(folder))
+    write_log(shared.runs, comparable(shared.groups), shared.model)
+    return shared
 
 
 @pytest.fixture(scope="session")
@@ -87,8 +87,8 @@ def make_trainer(world: World, small_settings: Callable[..., Any]) -> Callable[.
         output: Path, preset: str = "memagent-paper", *, groups: Any = None, kind: Any = MultiConvDAPOTrainer,
         model: Path = world.model, **changes: Any,
     ) -> Any:  # fmt: skip
-        chosen = world.groups if groups is None else groups
-        return kind(str(model), chosen, small_settings(output, preset, **changes))
+        rollouts = world.groups if groups is None else groups
+        return kind(str(model), rollouts, small_settings(output, preset, **changes))
 
     return make
 

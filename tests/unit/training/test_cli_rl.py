@@ -62,10 +62,10 @@ def loop(monkeypatch, tmp_path) -> Loop:
 
 
 def memagent(*arguments: str, code: int = 0, least: bool = True) -> Any:
-    done = CliRunner().invoke(app, ["rl", *(LEAST if least else ()), *arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
+    result = CliRunner().invoke(app, ["rl", *(LEAST if least else ()), *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
 
 
 # What arrives
@@ -135,16 +135,16 @@ def test_progress_is_on_standard_error_and_quiet_leaves_it_out(loop, monkeypatch
         return loop(job, watcher)
 
     monkeypatch.setattr(rl, "run", measure)
-    done = memagent()
-    assert "accuracy after 2 iterations" in done.stderr and done.stdout == "rl-policy\n"
+    result = memagent()
+    assert "accuracy after 2 iterations" in result.stderr and result.stdout == "rl-policy\n"
     assert "accuracy" not in memagent("--quiet").stderr
 
 
 def test_only_the_main_process_shows_and_prints(loop, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    done = memagent()
+    result = memagent()
     loop.watcher.on_measurement(MEASUREMENT)
-    assert done.stdout == "" and "policy" not in done.stderr
+    assert result.stdout == "" and "policy" not in result.stderr
 
 
 def test_what_libraries_say_does_not_reach_standard_output_or_the_screen(loop) -> None:
@@ -154,11 +154,11 @@ def test_what_libraries_say_does_not_reach_standard_output_or_the_screen(loop) -
         stack.callback(logging.getLogger().removeHandler, handler)
         logging.getLogger("httpx").setLevel(logging.INFO)
         stack.callback(logging.getLogger("httpx").setLevel, logging.NOTSET)
-        done = memagent()
+        result = memagent()
         assert logging.getLogger("httpx").level == logging.INFO, "as it was before"
-    assert done.stdout == "rl-policy\n"
-    assert "what a library prints" in done.stderr
-    assert "HTTP Request" not in done.stderr
+    assert result.stdout == "rl-policy\n"
+    assert "what a library prints" in result.stderr
+    assert "HTTP Request" not in result.stderr
 
 
 def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkeypatch) -> None:
@@ -185,10 +185,10 @@ def test_bars_and_warnings_of_libraries_are_off_while_the_loop_runs(loop, monkey
 
 def test_a_loop_that_is_done_names_the_policy_and_what_to_do_with_it(loop) -> None:
     loop.best = Path("rl-policy/best")
-    done = memagent()
-    assert done.stdout == "rl-policy\n"
-    assert "all 3 iterations are done; trained for 12 steps" in done.stderr
-    assert "measured best is in rl-policy/best" in done.stderr and "memagent read" in done.stderr
+    result = memagent()
+    assert result.stdout == "rl-policy\n"
+    assert "all 3 iterations are done; trained for 12 steps" in result.stderr
+    assert "measured best is in rl-policy/best" in result.stderr and "memagent read" in result.stderr
 
 
 @pytest.mark.parametrize("best", [None, Path("rl-policy/best")])
@@ -221,8 +221,8 @@ def test_an_interrupt_says_how_to_go_on(loop) -> None:
 )
 def test_an_error_is_told_and_leaves_with_its_code(loop, error, code) -> None:
     loop.error = error
-    done = memagent(code=code)
-    assert error.message in done.stderr and "what to do:" in done.stderr and done.stdout == ""
+    result = memagent(code=code)
+    assert error.message in result.stderr and "what to do:" in result.stderr and result.stdout == ""
     assert json.loads(memagent("--json", code=code).stdout)["error"]["type"] == type(error).__name__
 
 
@@ -258,8 +258,8 @@ def test_an_error_names_the_best_policy_or_what_is_kept_where_there_is_one(loop,
     ],
 )
 def test_values_that_cannot_be_are_refused_with_what_to_do(loop, more, words) -> None:
-    done = memagent(*more, code=ExitCode.USAGE)
-    assert words in " ".join(done.stderr.replace("│", " ").split())
+    result = memagent(*more, code=ExitCode.USAGE)
+    assert words in " ".join(result.stderr.replace("│", " ").split())
     assert loop.job is None
 
 

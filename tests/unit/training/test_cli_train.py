@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from step_from_rows import take_step
 from support.programs import Program
 from support.training_log import comparable, write_log
 from typer.testing import CliRunner
@@ -27,6 +29,7 @@ from memagent_graph.errors import install_command
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_training.commands import training_process
 from memagent_training.forward import recomputed
+from memagent_training.job.row_export import COLUMNS
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = ROOT / "training" / "configs" / "accelerate"
@@ -49,10 +52,10 @@ def arguments(world, tmp_path):
 
 
 def memagent(arguments: list[str], code: int = 0) -> Any:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == code, (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
 
 
 def process(arguments: list[str], **options: Any) -> Program:
@@ -82,8 +85,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path) -> No
 
 def test_a_training_too_short_to_warm_up_is_planned_and_not_begun(arguments, tmp_path) -> None:
     short = {"warmup_steps": "50"}
-    done = memagent(arguments("--dry-run", **short), code=2)
-    assert "total steps" in done.stdout and "warmup_steps lower" in done.stderr
+    result = memagent(arguments("--dry-run", **short), code=2)
+    assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
     memagent(arguments(**short), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -108,13 +111,13 @@ def test_a_training_leaves_a_policy_folder(arguments, world, tmp_path) -> None:
     (model / "memagent.json").write_text('{"context_window": 128}')
     (model / "templates").mkdir()
     (model / "templates" / "update.txt").write_text("an update prompt")
-    done = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
-    assert "no whole checkpoint" in done.stderr
-    assert done.stdout == f"{out}\n"
-    assert "memagent read" in done.stderr and str(out) in done.stderr
-    steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    result = memagent(arguments("--resume", model=model, save_strategy="no", max_steps="2"))
+    assert "no whole checkpoint" in result.stderr
+    assert result.stdout == f"{out}\n"
+    assert "memagent read" in result.stderr and str(out) in result.stderr
+    steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
     assert [line.split(": loss ")[0] for line in steps] == ["step 1 of 2", "step 2 of 2"]
-    assert "{'loss'" not in done.stderr
+    assert "{'loss'" not in result.stderr
     before, after = (load_file(folder / "model.safetensors") for folder in (model, out))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -136,13 +139,13 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
     policy = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
     assert (policy["folder"], policy["adapter"], policy["steps"]) == (str(out), str(out / "adapter"), 2)
     assert policy["metrics"]["tokens/learned"] > 0
-    base, merged = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
+    base, policy_model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
-        plain, of_merged = base(ids).logits, merged(ids).logits
+        plain, of_policy = base(ids).logits, policy_model(ids).logits
         of_adapter = PeftModel.from_pretrained(base, out / "adapter").eval()(ids).logits
-    assert torch.allclose(of_adapter, of_merged, atol=1e-5)
-    assert not torch.allclose(plain, of_merged, atol=1e-3)
+    assert torch.allclose(of_adapter, of_policy, atol=1e-5)
+    assert not torch.allclose(plain, of_policy, atol=1e-3)
 
 
 def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
@@ -154,6 +157,27 @@ def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tm
     assert 0 < plan["schedule"]["groups"] == len(varied) < len(run_ids)
     refusal = memagent(arguments("--dry-run", "--reward", "judging.py:by_plaice"), ExitCode.USAGE).stderr
     assert "Did you mean judging.py:by_place" in refusal
+
+
+PLAIN_STEP = {
+    "optim": "sgd", "learning_rate": "1.0", "weight_decay": "0.0", "max_grad_norm": "0.0", "max_steps": "1",
+    "groups_per_step": "3", "save_strategy": "no", "gradient_checkpointing": "false",
+}  # fmt: skip
+
+
+def test_a_step_in_plain_pytorch_from_the_exported_rows_alone_is_the_trainers(arguments, world, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    memagent(arguments("--rows", str(tmp_path / "rows.parquet"), **PLAIN_STEP))
+    assert not (tmp_path / "out").exists()
+    memagent(arguments(**PLAIN_STEP))
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table.schema.names == [name for name, _, _ in COLUMNS]
+    model = AutoModelForCausalLM.from_pretrained(world.model).eval()
+    take_step(model, [row for row in table.to_pylist() if row["step"] == 0])
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, weights[name], rtol=0, atol=1e-6), name
 
 
 # Refusals
@@ -195,14 +219,14 @@ PASSES = {"num_train_epochs": "5"}
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
-    killed = process(["memagent_graph", *arguments(**PASSES)])
+    program = process(["memagent_graph", *arguments(**PASSES)])
     deadline = time.monotonic() + 100
     while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
-        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()
+        assert program.poll() is None and time.monotonic() < deadline, program.communicate()
         time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    assert program.returncode == -signal.SIGKILL
     assert not (out / "model.safetensors").exists()
 
     # What a kill may leave of the newest checkpoint, whether or not it did so this time.
@@ -231,8 +255,8 @@ def test_accelerate_knows_every_line_of_its_configurations(path) -> None:
     from accelerate.commands.launch import launch_command_parser
 
     config = load_config_from_file(str(path))
-    known = vars(launch_command_parser().parse_args(["script"]))
-    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(known)
+    options_of_launcher = vars(launch_command_parser().parse_args(["script"]))
+    assert set(config.fsdp_config) | set(config.deepspeed_config) <= set(options_of_launcher)
     kinds = {"single": "NO", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}
     assert config.distributed_type.value == kinds[path.stem.partition("-")[0]]
 
@@ -258,8 +282,8 @@ def test_a_dry_run_under_accelerate_s_launcher_prints_the_plan(arguments, monkey
 
 def test_only_the_main_process_prints(arguments, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    done = memagent(arguments("--dry-run"))
-    assert done.stdout == "" and "error" not in done.stderr
+    result = memagent(arguments("--dry-run"))
+    assert result.stdout == "" and "error" not in result.stderr
 
 
 def test_a_failure_is_told_by_the_first_process_unless_it_is_another_s_alone(monkeypatch) -> None:

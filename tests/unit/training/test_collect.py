@@ -7,14 +7,16 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memagent_evaluation.samples import LengthUnit, Metric, Sample
-from memagent_graph import Budget, MemAgent, PolicyError, ScriptedPolicy
+from memagent_graph import Budget, Completion, FinishReason, MemAgent, PolicyError, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_training.data.replay import load_groups
 from memagent_training.data.training_runs import TrainingRun
-from memagent_training.job.collect import CollectSettings, collect
+from memagent_training.job.collect import Collection, CollectSettings, collect
 from memagent_training.training_errors import TrainingError
 
 Reply = Callable[[int, int], str | Exception]
@@ -59,115 +61,149 @@ def reader(folder: Path, reply: Reply, answer_format: str = "boxed") -> MemAgent
     )
 
 
+async def gather(
+    agent: MemAgent, count: int | None = None, *, rollouts: int = 2, groups: int = 0, max_questions: int = 0,
+    name: str = "x", **options: Any,
+) -> Collection:  # fmt: skip
+    """Collect `count` groups of as many questions, or as many groups of at most as many questions as are named."""
+    sizes = CollectSettings(rollouts, groups or count, max_questions or count)
+    return await collect(agent, questions(count), sizes, name=name, **options)
+
+
 def right(number: int) -> str:
     return rf"\boxed{{{number}}}"
 
 
-def asked_by(agent: MemAgent) -> list[int]:
+def questions_of(agent: MemAgent) -> list[int]:
     """The documents of which an answer was asked for, once per read."""
     policy = agent.policy
     assert isinstance(policy, ScriptedPolicy)
-    found = (re.search(r"number of document (\d+)", prompt) for prompt in policy.prompts if "Its number" not in prompt)
-    return sorted(int(match[1]) for match in found if match)
+    prompts = [prompt for prompt in policy.prompts if "Its number" not in prompt]
+    return sorted(int(number) for prompt in prompts for number in re.findall(r"number of document (\d+)", prompt))
 
 
 def half(number: int, read: int) -> str:
+    """Every other read is right."""
     return right(number) if read % 2 else r"\boxed{wrong}"
 
 
 async def test_every_question_is_read_so_often_and_rewarded_in_the_log(tmp_path: Path) -> None:
     agent = reader(tmp_path, half)
-    found = await collect(agent, questions(3), CollectSettings(rollouts=4, groups=3, max_questions=3), name="first")
-    assert [len(group.run_ids) for group in found.groups] == [4, 4, 4]
-    assert all(sorted(group.rewards) == [0, 0, 1, 1] for group in found.groups)
-    assert agent.run_log is not None
-    logged = {run_id: agent.run_log.latest_rewards(run_id)["exact_match"] for run_id in found.group_of}
-    assert logged == {
-        run_id: reward for group in found.groups for run_id, reward in zip(group.run_ids, group.rewards, strict=True)
-    }
-    assert found.reward == 0.5
+    collection = await gather(agent, 3, rollouts=4)
+    assert [len(group.run_ids) for group in collection.groups] == [4, 4, 4]
+    assert all(sorted(group.rewards) == [0, 0, 1, 1] for group in collection.groups)
+    for group in collection.groups:
+        for run_id, reward in zip(group.run_ids, group.rewards, strict=True):
+            assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
+    assert collection.reward == 0.5
 
 
 async def test_further_questions_are_asked_until_enough_groups_have_variance(tmp_path: Path) -> None:
     agent = reader(tmp_path, lambda number, read: half(number, read) if number % 3 == 0 else right(number))
-    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=4, max_questions=50), name="x")
-    assert sorted(int(group.name.split("-")[1]) % 3 for group in found.groups) == [0, 0, 0, 0]
-    assert found.uniform_groups
-    assert all(group.rewards == (1.0, 1.0) for group in found.uniform_groups)
-    assert found.questions < 20
-    assert set(found.group_of.values()) == {group.name for group in found.groups}
+    collection = await gather(agent, groups=4, max_questions=50)
+    assert sorted(int(group.name.split("-")[1]) % 3 for group in collection.groups) == [0, 0, 0, 0]
+    assert collection.uniform_groups
+    assert all(group.rewards == (1.0, 1.0) for group in collection.uniform_groups)
+    assert collection.questions < 20
+    assert set(collection.group_of.values()) == {group.name for group in collection.groups}
 
 
-async def test_no_more_questions_than_allowed_and_no_more_reads_than_wanted(tmp_path: Path) -> None:
+async def test_no_more_questions_than_allowed_and_no_more_reads_than_needed(tmp_path: Path) -> None:
     agent = reader(tmp_path, lambda number, read: right(number))
-    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2, max_questions=7), name="x")
-    assert (found.questions, len(found.groups), len(found.uniform_groups)) == (7, 0, 7)
-    assert agent.run_log is not None
+    collection = await gather(agent, groups=2, max_questions=7)
+    assert (collection.questions, len(collection.groups), len(collection.uniform_groups)) == (7, 0, 7)
     assert len(list(agent.run_log.runs())) == 14
 
 
-async def test_a_failed_read_is_tried_again_and_its_group_is_whole(tmp_path: Path) -> None:
+async def test_groups_without_variance_are_taken_where_more_than_outcomes_is_rewarded(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, read: right(number))
+    collection = await gather(agent, groups=3, max_questions=9, keep_uniform=True)
+    assert (len(collection.groups), len(collection.uniform_groups)) == (3, 0)
+    assert len(collection.group_of) == 6
+
+
+async def test_a_failed_read_is_tried_again_and_its_group_is_whole_in_the_log_too(tmp_path: Path) -> None:
+    """The attempt that failed stayed in the log as an unfinished run, and replay refused its whole group."""
     calls = itertools.count()
+    agent = reader(tmp_path, lambda number, read: PolicyError("gone") if next(calls) == 0 else half(number, read))
+    script = agent.policy.script
+    agent.policy.script = lambda prompt: with_ids(script(prompt))
+    collection = await gather(agent, 1, rollouts=3)
+    assert collection.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
+    assert not collection.failures
+    (group,) = load_groups(agent.run_log, reward="exact_match").groups
+    assert len(group.rollouts_G) == 3
 
-    def reply(number: int, read: int) -> str | Exception:
-        return PolicyError("gone") if next(calls) == 0 else half(number, read)
 
-    found = await collect(
-        reader(tmp_path, reply), questions(1), CollectSettings(rollouts=3, groups=1, max_questions=1), name="x"
-    )
-    assert found.groups[0].run_ids == ("x-0-0", "x-0-1", "x-0-2")
-    assert not found.failures
+def with_ids(reply: str | Exception) -> Completion | Exception:
+    """A scripted reply as one of a policy that tells token ids."""
+    if isinstance(reply, Exception):
+        return reply
+    ids = {"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-0.5], "policy_version": "v1"}
+    return Completion(reply, FinishReason.STOP, "scripted", **ids)
 
 
-async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_counted(tmp_path: Path) -> None:
+async def test_a_read_that_fails_for_good_takes_its_group_out_and_is_tried_again_when_the_collection_goes_on(
+    tmp_path: Path,
+) -> None:
     def reply(number: int, read: int) -> str | Exception:
         return PolicyError("broken") if number == 1 else half(number, read)
 
-    found = await collect(
-        reader(tmp_path, reply), questions(3), CollectSettings(rollouts=2, groups=3, max_questions=3), name="x"
-    )
-    assert set(found.failures) == {"x-1"}
-    assert {group.name for group in found.groups} == {"x-0", "x-2"}
-    assert found.questions == 3
+    first = await gather(reader(tmp_path, reply), 3)
+    assert set(first.failures) == {"x-1"}
+    assert {group.name for group in first.groups} == {"x-0", "x-2"}
+    assert first.questions == 3
+    agent = reader(tmp_path, half)
+    second = await gather(agent, 3)
+    assert questions_of(agent) == [1, 1]
+    assert not second.failures
 
 
 async def test_when_everything_fails_the_first_error_is_raised(tmp_path: Path) -> None:
-    agent = reader(tmp_path, lambda number, read: PolicyError("broken"))
     with pytest.raises(PolicyError, match="broken"):
-        await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
-
-
-async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(tmp_path: Path) -> None:
-    wanted = CollectSettings(rollouts=2, groups=1, max_questions=1)
-    with pytest.raises(TrainingError, match=r"'unsure' returned no reward") as raised:
-        await collect(reader(tmp_path, half), questions(1), wanted, name="x", reward=unsure)
-    assert raised.value.run_id == "x-0-0"
+        await gather(reader(tmp_path, lambda number, read: PolicyError("broken")), 2)
 
 
 def unsure(run: TrainingRun) -> float | None:
-    return None
+    return None if run.question.endswith("1?") else 1.0
 
 
-async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(
-    tmp_path: Path,
-) -> None:
+def not_a_number(run: TrainingRun) -> float:
+    return float("nan") if run.question.endswith("1?") else 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [(unsure, "'unsure' returned no reward"), (not_a_number, "the reward 'not_a_number' is nan")],
+)
+async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
+    """One bad group among good ones was left out, and the mean reward was of the others."""
+    with pytest.raises(TrainingError, match=message) as refusal:
+        await gather(reader(tmp_path, half), 3, reward=reward)
+    assert refusal.value.run_id == "x-1-0"
+
+
+async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(tmp_path) -> None:
     def nearness(run: TrainingRun) -> float | None:
         assert run.gold is not None
         return float(run.answer in run.gold.answers) / 2
 
     agent = reader(tmp_path, half)
-    found = await collect(
-        agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x", reward=nearness
-    )
-    assert [sorted(group.rewards) for group in found.groups] == [[0, 0.5], [0, 0.5]]
-    assert agent.run_log is not None
-    assert {name for run_id in found.group_of for name in agent.run_log.latest_rewards(run_id)} == {"nearness"}
+    collection = await gather(agent, 2, reward=nearness)
+    assert [sorted(group.rewards) for group in collection.groups] == [[0, 0.5], [0, 0.5]]
+    names = {name for run_id in collection.group_of for name in agent.run_log.latest_rewards(run_id)}
+    assert names == {"nearness"}
+
+
+async def test_an_answer_that_was_asked_for_plainly_is_scored_so(tmp_path: Path) -> None:
+    agent = reader(tmp_path, lambda number, nth: str(number) if nth else "none", answer_format="plain")
+    assert [group.rewards for group in (await gather(agent, 2)).groups] == [(0.0, 1.0)] * 2
 
 
 async def test_a_reader_without_a_log_is_refused(tmp_path: Path) -> None:
     agent = MemAgent(ScriptedPolicy([]), tokenizer="embedded", run_log=False, store=tmp_path)
     with pytest.raises(TrainingError, match="run_log"):
-        await collect(agent, questions(1), CollectSettings(groups=1, max_questions=1), name="x")
+        await gather(agent, 1)
 
 
 async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> None:
@@ -175,46 +211,39 @@ async def test_what_the_reads_of_this_call_cost_is_counted(tmp_path: Path) -> No
         return PolicyError("broken") if number == 2 else half(number, read)
 
     agent = reader(tmp_path, reply)
-    found = await collect(agent, questions(3), CollectSettings(rollouts=2, groups=3, max_questions=3), name="x")
-    assert agent.run_log is not None
+    usage = (await gather(agent, 3)).usage
     totals = agent.run_log.totals([f"x-{number}-{place}" for number in range(2) for place in range(2)])
-    assert found.usage.turns == 8  # an update and an answer in each of four reads that came to their end
-    assert found.usage.prompt_tokens == sum(total.prompt_tokens for total in totals.values())
-    assert found.usage.completion_tokens == sum(total.completion_tokens for total in totals.values())
-    again = await collect(agent, questions(2), CollectSettings(rollouts=2, groups=2, max_questions=2), name="x")
+    assert usage.turns == 8  # an update and an answer in each of four reads that came to their end
+    assert usage.prompt_tokens == sum(total.prompt_tokens for total in totals.values())
+    assert usage.completion_tokens == sum(total.completion_tokens for total in totals.values())
+    again = await gather(agent, 2)
     assert (again.usage.turns, again.usage.prompt_tokens) == (0, 0)
 
 
 # Going on
 
-FOUR = CollectSettings(rollouts=2, groups=4, max_questions=4)
-
 
 async def test_whole_groups_come_from_the_log_without_a_read(tmp_path: Path) -> None:
     mixed: Reply = lambda number, read: right(number) if number == 1 else half(number, read)  # noqa: E731
-    wanted = CollectSettings(rollouts=4, groups=3, max_questions=4)
-    first = await collect(reader(tmp_path, mixed), questions(), wanted, name="x")
+    sizes = {"rollouts": 4, "groups": 3, "max_questions": 4}
+    first = await gather(reader(tmp_path, mixed), **sizes)
     agent = reader(tmp_path, lambda number, read: AssertionError("read again"))  # type: ignore[arg-type,return-value]
-    second = await collect(agent, questions(), wanted, name="x")
-    assert asked_by(agent) == []
+    second = await gather(agent, **sizes)
+    assert questions_of(agent) == []
     for one, other in ((first.groups, second.groups), (first.uniform_groups, second.uniform_groups)):
-        assert sorted(one, key=lambda each: each.name) == sorted(other, key=lambda each: each.name)
+        assert sorted(one, key=lambda group: group.name) == sorted(other, key=lambda group: group.name)
     assert [group.name for group in second.uniform_groups] == ["x-1"]
 
 
 async def test_a_group_of_which_a_reward_is_missing_is_read_anew(tmp_path: Path) -> None:
     """Its collection was killed while it wrote them; an earlier reward of one read must not be taken for the new."""
-    first = reader(tmp_path, half)
-    await collect(first, questions(3), CollectSettings(rollouts=3, groups=3, max_questions=3), name="x")
-    assert first.run_log is not None
+    await gather(reader(tmp_path, half), 3, rollouts=3)
     _delete_rewards(tmp_path, "x-1-2")
     agent = reader(tmp_path, lambda number, read: right(number) if read == 0 else r"\boxed{wrong}")
-    wanted = CollectSettings(rollouts=3, groups=3, max_questions=3)
-    found = await collect(agent, questions(3), wanted, name="x")
-    assert asked_by(agent) == [1, 1, 1]
-    again = next(group for group in found.groups if group.name == "x-1")
+    collection = await gather(agent, 3, rollouts=3)
+    assert questions_of(agent) == [1, 1, 1]
+    again = next(group for group in collection.groups if group.name == "x-1")
     assert sorted(again.rewards) == [0, 0, 1]
-    assert agent.run_log is not None
     for run_id, reward in zip(again.run_ids, again.rewards, strict=True):
         assert agent.run_log.latest_rewards(run_id)["exact_match"] == reward
 
@@ -229,14 +258,13 @@ def _delete_rewards(folder: Path, run_id: str) -> None:
 
 async def test_another_collections_groups_are_not_mistaken_for_ones_own(tmp_path: Path) -> None:
     """Neither where one's name begins with the other's, nor where a question has the other's number in it."""
-    agent = reader(tmp_path, half)
-    wanted = CollectSettings(rollouts=2, groups=12, max_questions=12)
-    await collect(agent, questions(12), wanted, name="x-1")
+    await gather(reader(tmp_path, half), 12, name="x-1")
     for name in ("x", "x-11", "x-1-1", "y"):
         agent = reader(tmp_path, half)
-        found = await collect(agent, questions(12), wanted, name=name)
-        assert len(asked_by(agent)) == 24, name
-        assert {run_id.rpartition("-")[0] for run_id in found.group_of} == {f"{name}-{place}" for place in range(12)}
+        collection = await gather(agent, 12, name=name)
+        assert len(questions_of(agent)) == 24, name
+        names = {run_id.rpartition("-")[0] for run_id in collection.group_of}
+        assert names == {f"{name}-{place}" for place in range(12)}
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
@@ -248,33 +276,21 @@ async def test_a_server_that_is_gone_ends_the_collection_and_what_is_whole_is_ke
     def gone_at(number: int, read: int) -> str | Exception:
         return kind("gone") if number >= 2 else half(number, read)
 
-    wanted = CollectSettings(rollouts=2, groups=2, max_questions=1000)
-    asked = itertools.count()
-    samples = (Numbered().sample(100, next(asked)) for _ in range(1000))
+    settings = CollectSettings(rollouts=2, groups=2, max_questions=1000)
+    indices = itertools.count()
+    samples = (Numbered().sample(100, next(indices)) for _ in range(1000))
     mixed: Reply = lambda number, read: right(number) if number < 2 else gone_at(number, read)  # noqa: E731
     agent = reader(tmp_path, mixed)  # the first two have no variance, so further ones are asked
     with pytest.raises(kind, match="gone"):
-        await collect(agent, samples, wanted, name="x")
-    assert next(asked) <= 4
+        await collect(agent, samples, settings, name="x")
+    assert next(indices) <= 4
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not task.done()]
 
     agent = reader(tmp_path, half)
-    found = await collect(agent, questions(), wanted, name="x")
-    assert asked_by(agent) == [2, 2, 3, 3]
-    assert {group.name for group in found.uniform_groups} == {"x-0", "x-1"}
-    assert {group.name for group in found.groups} == {"x-2", "x-3"}
-
-
-async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on(tmp_path: Path) -> None:
-    def broken(number: int, read: int) -> str | Exception:
-        return PolicyError("broken") if number == 1 else half(number, read)
-
-    first = await collect(reader(tmp_path, broken), questions(4), FOUR, name="x")
-    assert set(first.failures) == {"x-1"}
-    agent = reader(tmp_path, half)
-    second = await collect(agent, questions(4), FOUR, name="x")
-    assert asked_by(agent) == [1, 1]
-    assert not second.failures
+    collection = await collect(agent, questions(), settings, name="x")
+    assert questions_of(agent) == [2, 2, 3, 3]
+    assert {group.name for group in collection.uniform_groups} == {"x-0", "x-1"}
+    assert {group.name for group in collection.groups} == {"x-2", "x-3"}
 
 
 @pytest.mark.parametrize(
@@ -283,29 +299,3 @@ async def test_a_question_that_failed_is_tried_again_when_the_collection_goes_on
 def test_settings_that_cannot_be(changes: dict[str, int]) -> None:
     with pytest.raises(TrainingError):
         CollectSettings(**changes)
-
-
-async def test_groups_without_variance_are_taken_where_more_than_outcomes_is_rewarded(tmp_path: Path) -> None:
-    agent = reader(tmp_path, lambda number, nth: right(number))
-    settings = CollectSettings(rollouts=2, groups=3, max_questions=9)
-    found = await collect(agent, questions(), settings, name="kept", keep_uniform=True)
-    assert (len(found.groups), len(found.uniform_groups)) == (3, 0)
-    assert len(found.group_of) == 6
-
-
-async def test_an_answer_that_was_asked_for_plainly_is_scored_so(tmp_path: Path) -> None:
-    agent = reader(tmp_path, lambda number, nth: str(number) if nth else "none", answer_format="plain")
-    found = await collect(agent, questions(), CollectSettings(rollouts=2, groups=2), name="plain")
-    assert [group.rewards for group in found.groups] == [(0.0, 1.0)] * 2
-
-
-async def test_a_reward_that_is_no_number_is_no_failed_read(tmp_path: Path) -> None:
-    """One bad group among good ones was left out, and the mean reward was of the others."""
-
-    def broken(run: TrainingRun) -> float:
-        return float("nan") if run.question.endswith("1?") else 1.0
-
-    wanted = CollectSettings(rollouts=2, groups=3, max_questions=3)
-    with pytest.raises(TrainingError, match=r"the reward 'broken' is nan") as raised:
-        await collect(reader(tmp_path, half), questions(3), wanted, name="x", reward=broken)
-    assert raised.value.run_id == "x-1-0"

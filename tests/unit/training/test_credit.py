@@ -72,9 +72,7 @@ def read(make_reader, tmp_path: Path):
 def gold_chunk(run: TrainingRun) -> int:
     start = TEXT.encode().find(FACT.encode())
     return next(
-        each.span.index
-        for each in run.conversations_K
-        if each.span and each.span.start_byte <= start < each.span.end_byte
+        row.span.index for row in run.conversations_K if row.span and row.span.start_byte <= start < row.span.end_byte
     )
 
 
@@ -99,9 +97,9 @@ def test_a_memory_that_rests_on_the_evidence_earns_all_of_it_where_it_was_writte
 def test_a_passage_that_was_looked_up_does_not_replace_its_chunk(read) -> None:
     run = read()
     chunk = gold_chunk(run)
-    place = next(at for at, each in enumerate(run.conversations_K) if each.reads and each.reads[0].index > chunk)
+    place = next(at for at, row in enumerate(run.conversations_K) if row.reads and row.reads[0].index > chunk)
     later, whole = run.conversations_K[place], next(
-        span for each in run.conversations_K for span in each.reads if span.index == chunk
+        span for row in run.conversations_K for span in row.reads if span.index == chunk
     )  # fmt: skip
     passage = replace(whole, start_byte=whole.end_byte - 5)
     conversations = list(run.conversations_K)
@@ -123,13 +121,14 @@ def test_a_gate_that_always_rewrites_is_right_at_the_evidence_alone(read) -> Non
 
 @pytest.mark.parametrize(("late", "least", "most"), [(-1, -1.0, -1.0), (0, 1.0, 1.0), (1, 0.01, 0.99)])
 def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, least: float, most: float) -> None:
-    seen: list[bool] = []
+    sightings: list[bool] = []
 
     def stops(prompt: str) -> str:
         if "<section>" not in prompt:
             return perfect_reader(prompt)
-        seen.append(FACT in prompt)
-        is_end = (True in seen and len(seen) - 1 - seen.index(True) == late) or (late < 0 and len(seen) == 1)
+        sightings.append(FACT in prompt)
+        is_late = True in sightings and len(sightings) - 1 - sightings.index(True) == late
+        is_end = is_late or (late < 0 and len(sightings) == 1)
         return f"STOP\n{perfect_reader(prompt)}" if is_end else reads(prompt)
 
     run = read(stops)
@@ -140,11 +139,11 @@ def test_a_read_ends_best_with_the_chunk_of_the_last_evidence(read, late: int, l
 @pytest.mark.parametrize("strategy", ["parallel", "reread"])
 def test_who_reads_again_and_finds_nothing_more_has_lost_nothing(read, strategy: str) -> None:
     run = read(reads_perfectly, strategy)
-    found = [at for at, each in enumerate(run.conversations_K) if each.span and each.span.index == gold_chunk(run)]
-    assert len(found) == 2, "each chunk is read twice"
+    places = [at for at, row in enumerate(run.conversations_K) if row.span and row.span.index == gold_chunk(run)]
+    assert len(places) == 2, "each chunk is read twice"
     for gains in (EvidenceF2Gain()(run), RecallGain()(run)):
-        assert gains[found[0]] == 1.0
-        read_for_nothing = [gain for at, gain in enumerate(gains) if run.conversations_K[at].reads and at != found[0]]
+        assert gains[places[0]] == 1.0
+        read_for_nothing = [gain for at, gain in enumerate(gains) if run.conversations_K[at].reads and at != places[0]]
         assert read_for_nothing == [0.0] * len(read_for_nothing)
 
 
@@ -171,10 +170,10 @@ def test_what_is_not_known_says_why(read) -> None:
         (replace(run, gold=GOLD, store=None), "its document is not kept"),
         (replace(run, gold=Gold(("x",), evidence=(FACT, "not there"))), "'not there' is not in the document"),
     ]
-    for each, why in cases:
+    for case, why in cases:
         for function in (EvidenceF2(), EvidenceF2Gain(), GateRight(), ExitInTime(), LongRLVR()):
-            assert function(each) is None
-            assert why in function.why_unknown(each)
+            assert function(case) is None
+            assert why in function.why_unknown(case)
 
 
 def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_path: Path) -> None:
@@ -183,9 +182,9 @@ def test_old_runs_are_scored_from_a_file_that_knows_their_evidence(read, tmp_pat
     gold = GoldAnswers.load(tmp_path / "gold.jsonl")
     log = RunLog(tmp_path / "runs.sqlite")
     (run,) = read_runs(log)
-    scored = replace(run, gold=gold.of(run))
-    assert EvidenceF2()(scored) == 1.0
-    assert GateRight()(scored) is not None
+    rescored = replace(run, gold=gold.of(run))
+    assert EvidenceF2()(rescored) == 1.0
+    assert GateRight()(rescored) is not None
     log.close()
     (tmp_path / "gold.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "4711", "evidence": [""]}))
     with pytest.raises(MemAgentError, match="line 1: evidence without text"):
@@ -199,12 +198,12 @@ def test_runs_without_a_terms_reward_are_refused_and_counted(read, tmp_path: Pat
 
     read(exactly)
     terms = parse_terms([{"reward": "kindness"}, {"reward": "evidence_f2"}])
-    told = load_groups(
+    replay = load_groups(
         tmp_path / "runs.sqlite", reward=lambda _: 1.0, term_rewards=choose_term_rewards(terms, has_gold=False)
     )
-    assert told.report.details == {"kindness: the log holds no such reward": 1}
+    assert replay.report.details == {"kindness: the log holds no such reward": 1}
     with pytest.raises(MemAgentError, match="kindness: the log holds no such reward in 1"):
-        told.require_groups()
+        replay.require_groups()
 
 
 @pytest.mark.parametrize(
@@ -240,8 +239,8 @@ def test_a_penalty_that_no_term_takes_in_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reward_of_whole_runs_for_single_conversations_is_refused_wherever_groups_are_looked_at() -> None:
-    said = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "v1")
-    rollouts = tuple(Rollout(name, (said,), 0.0, term_rewards={"own.py:kind": 1.0}) for name in ("a", "b"))
+    turn = TrainingConversation(array("I", [1]), array("I", [2]), array("f", [-0.5]), "answer", "", 0, False, "v1")
+    rollouts = tuple(Rollout(name, (turn,), 0.0, term_rewards={"own.py:kind": 1.0}) for name in ("a", "b"))
     term = CreditTerm("own.py:kind", scope=Scope.CONVERSATION)
     settings = AdvantageSettings(credit=(term,), drop_zero_variance=True)
     for look in (find_drop_reason, lambda group, settings: prepare_batch([group], settings)):

@@ -77,15 +77,6 @@ def test_values_and_entities_are_of_the_split_for_training(settings) -> None:
             assert not is_held_out(entity[2]), sample.question
 
 
-def test_values_that_are_copied_worst_are_asked_for_more_often(settings) -> None:
-    task = Alone(settings)
-    values = [task.sample(500, index).gold[0] for index in range(80)]
-    seldom = [value for value in values if len(value) >= 6 and value[3] == "0"]
-    assert 12 <= len(seldom) <= 40  # of numbers drawn evenly it would be 5
-    twice = [value for value in values if len(value) >= 6 and value[:3] == value[3:6]]
-    assert 3 <= len(twice) <= 18  # here, none
-
-
 def test_samples_depend_on_seed_length_and_index_alone(settings) -> None:
     first = AmongForeign(settings).sample(900, 7)
     again = load_task("recipes.embedded.tasks:AmongForeign", settings).sample(900, 7)
@@ -110,13 +101,6 @@ def test_a_text_keeps_its_layout_and_facts_stand_between_any_words(tmp_path: Pat
         assert "   of  a  table" in before + after
         within_lines += re.search(r"[^.?\n] +$", before) is not None
     assert 3 <= within_lines <= 17, "half of the documents have their facts between words"
-
-
-def test_the_asked_fact_stands_early_more_often_than_late(settings) -> None:
-    task = Alone(settings)
-    depths = [task.sample(600, index).needles[0].depth for index in range(160)]
-    assert sum(depth < 0.5 for depth in depths) > 95
-    assert max(depths) > 0.8
 
 
 @pytest.mark.parametrize(("content", "message"), [(b" \n", "holds no text"), (b"\xff\xfe\x00", "cannot be read")])

@@ -27,7 +27,7 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 CASE = {"preset": "memagent-paper", "changes": {"layout": "prefix_tree", "token_budget": 400, "max_logprob_gap": 9}}
 
 
-def sampled(noise: random.Random, text: str, prompt: str) -> Completion:
+def sample(noise: random.Random, text: str, prompt: str) -> Completion:
     """A reply with ids and log-probs."""
     ids = [*policy_prompt_ids(text)[:6], noise.randrange(3, 60)]
     prompt_ids = policy_prompt_ids(prompt)
@@ -39,16 +39,16 @@ def sampled(noise: random.Random, text: str, prompt: str) -> Completion:
 def test_steps_on_runs_of_every_strategy_are_the_plain_files(make_reader, tmp_path: Path) -> None:
     """All in one step, since a trainer takes longer to start than to train; each is compared by its own log-probs."""
     noise = random.Random(3)
-    policy = ScriptedPolicy(lambda prompt: sampled(noise, reads_perfectly(prompt), prompt))
+    policy = ScriptedPolicy(lambda prompt: sample(noise, reads_perfectly(prompt), prompt))
     groups: list[RolloutGroup] = []
     for place, strategy in enumerate(EVERY):
         log = RunLog(tmp_path / f"runs{place}.sqlite")
         agent = make_reader(policy, strategy=strategy, run_log=log)
-        for number in range(3):
+        for number in range(2):
             agent.read(TEXT, "What is the key of harbor?", run_id=f"{place}-{number}")
             log.reward(f"{place}-{number}", noise.random())
         (group,) = load_groups(log).require_groups()
-        assert len(group.rollouts_G) == 3, strategy
+        assert len(group.rollouts_G) == 2, strategy
         groups.append(replace(group, group_id=f"{short(strategy)}"))
         log.close()
     training_world.make_model(tmp_path)
@@ -80,7 +80,7 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
             text = text.replace("4711", "none").replace("12", "none")
         if noise.random() < 0.25 and text == "KEEP":
             text = "REWRITE\nnothing yet"
-        return sampled(noise, text, prompt)
+        return sample(noise, text, prompt)
 
     log = RunLog(tmp_path / "runs.sqlite")
     agent = make_reader(ScriptedPolicy(now_and_then), strategy=strategy, run_log=log)
@@ -98,8 +98,8 @@ def test_each_preset_on_its_runs_is_the_plain_files(make_reader, tmp_path: Path,
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     assert len(rollouts) == 9
     for name in functions:
-        told = {rollout.reward_named(name) for rollout in rollouts}
-        assert len(told) > 1 or name in {"format", "exit_in_time"}, name
+        values = {rollout.reward_named(name) for rollout in rollouts}
+        assert len(values) > 1 or name in {"format", "exit_in_time"}, name
     (tmp_path / "groups.pkl").write_bytes(pickle.dumps(groups))
     steps = training_world.run_case(tmp_path, case, tmp_path)
     assert_equal(Reference(tmp_path, groups), case, steps, tmp_path)

@@ -44,12 +44,12 @@ def an_iteration(status: LoopStatus, clock: Clock, iteration: int) -> None:
     status.on_step(iteration + 1, METRICS)
 
 
-def shown(told: Callable[[LoopStatus, Clock], None], *, is_terminal: bool = False, **options: Any) -> str:
+def show(tell: Callable[[LoopStatus, Clock], None], *, is_terminal: bool = False, **options: Any) -> str:
     file, clock = io.StringIO(), Clock()
     quiet = options.get("quiet", False)
     console = Console(file=file, width=60, force_terminal=is_terminal, color_system=None, quiet=quiet)
     with LoopStatus(2, console=console, clock=clock, **options) as status:
-        told(status, clock)
+        tell(status, clock)
     return file.getvalue()
 
 
@@ -60,7 +60,7 @@ def whole_loop(status: LoopStatus, clock: Clock) -> None:
 
 
 def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
-    lines = shown(whole_loop).splitlines()
+    lines = show(whole_loop).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "accuracy before any training, at temperature 0", "iteration 1 of 2",
         "accuracy after 1 iteration, at temperature 0", "iteration 2 of 2",
@@ -74,31 +74,31 @@ def test_there_is_a_line_per_iteration_and_one_per_measurement() -> None:
 
 
 def test_what_is_unknown_is_left_out_of_a_line() -> None:
-    def told(status: LoopStatus, clock: Clock) -> None:
+    def tell(status: LoopStatus, clock: Clock) -> None:
         status.on_phase(0, Phase.TRAIN)
         clock.now += 5
         status.on_phase(1, Phase.SYNC)
 
-    assert shown(told).splitlines() == ["iteration 1 of 2: train 0:00:05"]
+    assert show(tell).splitlines() == ["iteration 1 of 2: train 0:00:05"]
 
 
 def test_an_iteration_that_is_given_up_has_no_line() -> None:
-    def told(status: LoopStatus, clock: Clock) -> None:
+    def tell(status: LoopStatus, clock: Clock) -> None:
         del clock
         status.on_phase(0, Phase.COLLECT)
         status.on_end("reads of a question no longer differ")
 
-    assert shown(told) == ""
+    assert show(tell) == ""
 
 
 def test_a_terminal_also_shows_what_is_being_done() -> None:
-    text = shown(whole_loop, is_terminal=True)
+    text = show(whole_loop, is_terminal=True)
     assert "iteration 1 of 2: " in text and "accuracy after 1 iteration" in text
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_quiet_shows_nothing(is_terminal: bool) -> None:
-    assert shown(whole_loop, is_terminal=is_terminal, quiet=True) == ""
+    assert show(whole_loop, is_terminal=is_terminal, quiet=True) == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(Phase), st.floats(0, 1e4)), min_size=1, max_size=30))
@@ -109,8 +109,8 @@ def test_every_second_since_the_first_phase_belongs_to_a_phase(calls: list[tuple
         iteration += step
         phases.begin(iteration, phase)
         clock.now += seconds
-    passed = pytest.approx(clock.now - 5)
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == passed
+    total = pytest.approx(clock.now - 5)
+    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == total
     phases.end()
     clock.now += 99
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == passed
+    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == total

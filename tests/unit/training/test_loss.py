@@ -50,7 +50,7 @@ def through_trl(loss: TokenLoss, inputs: dict[str, Any], weights_BT: Any) -> Any
         _get_per_token_logps_and_entropies=lambda *_, **__: (inputs["logprobs_BT"], torch.zeros(B, T), None),
         args=SimpleNamespace(delta=loss.dual_clip, use_bias_correction_kl=False, steps_per_generation=1),
         importance_sampling_level="sequence" if loss.per_conversation else "token",
-        accelerator=SimpleNamespace(num_processes=1, reduce=lambda each, **_: each, gather=lambda each: each),
+        accelerator=SimpleNamespace(num_processes=1, reduce=lambda tensor, **_: tensor, gather=lambda tensor: tensor),
         model=SimpleNamespace(training=True), loss_type="dapo", beta=loss.kl_coef, use_vllm=False,
         epsilon_low=loss.clip_low, epsilon_high=loss.clip_high, top_entropy_quantile=1.0,
         off_policy_mask_threshold=None, aux_loss_enabled=False, _entropy_bonus_enabled=False,

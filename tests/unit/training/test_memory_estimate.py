@@ -54,10 +54,10 @@ def peak_of(work: Callable[[], None]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
+    present = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
+        present += event.nbytes()
+        highest = max(highest, present)
     return highest
 
 

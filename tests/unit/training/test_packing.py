@@ -62,9 +62,9 @@ def one_by_one(model: Any, rows: Sequence[IdRow], temperature: float = 1.0) -> t
         whole = torch.tensor([[*row.prompt_ids_P, *row.completion_ids_T]])
         logits = model(input_ids=whole, use_cache=False).logits[0] / temperature
         every = logits.log_softmax(-1)[len(row.prompt_ids_P) - 1 : -1]
-        chosen = every.gather(1, torch.tensor(row.completion_ids_T, dtype=torch.long)[:, None])[:, 0]
-        missing = chosen.new_zeros(width - len(chosen))
-        logprobs.append(torch.cat([chosen, missing]))
+        own = every.gather(1, torch.tensor(row.completion_ids_T, dtype=torch.long)[:, None])[:, 0]
+        missing = own.new_zeros(width - len(own))
+        logprobs.append(torch.cat([own, missing]))
         entropies.append(torch.cat([-(every.exp() * every).sum(-1), missing]))
     return torch.stack(logprobs), torch.stack(entropies)
 
@@ -338,17 +338,17 @@ def test_splitting_padding_and_ranks_change_nothing(
     """And a micro-batch forwards the tokens that were planned. Padding begins with a token that no row begins with."""
     conversations = [conversation(row.prompt_ids_P, [*row.completion_ids_T, 1]) for row in rows]
     training_rows = [
-        TrainingRow(said, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
-        for number, said in enumerate(conversations)
+        TrainingRow(turn, 1.0, 1.0, f"run {number}", group_index=0, rollout_index=number, conversation_index=0)
+        for number, turn in enumerate(conversations)
     ]
     plan = plan_step(training_rows, ranks=ranks, token_budget=budget, layout=layout)
     padding_row = conversation([VOCABULARY - 1], [VOCABULARY - 1])
     sums = []
-    for planned in itertools.chain(*plan.micro_batches):
-        chosen = [*(conversations[number] for number in planned.rows), *[padding_row] * planned.padding_rows]
-        batch = lay_out(chosen, layout, pad_id=0)
-        assert batch.input_ids_SN.numel() == planned.tokens
-        weights = torch.tensor([*(number + 1.0 for number in planned.rows), *[0.0] * planned.padding_rows])
+    for micro_batch in itertools.chain(*plan.micro_batches):
+        rows_of_batch = [conversations[number] for number in micro_batch.rows]
+        batch = lay_out([*rows_of_batch, *[padding_row] * micro_batch.padding_rows], layout, pad_id=0)
+        assert batch.input_ids_SN.numel() == micro_batch.tokens
+        weights = torch.tensor([*(number + 1.0 for number in micro_batch.rows), *[0.0] * micro_batch.padding_rows])
         sums.append((score_completions(llama, batch).logprobs_BT * weights[:, None]).sum())
     expected, _ = one_by_one(llama, conversations)
     whole = (expected * torch.arange(1.0, len(rows) + 1)[:, None]).sum()
@@ -383,9 +383,9 @@ def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
 def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout: str) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    capped = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
+    gemma = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
     with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
-        score_completions(capped, batch)
+        score_completions(gemma, batch)
     recurrent = make_model()
     recurrent.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):

@@ -1,15 +1,21 @@
-"""Packages of other versions are refused before anything is trained."""
+"""Packages of other versions are refused before anything is trained; and what is taken for granted of TRL."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("trl")
+
 from support.command_line import invoke
+from trl import GRPOConfig, GRPOTrainer
 
 from memagent_training import required_versions
+from memagent_training.job.config import FIXED
 from memagent_training.training_errors import TrainingError
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -20,18 +26,18 @@ def test_another_version_of_a_package_is_refused_with_the_command_that_installs_
     required_versions.require_version("memagent-no-such-package>=1")
     with pytest.raises(
         TrainingError, match=r"packaging \S+ is installed, and this was written for packaging<1"
-    ) as raised:
+    ) as refusal:
         required_versions.require_version("packaging<1")
-    assert raised.value.hint == 'Run: pip install "packaging<1"'
+    assert refusal.value.hint == 'Run: pip install "packaging<1"'
 
 
 def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert '"trl>=1.16,<1.17"' in PYPROJECT.read_text("utf-8"), "the commands check for this one"
-    installed = importlib.metadata.version
-    monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else installed(name))
+    original = importlib.metadata.version
+    monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else original(name))
     for command in (["train", "runs.sqlite", "--model", "embedded", "--dry-run"], ["rl", "--model", "embedded"]):
-        done = invoke(*command)
-        assert done.exit_code != 0 and "trl 9.0 is installed" in done.stderr, done.output
+        result = invoke(*command)
+        assert result.exit_code != 0 and "trl 9.0 is installed" in result.stderr, result.output
 
 
 @pytest.mark.parametrize(("module", "package"), [("verl_agent_loop", "verl"), ("verifiers_environment", "verifiers")])
@@ -39,3 +45,20 @@ def test_the_engines_refuse_other_versions(module: str, package: str, monkeypatc
     monkeypatch.setattr(required_versions, "version", lambda name: "99.0")
     with pytest.raises(TrainingError, match=f"{package} 99.0 is installed"):
         importlib.import_module(f"memagent_training.engines.{module}")
+
+
+# When TRL moves, the test that fails is named after what moved.
+
+
+@pytest.mark.parametrize(
+    "name", ["training_step", "get_train_dataloader", "create_optimizer", "_save_checkpoint",
+             "_load_optimizer_and_scheduler", "floating_point_ops", "compute_loss_context_manager"],
+)  # fmt: skip
+def test_the_methods_that_are_replaced_or_called_exist(name: str) -> None:
+    assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer has no {name} any more"
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_options_that_are_fixed_exist(name: str) -> None:
+    """A renamed option would be silently on."""
+    assert name in {field.name for field in dataclasses.fields(GRPOConfig)}, f"GRPOConfig has no {name} any more"

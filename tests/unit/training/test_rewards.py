@@ -34,7 +34,7 @@ QUESTION = "What is the key of harbor?"
 GOLD = Gold(("4711",))
 
 
-def said(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
+def turn(position: int, text: str | None, *, answers: bool = False, **changes: Any) -> Conversation:
     return conversation(position, answers=answers, text=text, **({"id": position, "reads": ()} | changes))
 
 
@@ -49,12 +49,12 @@ def run(
     document: str = "k",
     gold: Gold | None = None,
 ) -> TrainingRun:
-    updates = [memory if isinstance(memory, Conversation) else said(at, memory) for at, memory in enumerate(memories)]
+    updates = [memory if isinstance(memory, Conversation) else turn(at, memory) for at, memory in enumerate(memories)]
     record = RunRecord(
         "r", 1.0, 2.0, question, {"key": document, "name": f"{document}.txt", "size": 1}, {}, stop_reason, answer
     )
     last = updates[-1].position + 1 if updates else 0
-    return TrainingRun(record, (*updates, said(last, raw, answers=True)), (), rewards, gold)
+    return TrainingRun(record, (*updates, turn(last, raw, answers=True)), (), rewards, gold)
 
 
 # Answers
@@ -185,16 +185,16 @@ def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, met
     answer = last_boxed(plainly) if answer_format is AnswerFormat.BOXED else plainly
     scores = score(sample, answer, said_text, answer_format=answer_format)
     stop_reason = "no_answer" if answer is None else "answered"
-    scored = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
+    answer_run = run(said_text, answer=answer, stop_reason=stop_reason, gold=Gold(gold, metric))
     for column, name in REWARD_NAMES.items():
         expected = getattr(scores, column)
-        assert name_reward(column)[1](scored) == name_reward(name)[1](scored) == expected, name
+        assert name_reward(column)[1](answer_run) == name_reward(name)[1](answer_run) == expected, name
         assert name_reward(column)[0] == name
 
 
 def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
-    answered = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
-    rewards = {name: choose_reward(name, has_gold=True)(answered) for name in OUTCOME_REWARDS}
+    right = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
+    rewards = {name: choose_reward(name, has_gold=True)(right) for name in OUTCOME_REWARDS}
     assert rewards == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
     assert isinstance(choose_reward("strict", has_gold=True), ExactMatch)
     assert choose_reward("strict") == "strict"
@@ -232,16 +232,16 @@ def test_feedback_in_the_log_is_the_newest_of_its_name_and_source() -> None:
 
 def test_the_form_is_kept_by_memories_and_answers_that_are_whole() -> None:
     cut = LoggedEvent(1.0, "overlong", "cut")
-    scored = run(
+    answer_run = run(
         "\\boxed{1}",
         memories=(
             "fine",
-            said(1, "long", finish_reason="length"),
-            said(2, "long", events=(cut,)),
-            said(3, "", outcome=Outcome.KEPT_PREVIOUS),
+            turn(1, "long", finish_reason="length"),
+            turn(2, "long", events=(cut,)),
+            turn(3, "", outcome=Outcome.KEPT_PREVIOUS),
         ),
     )
-    assert FormatReward()(scored) == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert FormatReward()(answer_run) == [1.0, 0.0, 0.0, 0.0, 1.0]
     assert FormatReward()(run("unboxed", stop_reason="no_answer")) == FormatReward()(run(" ")) == [0.0]
     assert FormatReward()(run(None)) is None
 
@@ -259,10 +259,10 @@ def test_a_gate_that_keeps_the_memory_has_kept_the_form(make_reader, log) -> Non
 def test_memories_are_what_was_made_of_completions() -> None:
     memories = (
         "<think>hm</think> first ",
-        said(1, "long long", memory="long"),
-        said(2, "junk", outcome=Outcome.DISCARDED),
-        said(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
-        said(3, None),
+        turn(1, "long long", memory="long"),
+        turn(2, "junk", outcome=Outcome.DISCARDED),
+        turn(2, "", outcome=Outcome.KEPT_PREVIOUS, attempt=1),
+        turn(3, None),
     )
     assert run("answer", memories=memories).memories == ["first", "long", "long", "long", None, None]
 
@@ -274,8 +274,8 @@ def test_rewards_of_conversations_that_the_log_gets_later_are_found_by_name(make
     make_reader(ScriptedPolicy(perfect_reader), run_log=log).read(TEXT, QUESTION, run_id="a")
     (before,) = read_runs(log)
     assert LoggedStepReward("form")(before) is None
-    for number, scored in enumerate(before.without_discarded().conversations_K):
-        log.reward("a", float(number == 0), name="evidence", source="me", conversation=scored.id)
+    for number, row in enumerate(before.without_discarded().conversations_K):
+        log.reward("a", float(number == 0), name="evidence", source="me", conversation=row.id)
     (after,) = read_runs(log)
     assert sum(LoggedStepReward("evidence")(after)) == 1.0
 

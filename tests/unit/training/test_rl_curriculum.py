@@ -39,7 +39,7 @@ def curriculum(seed: int = 0, advance_at: float = 0.8) -> Curriculum:
     return Curriculum([Named("one"), Named("other")], LENGTHS, advance_at, seed)
 
 
-def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:
+def draw(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[str]:
     return [question.id for question in islice(of.draw_questions(collection, stage), count)]
 
 
@@ -50,9 +50,9 @@ def asked(of: Curriculum, collection: int, stage: int, count: int = 40) -> list[
 def test_questions_depend_on_seed_collection_and_place_alone(seed: int, collection: int, stage: int) -> None:
     """However many were taken before, and whoever else asked."""
     one, again = curriculum(seed), curriculum(seed)
-    asked(again, (collection + 1) % MAX_COLLECTIONS, stage)
-    asked(again, collection, stage, 3)
-    assert asked(one, collection, stage) == asked(again, collection, stage)
+    draw(again, (collection + 1) % MAX_COLLECTIONS, stage)
+    draw(again, collection, stage, 3)
+    assert draw(one, collection, stage) == draw(again, collection, stage)
 
 
 def test_other_seeds_and_other_collections_ask_otherwise() -> None:
@@ -110,8 +110,8 @@ def journal_of(of: Curriculum, rewards: list[dict[int, float]]) -> Iterator[tupl
     for number, by_length in enumerate(rewards):
         stage = of.find_stage(records)  # type: ignore[arg-type]
         yield stage, list(records)
-        found = {length: MeanReward(value, 8) for length, value in by_length.items()}
-        records.append(record(number, stage=stage, by_length=found))
+        means = {length: MeanReward(value, 8) for length, value in by_length.items()}
+        records.append(record(number, stage=stage, by_length=means))
     yield of.find_stage(records), list(records)  # type: ignore[arg-type]
 
 
@@ -122,8 +122,8 @@ def test_stages_go_on_by_one_when_the_longest_length_earned_enough_and_never_bac
     stages = [stage for stage, _ in journal_of(curriculum(advance_at=advance_at), rewards)]
     assert stages[0] == 0
     for by_length, (before, after) in zip(rewards, pairwise(stages), strict=True):
-        earned = by_length.get(LENGTHS[before], -1.0) >= advance_at
-        assert after == min(before + earned, len(LENGTHS) - 1)
+        is_enough = by_length.get(LENGTHS[before], -1.0) >= advance_at
+        assert after == min(before + is_enough, len(LENGTHS) - 1)
 
 
 @given(REWARDS)

@@ -17,6 +17,7 @@ from support.rl_loops import SETTINGS, record, small_job
 from memagent_graph import MemAgentError, RunLog
 from memagent_graph.errors import EvaluationError
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
+from memagent_graph.settings import WordingSettings
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.job.training_output import write_record
@@ -85,8 +86,8 @@ def test_a_server_of_ones_own_tells_log_probs_after_temperature(tmp_path: Path) 
     config = prepare(small_job(tmp_path / "own", temperature=1.3)).config
     assert (config.temperature, config.logged_after_temperature, config.importance_cap) == (1.3, True, 2.0)
     other = small_job(tmp_path / "other", temperature=1.3, base_url="http://x/v1")
-    told = prepare(dataclasses.replace(other, settings={**other.settings, "logged_after_temperature": True})).config
-    assert told.logged_is_sampled
+    config = prepare(dataclasses.replace(other, settings={**other.settings, "logged_after_temperature": True})).config
+    assert config.logged_is_sampled
 
 
 def test_a_task_of_which_there_are_too_few_questions_is_refused(tmp_path: Path) -> None:
@@ -129,8 +130,8 @@ def test_tied_embeddings_on_anothers_server_are_refused_but_with_adapters(tmp_pa
 def test_an_iterations_groups_make_steps_and_a_checkpoint_follows_each_iteration(
     groups: int, per_step: int, steps: int, tmp_path: Path
 ) -> None:
-    wanted = CollectSettings(rollouts=4, groups=groups)
-    prepared = prepare(small_job(tmp_path, collect=wanted, iterations=7, **setting(groups_per_step=per_step)))
+    collect = CollectSettings(rollouts=4, groups=groups)
+    prepared = prepare(small_job(tmp_path, collect=collect, iterations=7, **setting(groups_per_step=per_step)))
     assert prepared.steps_per_iteration == steps
     assert (prepared.config.max_steps, prepared.config.save_steps) == (7 * steps, steps)
 
@@ -139,29 +140,38 @@ def test_processes_wait_for_the_one_that_collects(tmp_path: Path) -> None:
     """By default they would wait half an hour."""
     config = prepare(small_job(tmp_path)).config
     assert config.ddp_timeout == 24 * 3600
-    chosen = prepare(small_job(tmp_path, **setting(ddp_timeout=60))).config
-    assert chosen.ddp_timeout == 60
+    assert prepare(small_job(tmp_path, **setting(ddp_timeout=60))).config.ddp_timeout == 60
 
 
 def test_measured_lengths_are_the_curriculums_and_four_times_its_longest(tmp_path: Path) -> None:
     job = small_job(tmp_path, lengths=(500, 1000))
     assert prepare(job).measured_lengths == (500, 1000, 4000)
-    chosen = dataclasses.replace(job, measure_lengths=(800,))
-    assert prepare(chosen).measured_lengths == (800,)
+    assert prepare(dataclasses.replace(job, measure_lengths=(800,))).measured_lengths == (800,)
     with pytest.raises(EvaluationError, match="20"):  # now, and not once a server is up
         prepare(small_job(tmp_path, measure_every=2, measure_lengths=(20,)))
     prepare(small_job(tmp_path, measure_every=0, measure_lengths=(20,)))
 
 
-@pytest.mark.parametrize("name", ["strict", "exact_match", "boxed_exact_match"])
-def test_a_reward_goes_by_its_own_name_or_an_evaluation_s(name: str, tmp_path: Path) -> None:
-    assert prepare(small_job(tmp_path, reward=name)).job.reward == name
+# Presets of credit terms
+
+PRESETS = [("gru-mem", "gated:stop=yes"), ("rememr1", "recall"), ("longrlvr", None)]
+READING = WordingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=100, answer_tokens=40)
+
+
+@pytest.mark.parametrize(("preset", "strategy"), PRESETS)
+def test_a_loop_takes_each_preset(preset: str, strategy: str | None, plain_model: Path, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "rl", preset=preset, strategy=strategy, model=str(plain_model), reading=READING)
+    prepared = prepare(job)
+    assert prepared.record["settings"]["credit"] == prepared.config.credit
+    if strategy is not None:
+        with pytest.raises(MemAgentError, match=r"no prompt for the role .* templates/.*follows instructions"):
+            prepare(small_job(tmp_path / "rl", preset=preset, strategy=strategy, model="embedded"))
 
 
 # Folders
 
 
-def begun(out: Path, **changes: Any) -> RLJob:
+def begin(out: Path, **changes: Any) -> RLJob:
     """A loop that collected once and was killed."""
     job = small_job(out, iterations=3, **changes)
     prepared = prepare(job)
@@ -173,11 +183,11 @@ def begun(out: Path, **changes: Any) -> RLJob:
 @pytest.fixture(scope="module")
 def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
     """One that no test changes."""
-    return begun(tmp_path_factory.mktemp("begun"))
+    return begin(tmp_path_factory.mktemp("begun"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tasks": ("niah_multikey_1",)}, r"tasks was \['niah_multikey_2'\] and is \['niah_multikey_1'\]"),
         ({"lengths": (600,)}, r"lengths was \[500\] and is \[600\]"),
@@ -198,14 +208,14 @@ def begun_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_going_on_with_other_settings_is_refused_and_says_which(
-    changes: dict[str, Any], said: str, begun_job: RLJob
+    changes: dict[str, Any], message: str, begun_job: RLJob
 ) -> None:
-    with pytest.raises(TrainingError, match=rf"started with different inputs: .*{said}.*Resume with the same"):
+    with pytest.raises(TrainingError, match=rf"started with different inputs: .*{message}.*Resume with the same"):
         prepare(dataclasses.replace(begun_job, resume=True, **changes))
 
 
 def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
-    job = begun(tmp_path)
+    job = begin(tmp_path)
     collect = dataclasses.replace(job.collect, concurrency=1)
     changes: dict[str, Any] = {"measure_every": 1, "collect": collect, "base_url": "http://x/v1"}
     prepare(dataclasses.replace(job, resume=True, **changes, **setting(token_budget=4096)))
@@ -225,7 +235,7 @@ def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
 def test_iterations_may_grow_where_the_learning_rate_does_not_depend_on_them(
     settings: dict[str, Any], may_grow: bool, tmp_path: Path
 ) -> None:
-    job = begun(tmp_path, **setting(**settings))
+    job = begin(tmp_path, **setting(**settings))
     longer = dataclasses.replace(job, resume=True, iterations=30)
     if may_grow:
         assert prepare(longer).config.max_steps == 30
@@ -235,7 +245,7 @@ def test_iterations_may_grow_where_the_learning_rate_does_not_depend_on_them(
 
 
 def test_a_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
-    job = begun(tmp_path)
+    job = begin(tmp_path)
     with pytest.raises(TrainingError, match=r"already has a loop.*resume.*out"):
         prepare(job)
     prepare(dataclasses.replace(job, resume=True))
@@ -260,8 +270,8 @@ def test_so_is_one_that_was_killed_before_its_first_collection_was_whole(tmp_pat
 @pytest.mark.parametrize("resume", [False, True])
 def test_another_trainings_folder_is_no_loop_to_go_on_with(resume: bool, tmp_path: Path) -> None:
     job = small_job(tmp_path, resume=resume)
-    found = prepare(job).record
-    (tmp_path / "training.json").write_text(json.dumps({part: found[part] for part in ("settings", "model")}))
+    record = prepare(job).record
+    (tmp_path / "training.json").write_text(json.dumps({part: record[part] for part in ("settings", "model")}))
     (tmp_path / "checkpoint-4").mkdir()
     with pytest.raises(TrainingError, match="already holds checkpoint-4"):
         prepare(job)

@@ -50,8 +50,8 @@ def test_a_loop_runs_in_this_process_at_any_temperature_with_rewards_for_more_th
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT},
     )  # fmt: skip
     recorder = Recorder()
-    finished = run(job, recorder)
-    assert finished.steps == 2
+    result = run(job, recorder)
+    assert result.steps == 2
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),
@@ -94,12 +94,12 @@ def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path
 async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
     prompt: list[Message] = [{"role": "user", "content": "Where is the harbor?"}]
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
-    own, processed = [
+    own, after_temperature = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, sampling)
         for after in (False, True)
     ]
-    assert own.token_ids == processed.token_ids
-    assert own.logprobs != processed.logprobs
+    assert own.token_ids == after_temperature.token_ids
+    assert own.logprobs != after_temperature.logprobs
     unchanged = SamplingParams(max_tokens=6, temperature=1.0, seed=1, logprobs=True)
     one, same = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, unchanged)

@@ -66,12 +66,12 @@ class Sync:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[ServerBackend]:
-    made = ServerBackend(prepare(small_job(tmp_path)))
-    made._own_server, made._sync = Server(), Sync()  # type: ignore[assignment]
+    backend = ServerBackend(prepare(small_job(tmp_path)))
+    backend._own_server, backend._sync = Server(), Sync()  # type: ignore[assignment]
     for number in range(6):
-        (made.policy_folder(number)).mkdir(parents=True)
-    yield made
-    made.run_log.close()
+        (backend.policy_folder(number)).mkdir(parents=True)
+    yield backend
+    backend.run_log.close()
 
 
 def parts(of: ServerBackend) -> tuple[Server, Sync]:
@@ -86,17 +86,17 @@ async def test_work_is_begun_again_on_a_server_that_was_started_again(serving: S
     """A process tree is gone only a moment after its server; and an engine may die without its server."""
     server, sync = parts(serving)
     await serving.serve(1)
-    begun: list[str] = []
+    attempts: list[str] = []
 
     async def work() -> str:
-        begun.append(sync.versions[-1])
-        if len(begun) == 1:
+        attempts.append(sync.versions[-1])
+        if len(attempts) == 1:
             server.is_running, server.answers = still_runs, False
             raise PolicyUnreachableError("no answer")
         return "read"
 
     assert await serving.run_reads(1, work) == "read"
-    assert begun == ["iteration-1", "iteration-1"]
+    assert attempts == ["iteration-1", "iteration-1"]
     assert (server.starts, sync.versions, sync.readers) == (2, ["iteration-1", "iteration-1"], 0)
 
 
@@ -114,9 +114,7 @@ async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerBackend)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
-    serving: ServerBackend, is_ours: bool
-) -> None:
+async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(serving, is_ours: bool) -> None:
     server, _ = parts(serving)
     await serving.serve(0)
     if not is_ours:
@@ -180,9 +178,7 @@ def reader(tmp_path: Path, answer: Any) -> MemAgent:
     )
 
 
-async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(
-    prepared: PreparedLoop, tmp_path: Path
-) -> None:
+async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(prepared, tmp_path) -> None:
     task = prepared.curriculum.tasks[0]
     gold = {task.sample(length, HELD_OUT_START + number).gold[0] for length in (300, 400) for number in range(3)}
     assert len(gold) == 6
@@ -197,17 +193,15 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
         sample = task.sample(length, HELD_OUT_START + number)
         return rf"\boxed{{{sample.gold[0]}}}" if number == 0 or length == 300 else r"\boxed{wrong}"
 
-    found = await measure(prepared, reader(tmp_path, answer), 4, 0.5)
-    assert (found.iteration, found.temperature, found.failed) == (4, 0.5, 2)
-    assert {length: each.n for length, each in found.accuracy.items()} == {300: 3, 400: 3}
-    assert [found.accuracy[length].mean for length in (300, 400)] == pytest.approx([2 / 3, 1 / 3])
-    assert found.mean == pytest.approx(0.5)
+    result = await measure(prepared, reader(tmp_path, answer), 4, 0.5)
+    assert (result.iteration, result.temperature, result.failed) == (4, 0.5, 2)
+    assert {length: estimate.n for length, estimate in result.accuracy.items()} == {300: 3, 400: 3}
+    assert [result.accuracy[length].mean for length in (300, 400)] == pytest.approx([2 / 3, 1 / 3])
+    assert result.mean == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
-async def test_a_server_that_is_gone_measures_nothing(
-    kind: type[PolicyError], prepared: PreparedLoop, tmp_path: Path
-) -> None:
+async def test_a_server_that_is_gone_measures_nothing(kind: type[PolicyError], prepared, tmp_path) -> None:
     """Otherwise all answers would be wrong; and what starts it again has to know the error."""
     with pytest.raises(kind, match="gone"):
         await measure(prepared, reader(tmp_path, lambda prompt: kind("gone")), 0, 0.0)

@@ -22,8 +22,8 @@ DROPPING = AdvantageSettings(drop_zero_variance=True)
 
 
 def group(number: int, *rewards: float) -> RolloutGroup:
-    said = conversation([1, number], [3], ("answer", "", 0))
-    rollouts = (Rollout(f"{number}-{place}", (said,), reward) for place, reward in enumerate(rewards))
+    turn = conversation([1, number], [3], ("answer", "", 0))
+    rollouts = (Rollout(f"{number}-{place}", (turn,), reward) for place, reward in enumerate(rewards))
     return RolloutGroup(f"g{number}", tuple(rollouts))
 
 
@@ -65,8 +65,8 @@ def test_the_fingerprint_tells_numbers_of_steps_apart() -> None:
 
 
 def sure(number: int, probability: float, reward: float) -> Rollout:
-    said = conversation([1], [3], ("answer", "", 0), logprobs=[math.log(probability)])
-    return Rollout(f"{number}", (said,), reward)
+    turn = conversation([1], [3], ("answer", "", 0), logprobs=[math.log(probability)])
+    return Rollout(f"{number}", (turn,), reward)
 
 
 def test_rows_that_the_sampler_was_sure_of_are_not_forwarded_but_count_in_the_means() -> None:

@@ -1,4 +1,7 @@
-"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out."""
+"""The trainer's loss and gradients are those of the plain-torch example, however the step is split and laid out.
+
+On runs that branch and merge, and with rewards of single conversations: test_every_strategy_is_trained_on.py.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"importance_sampling_level": "sequence", "loss_weights": "rollout_mean", "entropy_coef": 0.01},
     {"baseline": "leave_one_out", "overlong_max_length": 8, "overlong_cache_length": 4, "old_logprobs": "logged"},
     {"temperature": 0.7, "importance_cap": None, "drop_zero_variance": True},
-    {"temperature": 1.3, "importance_cap": 1.5, "logged_after_temperature": True},
+    {"temperature": 1.3, "importance_cap": 1.5, "logged_after_temperature": True, "beta": 0.01, "kl_clamp": 1e-4},
 ]  # fmt: skip
 SPLIT_CASES = [
     {"preset": PRESETS[(number // 2 + number // 3) % 2], "changes": split} for number, split in enumerate(SPLITS)
@@ -183,50 +186,6 @@ def test_one_process(case: dict[str, Any], world, reference: Reference, tmp_path
     assert_equal(reference, case, training_world.run_case(world[0], case, tmp_path), tmp_path)
 
 
-STEPS = {"reward": "step", "scope": "conversation"}
-HALF = [{"reward": "outcome", "weight": 0.5}, STEPS | {"weight": 0.5}]
-GRAPH_CASES = [
-    {"preset": "memagent-paper", "changes": {"credit": HALF, "loss_weights": "conversation_mean"}},
-    {"preset": "memagent-paper", "changes": {"credit": [STEPS], "baseline": "leave_one_out", "kl_clamp": 1e-4}},
-    {"preset": "dapo", "changes": {"credit": [HALF[0], STEPS | {"weight": 0.3}], "loss_weights": "rollout_mean"}},
-]
-
-
-@pytest.fixture(scope="module")
-def graph_world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RolloutGroup]]:
-    folder = tmp_path_factory.mktemp("graph")
-    return folder, training_world.make_world(folder, groups=4, graph=True)
-
-
-@pytest.fixture(scope="module")
-def graph_reference(graph_world: tuple[Path, list[RolloutGroup]]) -> Reference:
-    return Reference(*graph_world)
-
-
-@pytest.mark.parametrize("number", range(len(GRAPH_CASES)))
-def test_runs_that_fan_out_and_merge_and_answer_several_questions(
-    number: int,
-    graph_world,
-    graph_reference: Reference,
-    tmp_path: Path,
-    size: Callable[[int, int], int],
-) -> None:
-    """In every layout at full size; otherwise each case in another one."""
-    layouts = [*Layout][number:] + [*Layout][:number]
-    for layout in layouts[: size(1, len(layouts))]:
-        case = GRAPH_CASES[number]
-        case = {**case, "changes": {**case["changes"], "layout": layout.value, "token_budget": 90}}
-        assert_equal(graph_reference, case, training_world.run_case(graph_world[0], case, tmp_path), tmp_path)
-
-
-def test_those_runs_branch_differently_within_a_group(graph_world: tuple[Path, list[RolloutGroup]]) -> None:
-    for group in graph_world[1]:
-        places = [[row.position for row in rollout.conversations_K] for rollout in group.rollouts_G]
-        assert all(len(set(place)) == len(place) for place in places)
-        assert {len({branch for _, branch, _ in place}) for place in places} >= {3, 4}
-        assert {sum(role == "answer" for role, _, _ in place) for place in places} >= {1, 2}
-
-
 def test_the_cases_try_what_they_should(world, tmp_path: Path) -> None:
     """Otherwise equality would say little: ratios leave the clip's bounds, micro-batches are many, groups differ."""
     case = {"preset": "memagent-paper", "changes": {"delta": 1.3}}
@@ -240,8 +199,8 @@ def test_the_cases_try_what_they_should(world, tmp_path: Path) -> None:
 def launch(processes: int, folder: Path, output: Path, cases: list[dict[str, Any]], **more: str) -> None:
     """Run the cases on several gloo ranks."""
     script = ROOT / "tests" / "support" / "training_world.py"
-    for done in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
-        assert done.returncode == 0, done.stderr[-4000:]
+    for rank in run_ranks([sys.executable, script, folder, output, *map(json.dumps, cases)], processes, **more):
+        assert rank.returncode == 0, rank.stderr[-4000:]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

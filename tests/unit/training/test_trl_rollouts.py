@@ -58,24 +58,24 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     worker.update_model_version(3)
     worker.start()
     worker._thread.join(120)
-    drained = RolloutQueueDataset(
+    dataset = RolloutQueueDataset(
         worker.rollout_buffer, lambda: 4, worker.check_health, 60.0, defaultdict(list), poll_interval_s=0.1
     )
     samples = []
     with pytest.raises(TrainingError, match="All questions are read"):
-        samples += drained  # the whole queue, then its end
+        samples += dataset  # the whole queue, then its end
     assert isinstance(agent.run_log, RunLog)
-    logged, groups = {}, defaultdict(list)
+    calls, groups = {}, defaultdict(list)
     for record in agent.run_log.runs():
         reward = agent.run_log.latest_rewards(record.run_id)["every_other"]
         groups[question_index(record.run_id)].append(reward)
         for conversation in agent.run_log.conversations(record.run_id):
             key = (*conversation.prompt_token_ids, *conversation.token_ids)
-            logged.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
+            calls.setdefault(key, []).append((record.run_id, list(conversation.logprobs), reward))
     assert {sample["group_id"] for sample in samples} == {0}
-    assert len(samples) == sum(question_index(run_id) == 0 for matches in logged.values() for run_id, *_ in matches)
+    assert len(samples) == sum(question_index(run_id) == 0 for matches in calls.values() for run_id, *_ in matches)
     for sample in samples:
-        matches = logged[tuple(sample["input_ids"].tolist())]
+        matches = calls[tuple(sample["input_ids"].tolist())]
         completion = sample["old_log_probs"][sample["completion_mask"] == 1].tolist()
         assert any(
             completion == logprobs
@@ -83,7 +83,7 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
             and sample["advantage"] == pytest.approx(reward - fmean(groups[question_index(run_id)]))
             for run_id, logprobs, reward in matches
         )
-    packed = TreeRow()
+    tree = TreeRow()
     for sample in samples:
-        packed.add(sample)
-    assert len(packed.pack()["old_log_probs"]) == sum(int(sample["completion_mask"].sum()) for sample in samples)
+        tree.add(sample)
+    assert len(tree.pack()["old_log_probs"]) == sum(int(sample["completion_mask"].sum()) for sample in samples)
