@@ -47,9 +47,9 @@ def test_a_server_without_token_ids_is_told_once(vllm: bool, caplog) -> None:
 
 
 def test_an_option_of_the_command_line_that_is_no_setting_leads_to_its_place() -> None:
-    with pytest.raises(MemAgentError) as caught:
+    with pytest.raises(MemAgentError) as error:
         MemAgent(max_chunks=2)
-    assert "limits=Limits(max_chunks=...)" in str(caught.value)
+    assert "limits=Limits(max_chunks=...)" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI])
@@ -110,9 +110,9 @@ def client_of(library: str) -> object:
     ],
 )  # fmt: skip
 def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object, remedy: str) -> None:
-    with pytest.raises(PolicyError, match="is not a policy") as caught:
+    with pytest.raises(PolicyError, match="is not a policy") as error:
         MemAgent(value, **CHOICES)
-    assert remedy in str(caught.value)
+    assert remedy in str(error.value)
 
 
 async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:
