@@ -80,7 +80,7 @@ def open_document(
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
         if isinstance(content, bytes):
-            file = io.BytesIO(content)
+            content = iter([content])
         elif isinstance(content, Path):
             is_readable_twice = not content.is_fifo() and not content.is_char_device()
             content = stack.enter_context(_open(document))
@@ -90,7 +90,7 @@ def open_document(
             first = next(pieces, "")
             pieces = itertools.chain([first], pieces)
             if isinstance(first, bytes):
-                # It cannot be read twice, but the detection of its charset may need that.
+                # It is read twice for its charset, or from disk by a converter.
                 file = stack.enter_context(tempfile.TemporaryFile())
                 file.writelines(pieces)
                 file.seek(0)
