@@ -192,8 +192,9 @@ def require_room(
             remedy = f"Use --chunk-tokens {budget.chunk_tokens - excess}"
         elif "schema" in parts:
             remedy = f"Ask for fewer fields. {remedy}"
+        what = {"update": "a memory update", "answer": "an answer"}.get(role.name, f"the role {role.name!r}")
         raise BudgetError(
-            f"the role {role.name!r} needs {needed} tokens ({' + '.join(f'{name} {parts[name]}' for name in parts)}) "
+            f"{what} needs {needed} tokens ({' + '.join(f'{name} {parts[name]}' for name in parts)}) "
             f"and the context window has {budget.context_window}",
             hint=f"{remedy}, or serve the model with a window of at least {needed} tokens.",
         )
@@ -213,10 +214,12 @@ def _count_parts(
     if role.name not in prompts.templates:
         return {}
     template, names = prompts.templates[role.name], {"prompt": "question"}
-    fields = {"chunk": 1 if role.fills_window else budget.chunk_tokens, "prompt": budget.question_tokens, **lengths}
-    filled = sorted(template.fields & {"prompt", *role.fields, *lengths})
+    chunk_tokens = 1 if role.fills_window else budget.chunk_tokens
+    tokens = {"prompt": budget.question_tokens, "memory": budget.memory_tokens, "chunk": chunk_tokens, **lengths}
+    filled = template.fields & {"prompt", *role.fields, *lengths}
     return {
-        **{names.get(name, name): fields.get(name, budget.memory_tokens) for name in filled},
+        **{names.get(name, name): tokens[name] for name in tokens if name in filled},
+        **dict.fromkeys(sorted(filled - tokens.keys()), budget.memory_tokens),
         "answer" if role.writes is Writes.ANSWER else "new memory": role.tokens(budget),
         "template": count(template.literal),
         "chat template": CHAT_TEMPLATE_TOKENS,

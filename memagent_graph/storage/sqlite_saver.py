@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from functools import partial
@@ -24,7 +24,6 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -140,14 +139,6 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the states of a run."""
         await self._execute({"configurable": {"thread_id": thread_id}}, lambda saver: saver.delete_thread(thread_id))
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes from which the values of delta channels are built."""
-        return await self._execute(
-            config, lambda saver: saver.get_delta_channel_history(config=config, channels=channels)
-        )
 
     async def _execute(self, config: RunnableConfig | None, action: Callable[[SqliteSaver], _T]) -> _T:
         """Run an action in the writer's thread, on its connection, in a transaction with those of other reads."""

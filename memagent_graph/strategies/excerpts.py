@@ -14,7 +14,6 @@ Documents are read as a stream, so at most the text of one call is in memory.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -144,13 +143,17 @@ class Excerpt(Strategy):
         graph.add_edge("choose_excerpt", "show_excerpt")
         graph.add_edge("show_excerpt", END)
 
-    @abstractmethod
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the spans to show, in the document's order, and the document's tokens.
 
         Raises:
-            BudgetError: no excerpt fits in the window.
+            BudgetError: no excerpt fits in the window. `DoesNotFitError`: the whole document is needed and does not.
         """
+        return await asyncio.to_thread(self.choose_in_thread, window)
+
+    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return what `choose` returns. A subclass implements one of them; this one may block."""
+        raise NotImplementedError
 
     async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         try:
@@ -184,15 +187,8 @@ class FullContext(Excerpt):
     name: ClassVar[str] = "full_context"
     reads_all: ClassVar[bool] = True
 
-    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
-        """Return the whole document.
-
-        Raises:
-            DoesNotFitError: it does not fit; the policy was not called.
-        """
-        return await asyncio.to_thread(self._choose, window)
-
-    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the whole document, or raise `DoesNotFitError`."""
         ends = DocumentEnds(window.chunker, 0)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed = window.window - window.room + ends.tokens
@@ -210,11 +206,8 @@ class MiddleTruncation(Excerpt):
     name: ClassVar[str] = "middle_truncation"
     shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
-    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
-        return await asyncio.to_thread(self._choose, window)
-
-    def _choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         ends = DocumentEnds(window.chunker, window.room)
 
         def truncate(tokens: int) -> list[Span]:

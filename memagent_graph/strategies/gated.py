@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import ClassVar, NotRequired
 
 from memagent_graph.events import EventKind
@@ -25,13 +27,13 @@ class Decision(StrEnum):
     """The memory is sufficient for an answer. The lines below it, if any, are the whole new memory."""
 
 
-def parse_decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
-    """Parse a decision and the memory below it."""
+def parse_decision(text: str, prompts: Prompts, words: Collection[str] = tuple(Decision)) -> ParsedReply | ParseFailure:
+    """Parse a decision, which must be one of `words`, and the memory below it."""
     del prompts
     first, _, memory = text.partition("\n")
     word, memory = first.strip(), memory.strip()
-    if word not in set(Decision):
-        return ParseFailure(EventKind.MALFORMED, f"the first line is {word[:20]!r}, not {', '.join(Decision)}")
+    if word not in words:
+        return ParseFailure(EventKind.MALFORMED, f"the first line is {word[:20]!r}, not {', '.join(words)}")
     if word == Decision.KEEP and memory:
         return ParseFailure(EventKind.MALFORMED, "there is a new memory below KEEP")
     if word == Decision.REWRITE and not memory:
@@ -39,15 +41,11 @@ def parse_decision(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
     return ParsedReply(memory or None, Decision(word))
 
 
-def parse_decision_without_stop(text: str, prompts: Prompts) -> ParsedReply | ParseFailure:
-    """Parse a decision if stopping is not allowed."""
-    parsed = parse_decision(text, prompts)
-    if isinstance(parsed, ParsedReply) and parsed.value is Decision.STOP:
-        return ParseFailure(EventKind.MALFORMED, "the first line is 'STOP', which is not allowed here")
-    return parsed
-
-
-GATED_UPDATE = Role("gated_update", template=read_template("gated_update"), parse=parse_decision_without_stop)
+GATED_UPDATE = Role(
+    "gated_update",
+    template=read_template("gated_update"),
+    parse=partial(parse_decision, words=(Decision.KEEP, Decision.REWRITE)),
+)
 GATED_UPDATE_OR_STOP = Role(
     "gated_update_or_stop", template=read_template("gated_update_or_stop"), parse=parse_decision
 )

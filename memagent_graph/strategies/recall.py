@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NotRequired
 
@@ -108,17 +108,8 @@ class Recall(Strategy):
         return {**super().edited(state, call, text), "query": None}
 
     async def _update(self, state: RecallState, step: StepContext) -> Change:
-        memory, recalled = state.get("memory") or "", state.get("recalled")
-        reply = await step.read(
-            RECALL_UPDATE,
-            chosen_chunk(state),
-            others=_spans(recalled),
-            memory=memory,
-            recalled=_format(recalled, step),
-            previous=memory,
-            parents=_parents(recalled, state),
-            note=_note(recalled),
-        )
+        others = _spans(state.get("recalled"))
+        reply = await step.read(RECALL_UPDATE, chosen_chunk(state), others=others, **_shown(state, step))
         return {"memory": reply.text, "query": reply.value, "recalled": None}
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
@@ -160,17 +151,7 @@ class Recall(Strategy):
 
 async def _add_last(state: RecallState, step: StepContext) -> Change:
     """After the last chunk, the result of a look-up is shown without a section."""
-    recalled, memory = state.get("recalled"), state.get("memory") or ""
-    reply = await step.ask(
-        RECALL_LAST,
-        memory=memory,
-        recalled=_format(recalled, step),
-        previous=memory,
-        reads=_spans(recalled),
-        parents=_parents(recalled, state),
-        note=_note(recalled),
-        slot=-1,
-    )
+    reply = await step.ask(RECALL_LAST, reads=_spans(state.get("recalled")), slot=-1, **_shown(state, step))
     return {"memory": reply.text, "recalled": None}
 
 
@@ -178,25 +159,25 @@ def _after_look_up(state: RecallState) -> str:
     return "recall_last" if state.get("span") is None else "recall_update"
 
 
-def _format(recalled: Recalled | None, step: StepContext) -> str:
-    if not recalled:
-        return _NOTHING
-    return "\n".join([*recalled["memories"], *(_read_span(span, step) for span in _spans(recalled))]) or _NOTHING
+def _shown(state: RecallState, step: StepContext) -> dict[str, Any]:
+    """Return the arguments of `StepContext.ask` for the memory and the result of a look-up."""
+    recalled, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
+    texts = [*recalled["memories"], *(_read_span(span, step) for span in _spans(recalled))] if recalled else []
+    steps = [*([tip] if tip else ()), *(recalled["steps"] if recalled else ())]
+    note = None
+    if recalled is not None and not texts:
+        note = EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
+    return {
+        "memory": memory,
+        "previous": memory,
+        "recalled": "\n".join(texts) or _NOTHING,
+        "parents": list(dict.fromkeys(steps)),
+        "note": note,
+    }
 
 
 def _spans(recalled: Recalled | None) -> list[Span]:
     return [Span(**span) for span in recalled["spans"]] if recalled else []
-
-
-def _parents(recalled: Recalled | None, state: RecallState) -> Sequence[str]:
-    tip = state.get("tips", {}).get("")
-    return list(dict.fromkeys([*([tip] if tip else ()), *(recalled["steps"] if recalled else ())]))
-
-
-def _note(recalled: Recalled | None) -> tuple[EventKind, str] | None:
-    if recalled is None or recalled["spans"] or recalled["memories"]:
-        return None
-    return EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
 
 
 def _read_span(span: Span, step: StepContext) -> str:

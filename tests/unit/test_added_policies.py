@@ -89,13 +89,8 @@ def write_adapter(folder: Path, bases: list[str], **config: object) -> Path:
     factors = {f"{key}.lora_A.weight": torch.randn(2, WIDTH), f"{key}.lora_B.weight": torch.randn(WIDTH, 2)}
     save_file(factors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
-    profile = {
-        "context_window": 256,
-        "chunk_tokens": 32,
-        "memory_tokens": 16,
-        "question_tokens": 16,
-        "answer_tokens": 16,
-    }
+    profile = {"context_window": 256, "chunk_tokens": 32}
+    profile |= dict.fromkeys(("memory_tokens", "question_tokens", "answer_tokens"), 16)
     (folder / "memagent.json").write_text(json.dumps({**profile, "bases": bases}))
     (folder / "templates" / "update.txt").write_text("<section>{chunk}</section> {problem} {memory}\n")
     return folder
@@ -244,9 +239,9 @@ def test_what_cannot_be_used_is_refused_with_a_remedy_and_leaves_nothing(
     gguf, index, base, tmp_path, change, message
 ) -> None:
     file, changed = change(gguf, base, tmp_path)
-    with pytest.raises(PolicyError, match=message) as caught:
+    with pytest.raises(PolicyError, match=message) as error:
         add_policy("english-untrained", file=file, base=changed)
-    assert caught.value.hint
+    assert error.value.hint
     assert find_added_folder("english-untrained") is None and not list(policies_folder().glob(".adding-*"))
 
 

@@ -25,12 +25,12 @@ from tokenizers import Tokenizer
 from memagent_evaluation.planted_facts import PlantedFacts, is_held_out
 from recipes.embedded import release as release_script
 from recipes.embedded import train
-from recipes.embedded.policy_network import load_policy, new_policy
+from recipes.embedded.policy_network import new_policy
 from recipes.embedded.release import interpolate, release
 from recipes.embedded.structured_start import give_structure
 from recipes.embedded.tokenizer import SPECIAL_TOKENS, load_encoding
 from recipes.embedded.train import collate, make_batch
-from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder, is_readable, plant
+from recipes.embedded.training_examples import EMPTY, PromptFormat, Prose, RowBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "memagent_graph" / "embedded"
@@ -139,14 +139,6 @@ def test_the_scripted_reader_copies_a_full_memory_and_reads_only_what_is_there(b
         assert problem
 
 
-def test_a_fact_cut_by_an_edge_is_not_read() -> None:
-    fact = PlantedFacts(8).fact()
-    text = plant(random.Random(0), PROSE[:400], [fact.statement])
-    assert is_readable(fact, text) is True
-    where = text.index(fact.statement) + fact.statement.index(fact.value)
-    assert not is_readable(fact, text[:where])
-
-
 def test_a_batch_is_a_function_of_seed_and_step(builder: RowBuilder) -> None:
     first, again, other = (make_batch(builder, 0, step, 0.5, 1500) for step in (4, 4, 5))
     assert torch.equal(first.tokens, again.tokens)
@@ -235,18 +227,3 @@ def test_a_policy_goes_back_a_part_of_the_way_to_where_it_began() -> None:
     assert not torch.equal(mixed["lm_head.weight"], first.state_dict()["lm_head.weight"])
     with pytest.raises(SystemExit, match="different shapes"):
         interpolate(trained, new_policy(64, 32, 2), 0.5)
-
-
-def test_training_goes_on_from_a_policy_folder(corpus: Path, tmp_path: Path, run_script: Callable[..., None]) -> None:
-    policy = new_policy(64, 32, 1)
-    torch.nn.init.constant_(policy.get_parameter("model.layers.0.self_attn.o_proj.bias"), 0.25)
-    release(policy, tmp_path / "policy")
-    loaded = load_policy(tmp_path / "policy")
-    for name, weight in policy.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float()), name
-
-    words = ["--corpus", corpus, "--out", tmp_path / "run", "--weights-from", tmp_path / "policy", "--tokens", "300"]
-    run_script(train, *words, "--steps", "2", "--decay-steps", "1", "--muon-lr", "0", "--adamw-lr", "0")
-    trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["model"]
-    for name, weight in loaded.state_dict().items():
-        assert torch.equal(trained[name], weight), name

@@ -224,9 +224,9 @@ def test_another_way_of_reading_may_not_continue_it(make_reader, tmp_path) -> No
     )
     agent.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=3))
     for attempt in (lambda: other.resume("r"), lambda: other.edit_memory("r", 0, "x")):
-        with pytest.raises(RunMismatchError, match="strategy") as caught:
+        with pytest.raises(RunMismatchError, match="strategy") as error:
             attempt()
-        assert "--strategy" in caught.value.hint
+        assert "--strategy" in error.value.hint
     assert agent.resume("r").answer == "4711"
 
 

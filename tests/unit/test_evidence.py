@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripts import document_with, part
-from support.traces import answered, fan_out, spans, step
+from support.traces import fan_out, spans, step
 from support.traces import line as line_of
 
 from memagent_graph import ScriptedPolicy
@@ -251,25 +251,6 @@ def test_what_one_branch_dropped_and_another_carried_on_is_not_lost() -> None:
     result = find_provenance(Trace((trunk, dropped, carried, merged)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]
-
-
-def test_a_branch_that_the_answer_does_not_come_from_has_no_part_in_the_final_memory() -> None:
-    first, second = spans(["a", "b"])
-    left = step("l", "Ilse built it", reads=first, branch="l")
-    right = step("r", "Per ran the ferry", reads=second, branch="r")
-    result = find_provenance(Trace((left, right, answered("l"))), lambda _: None)
-    assert [line.line for line in result.lines] == ["Ilse built it"]
-    assert result.lost == ()
-
-
-def test_a_line_that_a_person_wrote_on_a_branch_is_said_to_be_so() -> None:
-    edit = ReadEvent(EventKind.MEMORY_EDITED, 1, "")
-    first, second = spans(["a", "b"])
-    left = step("l", "Ilse built it", reads=first, branch="l")
-    right = step("r", "Per Lindqvist is the keeper", reads=second, branch="r", events=(edit,))
-    merged = step("m", "Ilse built it\nPer Lindqvist is the keeper", "l", "r", role="merge")
-    result = find_provenance(Trace((left, right, merged)), lambda _: "nothing")
-    assert [line.edited for line in result.lines] == [False, True]
 
 
 # Excerpts

@@ -10,7 +10,6 @@ import pytest
 from support.fake_server import FakeServer
 from support.programs import run_program
 
-from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import CheckpointError, MissingExtraError
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -19,43 +18,25 @@ from memagent_graph.storage import checkpoints, database, database_writer
 TEXT = "The tower was built in 1904, and the bridge beside it in 1911. " * 400
 
 
-def reading(tmp_path, happen, at: int = 3) -> MemAgent:
-    """A reader to whose checkpoints something happens when the policy is requests for the `at`-th time."""
-    requests = 0
-
-    def reply(prompt: str) -> str:
-        nonlocal requests
-        requests += 1
-        if requests == at:
-            happen(tmp_path / "checkpoints.sqlite")
-        return f"memory {requests}" if "<section>" in prompt else r"\boxed{1904}"
-
-    return MemAgent(
-        ScriptedPolicy(reply),
-        tokenizer="embedded",
-        store=tmp_path / "store",
-        run_log=tmp_path / "runs.sqlite",
-        checkpoints=tmp_path / "checkpoints.sqlite",
-        chunk_tokens=200,
-    )
-
-
-def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(tmp_path, monkeypatch) -> None:
+def test_a_locked_file_ends_the_read_and_once_it_is_free_the_run_continues(make_reader, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.2)
     path = tmp_path / "checkpoints.sqlite"
     holders = []
 
-    def lock(path) -> None:
-        holders.append(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
-        holders[0].execute("BEGIN IMMEDIATE")
+    def script(prompt: str) -> str:
+        if len(policy.prompts) == 3 and not holders:
+            holders.append(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
+            holders[0].execute("BEGIN IMMEDIATE")
+        return "memory" if "<section>" in prompt else r"\boxed{1904}"
 
-    with reading(tmp_path, lock) as reader:
-        with pytest.raises(CheckpointError, match="locked") as caught:
-            reader.read(TEXT, "When?", run_id="r")
-        assert str(path) in str(caught.value)
-        with closing(holders[0]):
-            holders[0].execute("ROLLBACK")
-        result = reader.resume("r")
+    policy = ScriptedPolicy(script)
+    reader = make_reader(policy, checkpoints=path)
+    with pytest.raises(CheckpointError, match="locked") as error:
+        reader.read(TEXT, "When?", run_id="r")
+    assert str(path) in str(error.value)
+    with closing(holders[0]):
+        holders[0].execute("ROLLBACK")
+    result = reader.resume("r")
     assert result.answer == "1904"
     assert result.chunks_read > 3
     assert [update.chunk_index for update in result.updates] == list(range(result.chunks_read))
@@ -108,16 +89,11 @@ async def test_states_of_many_runs_are_saved_together_and_one_that_cannot_be_har
     await saver.aclose()
 
 
-def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:
+def test_a_postgresql_server_without_its_extra_is_refused_before_anything_is_read(make_reader, monkeypatch) -> None:
     for name in ("psycopg", "memagent_graph.storage.postgres_saver"):
         monkeypatch.setitem(sys.modules, name, None)
-    reader = MemAgent(
-        ScriptedPolicy(lambda prompt: pytest.fail("nothing is requests")),
-        tokenizer="embedded",
-        store=tmp_path / "store",
-        run_log=False,
-        checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent",
-    )
-    with reader, pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as caught:
+    reader = make_reader(ScriptedPolicy([]), checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent")
+    with pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as error:
         reader.read(TEXT, "When?")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error.value)
+    assert not reader.policy.prompts

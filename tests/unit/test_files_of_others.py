@@ -411,10 +411,10 @@ def test_a_file_that_is_damaged_or_foreign_is_an_error_that_names_it(folder: Pat
     else:
         damages = {"half": content[: len(content) // 2], "foreign": b"\x7fELF\xff\x00" * 999, "deep": b"[" * 100_000}
         path.write_bytes(damages[damage])
-    with pytest.raises(MemAgentError) as caught:
+    with pytest.raises(MemAgentError) as error:
         kind.use(place)
-    assert path.name in str(caught.value) or place.name in str(caught.value)
-    assert caught.value.hint
+    assert path.name in str(error.value) or place.name in str(error.value)
+    assert error.value.hint
 
 
 def work_elsewhere(place: str) -> Callable[[Path], str]:
@@ -595,9 +595,9 @@ def test_a_file_from_somebody_else_is_data(folder: Path, attack: Callable[[Path]
     if refusal is None:
         assert SECRET not in attack(folder)
     else:
-        with pytest.raises(MemAgentError, match=rf"(?s){refusal}") as caught:
+        with pytest.raises(MemAgentError, match=rf"(?s){refusal}") as error:
             attack(folder)
-        assert SECRET not in str(caught.value)
+        assert SECRET not in str(error.value)
     assert not (folder.parent / "ran").exists()
     assert "evil" not in sys.modules
 

@@ -46,9 +46,9 @@ def test_of_two_resumes_at_once_the_second_is_refused_and_reads_nothing(tmp_path
         thread = threading.Thread(target=lambda: asyncio.run(resumed()))
         thread.start()
         assert reading.wait(60)
-        with pytest.raises(RunError, match=r"being read by this process already.*Wait for it") as caught:
+        with pytest.raises(RunError, match=r"being read by this process already.*Wait for it") as error:
             second.resume("r")
-        assert caught.value.run_id == "r"
+        assert error.value.run_id == "r"
         assert second.policy.prompts == []
         with pytest.raises(RunError, match="already"):
             second.read(TEXT, "When?", run_id="r")

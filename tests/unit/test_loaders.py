@@ -165,14 +165,3 @@ def test_a_page_that_cannot_be_read_is_named(store):
 def test_html_with_damaged_marks_is_read_as_browsers_read_it(store):
     text, _ = read(store, Document.from_bytes(b"<p>before</p><![ if x><p>after</p>", name="odd.html"))
     assert text == "before\n\nafter\n"
-
-
-def test_a_file_that_breaks_off_while_it_is_read_is_told(store):
-    class Breaking(io.BytesIO):
-        def read(self, size: int = -1) -> bytes:
-            if self.tell():
-                raise OSError("the cable was pulled")
-            return super().read(1 << 20)
-
-    with pytest.raises(DocumentError, match="the cable was pulled"):
-        store.add(Document.of(Breaking(b"word " * 400_000)))

@@ -218,20 +218,20 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert answer_of(again)["answer"] == "1234"
     assert len(reports) > 2
 
-    listed = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
-    assert [run["question"] for run in listed.structuredContent["runs"]] == [
+    listing = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
+    assert [run["question"] for run in listing.structuredContent["runs"]] == [
         "And the key of castle?",
         "What is the key of castle?",
     ]
-    assert listed.structuredContent["runs_in_log"] == 3
-    assert "book.txt" in text_of(listed)
+    assert listing.structuredContent["runs_in_log"] == 3
+    assert "book.txt" in text_of(listing)
 
-    shown = await session.call_tool("show_run", {"run_id": first["run_id"]})
-    assert shown.structuredContent["answer"] == "4711"
-    assert shown.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", text_of(shown), re.M))
+    report = await session.call_tool("show_run", {"run_id": first["run_id"]})
+    assert report.structuredContent["answer"] == "4711"
+    assert report.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", text_of(report), re.M))
     for words in (QUESTION, "│ 4711 ", "book.txt", "harbor 4711\n  chunk "):
-        assert words in text_of(shown)
-    assert "\x1b" not in text_of(shown)
+        assert words in text_of(report)
+    assert "\x1b" not in text_of(report)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
         assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
@@ -373,19 +373,19 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
 
 
 async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_ended(folder) -> None:
-    ended: list[str] = []
+    questions: list[str] = []
 
     def script(prompt: str) -> Any:
         if "castle" in part(prompt, "problem"):
             raise KeyError("a defect somewhere")
         if "<section>" not in prompt:
-            ended.append(part(prompt, "problem"))
+            questions.append(part(prompt, "problem"))
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
         arguments = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
         assert "a defect somewhere" in refusal(await session.call_tool("read_document", arguments))
-        assert ended == [QUESTION]
+        assert questions == [QUESTION]
 
 
 async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_others_nothing(folder) -> None:
@@ -411,14 +411,14 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) ->
     log.close()
     async with over_stdio("--base-url", policy.base_url, *SMALL) as session:
         with anyio.fail_after(60):  # a server that has ended never answers
-            listed = await session.call_tool("list_runs", {})
-            assert {run["document"] for run in listed.structuredContent["runs"]} == {"caf\ufffd.txt"}
+            listing = await session.call_tool("list_runs", {})
+            assert {run["document"] for run in listing.structuredContent["runs"]} == {"caf\ufffd.txt"}
             lost = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
             assert "caf\ufffd.txt" in refusal(lost)
             reports = Reports()
             again = {"run_id": "kept", "questions": QUESTION}
-            kept = await session.call_tool("ask_again", again, progress_callback=reports)
-            assert answer_of(kept)["answer"] == "4711"
+            reply = await session.call_tool("ask_again", again, progress_callback=reports)
+            assert answer_of(reply)["answer"] == "4711"
             assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
 
 

@@ -75,10 +75,10 @@ async def test_a_run_that_several_processes_read_is_put_together(
     (run,) = whole.runs()
     assert run.answer == "4711" and run.stop_reason == "answered" and run.ended is not None
     *updates, answer = whole.conversations("r")
-    assert [said.slot for said in updates] == list(range(len(updates)))
+    assert [turn.slot for turn in updates] == list(range(len(updates)))
     count = len(updates) + 1
     assert report.runs == 1 and report.conversations == count
-    assert len({said.seq for said in (*updates, answer)}) == count
+    assert len({turn.seq for turn in (*updates, answer)}) == count
     again = merge_logs(whole, parts)
     assert (again.runs, again.conversations, again.skipped) == (0, 0, 1)
     assert len(list(whole.conversations("r", superseded=True))) == count
@@ -137,7 +137,7 @@ def content(log: RunLog, run_id: str = "r") -> Any:
         conversation.id: number for number, conversation in enumerate(log.conversations(run_id, superseded=True))
     }
     rewards = [replace(reward, id=None, conversation=order[reward.conversation]) for reward in log.rewards(run_id)]
-    conversations = [replace(said, id=None) for said in log.conversations(run_id, superseded=True)]
+    conversations = [replace(turn, id=None) for turn in log.conversations(run_id, superseded=True)]
     return log.get(run_id), conversations, log.events(run_id), rewards, log.templates(run_id)
 
 
@@ -153,7 +153,7 @@ async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
     second.reward("r", 0.0, name="exact", source="scorer")
     second.reward("r", 0.5, name="step", conversation=next(second.conversations("r")).id)
     report = merge_logs(whole, [first.path, second.path])
-    conversations = {said.id: said for said in whole.conversations("r", superseded=True)}
+    conversations = {turn.id: turn for turn in whole.conversations("r", superseded=True)}
     assert (report.runs, report.rewards, report.conversations) == (1, 3, len(conversations))
     assert whole.latest_rewards("r") == {"exact": 0.0}
     (reward,) = [reward for reward in whole.rewards("r") if reward.conversation is not None]
@@ -162,7 +162,7 @@ async def test_edits_events_and_rewards_of_every_part_are_in_the_merged_log(
     assert whole.trace("r").updates[2].memory == "harbor 99"
     assert whole.get("r").answer == second.get("r").answer is not None
     *updates, _ = whole.conversations("r")
-    assert [said.slot for said in updates] == list(range(len(updates)))
+    assert [turn.slot for turn in updates] == list(range(len(updates)))
     assert whole.templates("r") == second.templates("r")
     # It is refused for training, as the second machine's would be.
     assert load_groups(whole, reward="exact", min_group=1).report.refused == {Refusal.EDITED: ("r",)}
@@ -196,7 +196,7 @@ async def test_an_edit_after_a_merge_arrives_at_the_next_and_ends_what_it_ended(
     with closing(RunLog(part)) as log:
         await reader_of(log).aedit_memory("r", 1, "harbor 99")
     merge_logs(whole, [part])
-    assert [said.slot for said in whole.conversations("r")] == [0, 1]
+    assert [turn.slot for turn in whole.conversations("r")] == [0, 1]
     assert whole.get("r").answer is None and whole.get("r").stop_reason is None
     assert whole.latest_rewards("r") == {}
     assert {event.kind for event in whole.events("r")} == {"memory_edited", "reward_withdrawn"}

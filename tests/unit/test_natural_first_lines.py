@@ -18,13 +18,6 @@ HELLO = [Message(role="user", content="hello there")]
 CHOICES = {"tokenizer": "embedded", "budget": Budget(chunk_tokens=50), "run_log": False}
 
 
-async def test_an_address_in_the_policy_s_place_is_the_server() -> None:
-    with FakeServer() as server:
-        async with MemAgent(server.base_url, **CHOICES) as reader:
-            assert (await reader.aread("The key of harbor is 4711.", "What is the key of harbor?")).answer == "4711"
-    assert reader.settings.base_url == server.base_url
-
-
 def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -> None:
     with pytest.raises(MemAgentError, match=r"Pass the address as base_url"):
         MemAgent(model="http://localhost:8000/v1")
@@ -39,17 +32,19 @@ def test_a_chat_model_is_a_policy_that_says_what_it_lacks(caplog) -> None:
 
 
 @pytest.mark.parametrize("vllm", [True, False])
-def test_a_server_without_token_ids_is_told_once(vllm: bool, caplog) -> None:
+def test_an_address_is_a_server_which_is_told_once_that_it_has_no_token_ids(vllm: bool, caplog) -> None:
+    request = ("The key of harbor is 4711.", "What is the key of harbor?")
     with FakeServer(vllm=vllm) as server, MemAgent(server.base_url, **CHOICES) as reader:
-        reader.batch([("The key of harbor is 4711.", "What is the key of harbor?")] * 2)
-        reader.copy(temperature=0.5).read("The key of harbor is 4711.", "What is the key of harbor?")
+        assert reader.settings.base_url == server.base_url
+        assert [result.answer for result in reader.batch([request] * 2)] == ["4711"] * 2
+        reader.copy(temperature=0.5).read(*request)
     assert caplog.text.count("cannot be trained on") == (0 if vllm else 1)
 
 
 def test_an_option_of_the_command_line_that_is_no_setting_leads_to_its_place() -> None:
-    with pytest.raises(MemAgentError) as caught:
+    with pytest.raises(MemAgentError) as error:
         MemAgent(max_chunks=2)
-    assert "limits=Limits(max_chunks=...)" in str(caught.value)
+    assert "limits=Limits(max_chunks=...)" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI])
@@ -110,9 +105,9 @@ def client_of(library: str) -> object:
     ],
 )  # fmt: skip
 def test_what_is_no_policy_is_refused_with_what_can_be_passed(value: object, remedy: str) -> None:
-    with pytest.raises(PolicyError, match="is not a policy") as caught:
+    with pytest.raises(PolicyError, match="is not a policy") as error:
         MemAgent(value, **CHOICES)
-    assert remedy in str(caught.value)
+    assert remedy in str(error.value)
 
 
 async def test_headers_of_one_s_own_are_sent_and_never_shown() -> None:

@@ -276,9 +276,9 @@ for left, right in zip((START, "prepare", "read", "finish"), ("prepare", "read",
 with SqliteSaver.from_conn_string(str(folder / "parent.sqlite")) as saver:
     parent = builder.compile(checkpointer=saver)
     config = {"configurable": {"thread_id": "t"}, "recursion_limit": 25}
-    begun = bool(parent.get_state(config).values)
+    is_resumed = bool(parent.get_state(config).values)
     print("reading", flush=True)
-    out = parent.invoke(None if begun else {"question": question, "path": str(folder / "book.txt")}, config)
+    out = parent.invoke(None if is_resumed else {"question": question, "path": str(folder / "book.txt")}, config)
     print(json.dumps(out["answer"]), *out["done"], flush=True)
 """
 

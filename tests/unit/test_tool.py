@@ -506,12 +506,12 @@ async def main():
     calls = [{"questions": [HARBOR, CASTLE], "path": name} for name in ("a.txt", "b.txt")]
     async with AsyncSqliteSaver.from_conn_string(str(folder / "agent.sqlite")) as saver:
         agent = create_agent(caller(*calls), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver)
-        begun = (await agent.aget_state(THREAD)).next
-        if begun:
+        is_resumed = (await agent.aget_state(THREAD)).next
+        if is_resumed:
             agent = create_agent(
                 caller(then="x"), [ReadLongDocument(agent=reader, roots=[folder])], checkpointer=saver
             )
-        state = await agent.ainvoke(None if begun else TURN, THREAD)
+        state = await agent.ainvoke(None if is_resumed else TURN, THREAD)
     readings = [m.artifact["readings"] for m in state["messages"] if m.type == "tool"]
     print([[(reading["answer"], bool(reading["evidence"])) for reading in of_call] for of_call in readings])
 

@@ -179,7 +179,7 @@ async def test_plain_answers_are_asked_for_without_a_box_and_taken_whole(ask, na
 
 @pytest.mark.parametrize("name", ["full_context", "refine"])
 async def test_what_leaves_no_room_for_text_is_an_error_with_a_remedy(ask, name) -> None:
-    with pytest.raises(BudgetError, match=r"the role 'answer' needs \d+ tokens .* window has 1000\. Lower"):
+    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
         await ask(name, SHORT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
         await ask(name, SHORT, question=" ")
@@ -208,7 +208,7 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
     assert run.ended is not None and run.answer is None
 
 
-async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
+async def test_a_document_fits_up_to_the_last_token_of_the_window_though_the_reader_uses_less(ask) -> None:
     policy = Reader()
     await ask("full_context", SHORT, policy)
     whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60

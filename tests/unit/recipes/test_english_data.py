@@ -75,8 +75,8 @@ def test_rows_that_are_here_are_clear_of_what_is_measured_and_of_each_other() ->
 
 def test_texts_that_questions_are_asked_about_are_no_sources_of_training() -> None:
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
-    measured = {(source.package, source.file) for source in read_pins(path, "texts")}
-    assert not measured & {(source.package, source.file) for source in read_pins(SOURCES)}
+    texts = {(source.package, source.file) for source in read_pins(path, "texts")}
+    assert not texts & {(source.package, source.file) for source in read_pins(SOURCES)}
 
 
 def readings(held_out: bool = False) -> list:
@@ -159,8 +159,8 @@ def test_every_relation_for_training_makes_statements_and_questions() -> None:
         assert fact.subject.lower() in fact.statement.lower()
         assert fact.value.lower() in fact.statement.lower()
         question, answer = facts.question(fact)
-        named = fact.value if answer == fact.subject else fact.subject
-        assert named.lower() in question.lower()
+        other = fact.value if answer == fact.subject else fact.subject
+        assert other.lower() in question.lower()
         assert not set("{}") & set(fact.statement + question)
 
 

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import struct
-import subprocess
 import tarfile
 import zipfile
 import zlib
@@ -77,28 +76,6 @@ def test_another_text_than_the_pinned_one_is_refused(cache) -> None:
         read_text(source("00"), cache)
 
 
-def test_an_unfinished_package_of_another_process_is_not_read(cache, monkeypatch) -> None:
-    (folder,) = cache.glob("packages")
-    (package,) = folder.glob("*.deb")
-    content, calls = package.read_bytes(), 0
-    package.unlink()
-
-    def download(command, cwd, **_) -> subprocess.CompletedProcess[str]:
-        nonlocal calls
-        calls += 1
-        half = Path(cwd) / package.name
-        half.write_bytes(content[:100])
-        if calls == 1:
-            assert read_text(source(), cache).startswith("Contents"), "while the first has half of its file"
-        half.write_bytes(content)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", download)
-    assert read_text(source(), cache).startswith("Contents")
-    assert calls == 2
-    assert sorted(folder.iterdir()) == sorted([package, *folder.glob("*.whl")])
-
-
 def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:
     with pytest.raises(PinnedTextError, match="has no file usr/share/poem"):
         read_text(source(file="usr/share/poem"), cache)
@@ -108,7 +85,6 @@ def test_a_missing_file_and_an_unknown_index_are_named(cache) -> None:
 
 def test_all_forty_questions_have_a_right_answer_and_a_pinned_text() -> None:
     import tomllib
-    from pathlib import Path
 
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
     texts = tomllib.loads(path.read_text("utf-8"))["texts"]

@@ -162,8 +162,8 @@ STEPS = ("--steps", "3", "--line-steps", "1", "--rate", "0.02")
 @pytest.fixture(scope="module")
 def whole(train) -> tuple[Path, dict[str, Any], str]:
     """A run of three steps, and what it printed."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        return *train("whole", *STEPS), printed.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        return *train("whole", *STEPS), text.getvalue()
 
 
 def test_a_run_that_was_cut_off_learns_the_same(train, whole) -> None:
@@ -175,8 +175,8 @@ def test_a_run_that_was_cut_off_learns_the_same(train, whole) -> None:
 
 
 def test_a_run_lowers_the_loss_and_says_what_it_was_made_of(whole) -> None:
-    folder, _, printed = whole
-    lines = [line.split() for line in printed.splitlines() if line.startswith("step")]
+    folder, _, text = whole
+    lines = [line.split() for line in text.splitlines() if line.startswith("step")]
     assert float(lines[-1][3]) < float(lines[0][3])
     table = json.loads((folder / "progress.json").read_text("utf-8"))
     assert (table["progress"]["step"], table["rate"], len(table["lessons_sha256"])) == (3, 0.02, 64)

@@ -37,8 +37,8 @@ def conversation(tokens=2, at=("update", "", 0), **more):
 def rollout(run_id, reward, lengths=(2, 2), steps=None):
     """Memory updates of these lengths, of which the last is the answer."""
     conversations = [conversation(tokens, ("update", "", k)) for k, tokens in enumerate(lengths[:-1])]
-    earned = {} if steps is None else {"step": steps}
-    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, earned)
+    terms = {} if steps is None else {"step": steps}
+    return Rollout(run_id, (*conversations, conversation(lengths[-1], ANSWER)), reward, terms)
 
 
 def with_steps(share, **changes):
@@ -52,7 +52,7 @@ def group(*rollouts, name="question"):
     return RolloutGroup(name, tuple(rollouts))
 
 
-def rewarded(*rewards, name="question"):
+def group_of(*rewards, name="question"):
     return group(*(rollout(f"{name}-{i}", reward) for i, reward in enumerate(rewards)), name=name)
 
 
@@ -88,7 +88,7 @@ class TestComparison:
         assert compute_advantages([0.1] * 3, PAPER) == [0, 0, 0]
 
     def test_groups_are_compared_apart(self):
-        batch = prepare_batch([rewarded(1, 0, name="a"), rewarded(5, 3, name="b")], PAPER)
+        batch = prepare_batch([group_of(1, 0, name="a"), group_of(5, 3, name="b")], PAPER)
         assert [row.advantage for row in batch.rows] == [0.5, 0.5, -0.5, -0.5, 1, 1, -1, -1]
         assert [(row.group_index, row.rollout_index, row.conversation_index) for row in batch.rows][3:6] == [
             (0, 1, 1),
@@ -135,7 +135,7 @@ class TestStepRewards:
 
     def test_that_are_missing_are_an_error_which_names_the_run(self):
         with pytest.raises(TrainingError, match=r"run question-0"):
-            prepare_batch([rewarded(1, 0)], self.HALF)
+            prepare_batch([group_of(1, 0)], self.HALF)
 
 
 class TestOverlongPenalty:
@@ -164,7 +164,7 @@ class TestOverlongPenalty:
 
 class TestDroppedGroups:
     def test_without_variance_leave_before_the_denominator_is_counted(self):
-        groups = [rewarded(1, 0, name="a"), rewarded(1, 1, name="b")]
+        groups = [group_of(1, 0, name="a"), group_of(1, 1, name="b")]
         dapo, paper = prepare_batch(groups, DAPO), prepare_batch(groups, PAPER)
         assert dapo.dropped == {"b": DropReason.EQUAL_REWARDS}
         assert dapo.learned_tokens == 8
@@ -175,7 +175,7 @@ class TestDroppedGroups:
 
     @pytest.mark.parametrize("baseline", Baseline)
     def test_of_one_rollout_have_nothing_to_compare_with(self, baseline):
-        batch = prepare_batch([rewarded(1), group(name="none")], AdvantageSettings(baseline=baseline))
+        batch = prepare_batch([group_of(1), group(name="none")], AdvantageSettings(baseline=baseline))
         assert batch.rows == prepare_batch([], DAPO).rows == ()
         assert list(batch.dropped.values()) == [DropReason.ALONE] * 2
 
@@ -219,9 +219,9 @@ class TestLossWeights:
     def test_a_truncated_completion_is_left_out_if_wanted_but_its_reward_still_counts(self):
         cut = Rollout("a", (conversation(5, truncated=True), conversation(3, at=ANSWER)), 1.0)
         groups = [group(cut, rollout("b", 0.0, [2]))]
-        masked = prepare_batch(groups, AdvantageSettings(mask_truncated=True))
-        assert by_run(masked) == {("a", 1): 0.5, ("b", 0): -0.5}
-        assert {row.weight for row in masked.rows} == {1 / 5}
+        batch = prepare_batch(groups, AdvantageSettings(mask_truncated=True))
+        assert by_run(batch) == {("a", 1): 0.5, ("b", 0): -0.5}
+        assert {row.weight for row in batch.rows} == {1 / 5}
         assert {row.weight for row in prepare_batch(groups, PAPER).rows} == {1 / 10}
 
 
@@ -232,7 +232,7 @@ class TestRefusals:
         with pytest.raises(TrainingError, match="run b"):
             prepare_batch([steps], with_steps(0.5))
         with pytest.raises(TrainingError, match="run question-1") as refusal:
-            prepare_batch([rewarded(1, reward)], PAPER)
+            prepare_batch([group_of(1, reward)], PAPER)
         assert refusal.value.run_id == "question-1"
 
     @pytest.mark.parametrize(

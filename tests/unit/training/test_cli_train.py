@@ -139,13 +139,13 @@ def test_adapters_are_left_by_themselves_and_merged(arguments, world, tmp_path) 
     policy = json.loads(memagent(arguments("--lora", "2", "--json", save_strategy="no", max_steps="2")).stdout)
     assert (policy["folder"], policy["adapter"], policy["steps"]) == (str(out), str(out / "adapter"), 2)
     assert policy["metrics"]["tokens/learned"] > 0
-    base, merged = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
+    base, policy_model = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (world.model, out))
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
-        plain, of_merged = base(ids).logits, merged(ids).logits
+        plain, of_policy = base(ids).logits, policy_model(ids).logits
         of_adapter = PeftModel.from_pretrained(base, out / "adapter").eval()(ids).logits
-    assert torch.allclose(of_adapter, of_merged, atol=1e-5)
-    assert not torch.allclose(plain, of_merged, atol=1e-3)
+    assert torch.allclose(of_adapter, of_policy, atol=1e-5)
+    assert not torch.allclose(plain, of_policy, atol=1e-3)
 
 
 def test_a_reward_of_the_user_s_own_decides_what_is_learned(arguments, world, tmp_path, monkeypatch) -> None:
@@ -219,14 +219,14 @@ PASSES = {"num_train_epochs": "5"}
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
     out = tmp_path / "out"
-    killed = process(["memagent_graph", *arguments(**PASSES)])
+    program = process(["memagent_graph", *arguments(**PASSES)])
     deadline = time.monotonic() + 100
     while not (out / "checkpoint-2" / recomputed.FILE_NAME).exists():
-        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()
+        assert program.poll() is None and time.monotonic() < deadline, program.communicate()
         time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    assert program.returncode == -signal.SIGKILL
     assert not (out / "model.safetensors").exists()
 
     # What a kill may leave of the newest checkpoint, whether or not it did so this time.

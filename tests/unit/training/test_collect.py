@@ -183,9 +183,7 @@ async def test_a_reward_that_cannot_be_told_is_refused_with_its_run(reward: Any,
     assert refusal.value.run_id == "x-1-0"
 
 
-async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(
-    tmp_path: Path,
-) -> None:
+async def test_a_reward_of_one_s_own_is_logged_under_its_name_and_sees_what_the_answer_should_be(tmp_path) -> None:
     def nearness(run: TrainingRun) -> float | None:
         assert run.gold is not None
         return float(run.answer in run.gold.answers) / 2

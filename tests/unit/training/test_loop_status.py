@@ -109,8 +109,8 @@ def test_every_second_since_the_first_phase_belongs_to_a_phase(calls: list[tuple
         iteration += step
         phases.begin(iteration, phase)
         clock.now += seconds
-    passed = pytest.approx(clock.now - 5)
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == passed
+    total = pytest.approx(clock.now - 5)
+    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == total
     phases.end()
     clock.now += 99
-    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == passed
+    assert sum(sum(phases.times(index).values()) for index in range(iteration + 1)) == total

@@ -375,7 +375,7 @@ def test_gradients_are_those_of_numeric_differentiation(name: str) -> None:
 # Training
 
 
-def printed(out: str) -> list[tuple[int, float, float]]:
+def read_steps(out: str) -> list[tuple[int, float, float]]:
     lines = re.findall(r"^step (\d+): reward (\S+), loss (\S+)$", out, re.MULTILINE)
     return [(int(step), float(reward), float(value)) for step, reward, value in lines]
 
@@ -400,7 +400,7 @@ def test_training_takes_adamw_steps_from_the_policy_and_towards_the_reference_of
         losses.append(float(present.detach()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    assert [value for _, _, value in printed(capsys.readouterr().out)] == pytest.approx(losses, abs=1e-6)
+    assert [value for _, _, value in read_steps(capsys.readouterr().out)] == pytest.approx(losses, abs=1e-6)
     for left, right in zip(policy.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
 
@@ -422,7 +422,7 @@ def test_from_a_log_to_a_trained_model(workplace) -> None:
     command = [sys.executable, str(EXAMPLE), "runs.sqlite", "model", "trained"]
     options = ["--preset", "dapo", "--gold", "gold.jsonl", "--steps", "2", "--learning-rate", "1e-2"]
     result = run_program([*command, *options], capture_output=True, check=True, cwd=folder)
-    steps = printed(result.stdout)
+    steps = read_steps(result.stdout)
     assert [(step, reward) for step, reward, _ in steps] == [(1, 0.25), (2, 0.25)]
     assert steps[1][2] < steps[0][2]
     before, after = (transformers.AutoModelForCausalLM.from_pretrained(folder / name) for name in ("model", "trained"))
@@ -447,7 +447,7 @@ def run_main(workplace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_by_default_it_is_the_paper_s_recipe_on_logged_rewards(run_main, workplace, capsys) -> None:
     run_main("--steps", "2")
     reward = sum(rollout.reward for rollout in workplace[1].rollouts_G) / 4
-    assert [(step, mean) for step, mean, _ in printed(capsys.readouterr().out)] == [
+    assert [(step, mean) for step, mean, _ in read_steps(capsys.readouterr().out)] == [
         (step, pytest.approx(reward, abs=1e-3)) for step in (1, 2)
     ]
 

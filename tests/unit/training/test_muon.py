@@ -51,12 +51,12 @@ def test_it_takes_the_steps_of_both_optimizers(tied: bool) -> None:
     together, apart = small_llama(tied=tied), small_llama(tied=tied)
     train(together, 3, optimizer_of(together).step)
 
-    named = dict(apart.named_parameters())
-    tables = [table for name, table in named.items() if "embed_tokens" in name or "lm_head" in name]
+    weights = dict(apart.named_parameters())
+    tables = [table for name, table in weights.items() if "embed_tokens" in name or "lm_head" in name]
     assert len(tables) == (1 if tied else 2)
-    vectors = [vector for vector in named.values() if vector.ndim == 1]
-    matrices = [matrix for name, matrix in named.items() if matrix.ndim == 2 and "layers" in name]
-    assert len(tables) + len(vectors) + len(matrices) == len(named)
+    vectors = [vector for vector in weights.values() if vector.ndim == 1]
+    matrices = [matrix for name, matrix in weights.items() if matrix.ndim == 2 and "layers" in name]
+    assert len(tables) + len(vectors) + len(matrices) == len(weights)
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
     muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)

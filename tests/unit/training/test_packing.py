@@ -383,9 +383,9 @@ def test_a_tree_is_refused_by_attention_that_takes_no_mask_of_its_own() -> None:
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
 def test_rows_in_one_sequence_are_refused_where_they_could_see_each_other(layout: str) -> None:
     batch = lay_out(ROWS, layout, pad_id=0)
-    capped = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
+    gemma = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # caps what is inside its softmax
     with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
-        score_completions(capped, batch)
+        score_completions(gemma, batch)
     recurrent = make_model()
     recurrent.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):

@@ -43,7 +43,7 @@ def ids(one):
     return one.conversation.prompt_ids_P + one.conversation.completion_ids_T
 
 
-def forwarded(layout, rows, padding_rows):
+def count_tokens(layout, rows, padding_rows):
     """What a micro-batch costs, worked out anew."""
     if layout is Layout.PADDED:
         prompts = [len(row.conversation.prompt_ids_P) for row in rows] or [1]
@@ -82,7 +82,7 @@ def test_every_row_once_equal_counts_and_within_the_budget(rows, ranks, budget, 
         assert len({len(batch.rows) + batch.padding_rows for batch in position}) == 1
         assert any(batch.rows for batch in position)
     for batch in batches:
-        assert batch.tokens == forwarded(layout, [rows[index] for index in batch.rows], batch.padding_rows)
+        assert batch.tokens == count_tokens(layout, [rows[index] for index in batch.rows], batch.padding_rows)
         assert batch.tokens <= budget
     assert not rows or 0 <= idle_share(plan) < 1
     assert 0 <= plan.padding_tokens <= plan.forwarded_tokens

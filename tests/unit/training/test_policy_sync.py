@@ -46,10 +46,10 @@ def weights_of(policy: Path) -> float:
     folder = PolicyFolder.find(policy)
     if folder.has_weights:
         return float(load_file(folder.path / "model.safetensors")["model.norm.weight"][0])
-    return added_by(folder.adapter) + weights_of(Path(folder.adapter_base))  # type: ignore[arg-type]
+    return amount_of(folder.adapter) + weights_of(Path(folder.adapter_base))  # type: ignore[arg-type]
 
 
-def added_by(adapter: Path) -> float:
+def amount_of(adapter: Path) -> float:
     return float(load_file(adapter / "adapter_model.safetensors")["base_model.model.model.layer.lora_A.weight"][0, 0])
 
 
@@ -107,7 +107,7 @@ class FakeVLLM:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def restarted(self, model: Path) -> None:
+    def start_with(self, model: Path) -> None:
         self.weights, self.adapters, self.cache = weights_of(model), {}, {}
 
     def _serve(self) -> None:
@@ -185,7 +185,7 @@ class FakeVLLM:
         rank = json.loads((path / "adapter_config.json").read_text())["r"]
         if rank > RANK:
             return self._error(500, f"LoRA rank {rank} is greater than max_lora_rank {RANK}.")
-        self.adapters[name] = 0.0 if "adapter" in self.broken else added_by(path)
+        self.adapters[name] = 0.0 if "adapter" in self.broken else amount_of(path)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload(self, request: web.Request) -> web.Response:
@@ -233,7 +233,7 @@ class OwnServer(VLLMServer):
     def restart(self, model: Path | None = None) -> None:
         self.restarts += 1
         self.model = model or self.model
-        self.fake.restarted(self.model)
+        self.fake.start_with(self.model)
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(fake, bas
     port, sync._api.root_url = sync.server.port, "http://127.0.0.1:9"
 
     def restart(model: Path | None = None) -> None:
-        fake.restarted(model or base)
+        fake.start_with(model or base)
         sync._api.root_url = f"http://127.0.0.1:{port}"
 
     sync.server.restart = restart  # type: ignore[method-assign]
@@ -433,14 +433,14 @@ async def test_requests_that_do_not_end_are_not_cut_off(fake, base, tmp_path, mo
 async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(fake, base, tmp_path) -> None:
     sync = own(fake, base)
     await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
-    fake.restarted(base)
+    fake.start_with(base)
     assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).method is SyncMethod.ADAPTER
 
 
 # What is refused before a server hears of it
 
 
-def untouched(fake: FakeVLLM) -> bool:
+def is_untouched(fake: FakeVLLM) -> bool:
     return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
 
 
@@ -448,7 +448,7 @@ async def test_a_folder_without_a_policy_is_refused(fake, base, tmp_path) -> Non
     sync = own(fake, base)
     with pytest.raises(TrainingError, match="has no policy"):
         await sync.sync(tmp_path / "nowhere", "1")
-    assert untouched(fake)
+    assert is_untouched(fake)
 
 
 async def test_adapters_of_other_weights_are_noticed(fake, base, tmp_path) -> None:
@@ -467,7 +467,7 @@ async def test_tied_embeddings_are_restarted_not_reloaded(tmp_path) -> None:
         served = await own(fake, base).sync(new, "1")
         assert served.method is SyncMethod.RESTART
         assert "embeddings are tied" in served.reasons[0]
-        assert untouched(fake)
+        assert is_untouched(fake)
         assert (await own(fake, new, reload_tied=True).sync(base, "2")).method is SyncMethod.RELOAD
 
 
@@ -593,9 +593,9 @@ def test_adapters_by_themselves_give_those_of_the_merged_weights(llama, tmp_path
 
     settings = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     torch.manual_seed(1)
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
-    adapted.save_pretrained(str(tmp_path / "adapter"))
-    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    adapter_model = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), settings)
+    adapter_model.save_pretrained(str(tmp_path / "adapter"))
+    adapter_model.merge_and_unload().save_pretrained(tmp_path / "merged")
     there, here = score_with_folder(tmp_path / "adapter", ROWS), score_with_folder(tmp_path / "merged", ROWS)
     assert [*there[0], *there[1]] == pytest.approx([*here[0], *here[1]], abs=1e-5)
     assert there[0] != pytest.approx(score_with_folder(llama, ROWS)[0], abs=1e-3)

@@ -384,9 +384,9 @@ def test_only_whole_groups_are_taken_and_every_run_is_accounted_for(runs) -> Non
     groups = [[f"r{i}" for i, (g, _) in enumerate(runs) if g == group] for group in dict.fromkeys(g for g, _ in runs)]
     whole = [ids for ids in groups if len(ids) > 1 and all(runs[int(id_[1:])][1] for id_ in ids)]
     assert members(replay.groups) == whole
-    accepted = [id_ for ids in whole for id_ in ids]
+    of_groups = [id_ for ids in whole for id_ in ids]
     left = [id_ for run_ids in replay.report.refused.values() for id_ in run_ids]
-    assert sorted(accepted + left) == sorted(f"r{i}" for i in range(len(runs)))
+    assert sorted(of_groups + left) == sorted(f"r{i}" for i in range(len(runs)))
 
 
 # What is refused

@@ -33,8 +33,8 @@ def test_another_version_of_a_package_is_refused_with_the_command_that_installs_
 
 def test_the_commands_refuse_another_trl_than_is_installed_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert '"trl>=1.16,<1.17"' in PYPROJECT.read_text("utf-8"), "the commands check for this one"
-    installed = importlib.metadata.version
-    monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else installed(name))
+    original = importlib.metadata.version
+    monkeypatch.setattr(required_versions, "version", lambda name: "9.0" if name == "trl" else original(name))
     for command in (["train", "runs.sqlite", "--model", "embedded", "--dry-run"], ["rl", "--model", "embedded"]):
         result = invoke(*command)
         assert result.exit_code != 0 and "trl 9.0 is installed" in result.stderr, result.output

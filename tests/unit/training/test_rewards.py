@@ -193,8 +193,8 @@ def test_a_reward_is_the_score_of_an_evaluation_under_either_name(said_text, met
 
 
 def test_names_mean_the_same_with_gold_answers_from_a_file() -> None:
-    answered = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
-    rewards = {name: choose_reward(name, has_gold=True)(answered) for name in OUTCOME_REWARDS}
+    right = run("it is \\boxed{4711}", answer="4711", gold=GOLD)
+    rewards = {name: choose_reward(name, has_gold=True)(right) for name in OUTCOME_REWARDS}
     assert rewards == {name: None if name in NEED_EVIDENCE else 1.0 for name in OUTCOME_REWARDS}
     assert isinstance(choose_reward("strict", has_gold=True), ExactMatch)
     assert choose_reward("strict") == "strict"

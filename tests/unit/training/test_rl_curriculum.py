@@ -122,8 +122,8 @@ def test_stages_go_on_by_one_when_the_longest_length_earned_enough_and_never_bac
     stages = [stage for stage, _ in journal_of(curriculum(advance_at=advance_at), rewards)]
     assert stages[0] == 0
     for by_length, (before, after) in zip(rewards, pairwise(stages), strict=True):
-        earned = by_length.get(LENGTHS[before], -1.0) >= advance_at
-        assert after == min(before + earned, len(LENGTHS) - 1)
+        is_enough = by_length.get(LENGTHS[before], -1.0) >= advance_at
+        assert after == min(before + is_enough, len(LENGTHS) - 1)
 
 
 @given(REWARDS)

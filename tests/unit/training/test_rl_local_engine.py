@@ -94,12 +94,12 @@ def test_a_sampler_of_another_number_format_is_seen_and_corrected(tmp_path: Path
 async def test_log_probs_after_temperature_are_those_of_the_sampled_distribution() -> None:
     prompt: list[Message] = [{"role": "user", "content": "Where is the harbor?"}]
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
-    own, processed = [
+    own, after_temperature = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, sampling)
         for after in (False, True)
     ]
-    assert own.token_ids == processed.token_ids
-    assert own.logprobs != processed.logprobs
+    assert own.token_ids == after_temperature.token_ids
+    assert own.logprobs != after_temperature.logprobs
     unchanged = SamplingParams(max_tokens=6, temperature=1.0, seed=1, logprobs=True)
     one, same = [
         await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=after).complete(prompt, unchanged)

@@ -44,7 +44,7 @@ def write(path: Path, of: Sequence[Any]) -> Path:
     return path
 
 
-def prepared(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
+def prepare_loop(tmp_path: Path, of: Sequence[Any], **changes: Any) -> PreparedLoop:
     usual = {
         "data": write(tmp_path / "mine.jsonl", of),
         "tasks": (),
@@ -60,7 +60,7 @@ def questions(of: Sequence[Sample]) -> list[str]:
 
 
 def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(40)).curriculum
+    of = prepare_loop(tmp_path, rows(40)).curriculum
     (length,) = of.lengths
     held_out = questions(of.held_out_samples(length, 100))
     assert len(held_out) == 4
@@ -79,7 +79,7 @@ def test_each_epoch_asks_every_question_but_those_held_out_once(tmp_path: Path) 
 
 
 def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(12)).curriculum
+    of = prepare_loop(tmp_path, rows(12)).curriculum
     records = [record(0, questions=3), record(1, questions=4)]
     again = [questions(list(of.draw_questions(1, 0, before))) for before in (records[:1], records)]
     assert again[0] == again[1]
@@ -88,7 +88,7 @@ def test_a_collection_is_asked_again_alike_and_none_asks_a_question_twice(tmp_pa
 
 
 def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(40), held_out=0.25).curriculum
+    of = prepare_loop(tmp_path, rows(40), held_out=0.25).curriculum
     held_out = {"".join(sample.text()) for sample in of.held_out_samples(of.lengths[0], 100)}
     training = {"".join(sample.text()) for sample in of.draw_questions(0, 0)}
     assert len(held_out) == 5
@@ -96,7 +96,7 @@ def test_documents_are_on_one_side_of_the_split(tmp_path: Path) -> None:
 
 
 def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> None:
-    of = prepared(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
+    of = prepare_loop(tmp_path, [*rows(8), *rows(8, words=700)], held_out=0.2).curriculum
     short, long = of.lengths
     assert {sample.length for sample in of.draw_questions(0, 0)} == {short}
     after = [record(0, by_length={short: MeanReward(0.9, 8)}, questions=2)]
@@ -104,10 +104,8 @@ def test_documents_grow_longer_when_the_short_ones_are_right(tmp_path: Path) -> 
     assert Counter(sample.length for sample in of.draw_questions(1, 1, after)) == {short: 6, long: 6}
 
 
-def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_as_a_collection_wants(
-    tmp_path: Path,
-) -> None:
-    of = prepared(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
+def test_a_length_of_one_question_is_trained_on_and_the_first_stage_has_as_many_as_a_collection_wants(tmp_path) -> None:
+    of = prepare_loop(tmp_path, [rows(1, words=8)[0], *rows(9, words=200)[1:]]).curriculum
     alone, others = of.lengths
     assert [len(of.held_out_samples(length, 100)) for length in (alone, others)] == [0, 1]
     assert of.min_first_questions > 1
@@ -126,7 +124,7 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
         }
         for number in range(10)
     ]
-    loop = prepared(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
+    loop = prepare_loop(tmp_path, of, tasks=("ruler_hqa",), lengths=(4, 8), small=False, held_out=0.2)
     held_out = [set(questions(loop.curriculum.held_out_samples(length, 100))) for length in (4, 8)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 2
@@ -138,10 +136,10 @@ def test_the_papers_recipe_takes_hotpotqas_questions_among_other_passages(tmp_pa
 
 
 def test_a_resumed_loop_has_the_same_questions(tmp_path: Path) -> None:
-    before = prepared(tmp_path, rows(10)).record["loop"]
-    assert before["questions"] == prepared(tmp_path, rows(10)).record["loop"]["questions"]
-    assert before["questions"] != prepared(tmp_path, rows(11)).record["loop"]["questions"]
-    assert before["questions"] != prepared(tmp_path, rows(10), held_out=0.3).record["loop"]["questions"]
+    before = prepare_loop(tmp_path, rows(10)).record["loop"]
+    assert before["questions"] == prepare_loop(tmp_path, rows(10)).record["loop"]["questions"]
+    assert before["questions"] != prepare_loop(tmp_path, rows(11)).record["loop"]["questions"]
+    assert before["questions"] != prepare_loop(tmp_path, rows(10), held_out=0.3).record["loop"]["questions"]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +163,12 @@ def test_what_cannot_be_trained_on_is_refused_with_what_to_change(
     of: list[Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepared(tmp_path, of, **changes)
+        prepare_loop(tmp_path, of, **changes)
     assert not (tmp_path / "rl").exists()
 
 
 def test_nothing_need_be_held_out_where_nothing_is_measured(tmp_path: Path) -> None:
-    of = prepared(tmp_path, rows(10), held_out=0.0, measure_every=0).curriculum
+    of = prepare_loop(tmp_path, rows(10), held_out=0.0, measure_every=0).curriculum
     assert len(list(of.draw_questions(0, 0))) == 10
 
 
@@ -200,15 +198,15 @@ def test_questions_that_are_answered_without_the_document_are_left_out(tmp_path:
     of = [*rows(7)[:6], rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
     data, results = write(tmp_path / "mine.jsonl", of), tmp_path / "without"
     with pytest.raises(MemAgentError, match=r"no results in .*without"):
-        prepared(tmp_path, of, drop_answered_without=results)
+        prepare_loop(tmp_path, of, drop_answered_without=results)
     command = ["eval", "qa_files", "--data", str(data), "--model", "embedded", "--out", str(results), "--systems"]
     for system in ("full_context", "no_document"):
         assert CliRunner().invoke(app, [*command, system, "--resume"]).exit_code == 0
         if system == "full_context":
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
-                prepared(tmp_path, of, drop_answered_without=results)
-    loop = prepared(tmp_path, of, drop_answered_without=results)
+                prepare_loop(tmp_path, of, drop_answered_without=results)
+    loop = prepare_loop(tmp_path, of, drop_answered_without=results)
     held_out = loop.curriculum.held_out_samples(loop.job.lengths[0], 100)
     samples = [*loop.curriculum.draw_questions(0, 0), *held_out]
     assert {sample.question for sample in samples} == {row["question"] for row in rows(6)}
-    assert loop.record["loop"]["questions"] != prepared(tmp_path, of).record["loop"]["questions"]
+    assert loop.record["loop"]["questions"] != prepare_loop(tmp_path, of).record["loop"]["questions"]

@@ -32,7 +32,7 @@ from memagent_training.rl.rl_job import prepare
 from memagent_training.training_errors import TrainingError
 
 
-def prepared_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "embedded") -> BaseModel:
+def prepare_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "embedded") -> BaseModel:
     return prepare(small_job(tmp_path / "rl", model=str(model), reading=reading)).base
 
 
@@ -69,7 +69,7 @@ async def test_a_loop_samples_the_whole_distribution_and_its_policy_keeps_the_pr
 def test_choices_change_the_models_own_profile_and_nothing_else_of_it(tmp_path: Path) -> None:
     own = load_profile("embedded")
     assert own is not None
-    profile = prepared_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
+    profile = prepare_base(tmp_path, WordingSettings(chunk_tokens=128, boundary="paragraph")).profile
     assert profile == Profile(replace(own.budget, chunk_tokens=128), own.prompts, "paragraph", own.on_invented)
 
 
@@ -77,18 +77,18 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
     reading = WordingSettings(
         layout="section_first", chunk_tokens=300, memory_tokens=64, question_tokens=64, answer_tokens=64
     )
-    profile = prepared_base(tmp_path, reading, plain_model).profile
+    profile = prepare_base(tmp_path, reading, plain_model).profile
     assert profile is not None
     assert profile.budget == Budget(1024, 64, 64, 300, 64), "the window is the model's"
     assert profile.prompts.wording == load_prompts("section_first").wording
-    assert prepared_base(tmp_path, WordingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
+    assert prepare_base(tmp_path, WordingSettings(profile="embedded"), plain_model).profile == load_profile("embedded")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"chunk_tokens": 0}, r"chunk_tokens must be at least 1, got 0"),
-        ({"chunk_tokens": 5000}, r"the role 'update' needs .* 1024.*Use chunk_tokens "),
+        ({"chunk_tokens": 5000}, r"a memory update needs .* 1024.*Use chunk_tokens "),
         ({"profile": "nowhere"}, r"nowhere has no memagent.json.*embedded"),
         ({"update_template": "nowhere.txt"}, r"nowhere.txt"),
     ],
@@ -96,7 +96,7 @@ def test_a_model_without_a_profile_gets_one(tmp_path: Path, plain_model: Path) -
 )
 def test_what_cannot_be_is_refused_at_once(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(MemAgentError, match=message):
-        prepared_base(tmp_path, WordingSettings(**changes))  # type: ignore[arg-type]
+        prepare_base(tmp_path, WordingSettings(**changes))  # type: ignore[arg-type]
     assert not (tmp_path / "rl").exists()
 
 
@@ -105,7 +105,7 @@ def test_the_finished_policy_reads_as_it_was_trained_to(tmp_path: Path, plain_mo
         layout="section_first", answer_format="plain", empty_memory="new", boundary="sentence",
         chunk_tokens=200, memory_tokens=64, question_tokens=64, answer_tokens=64,
     )  # fmt: skip
-    base = prepared_base(tmp_path, reading, plain_model)
+    base = prepare_base(tmp_path, reading, plain_model)
     out = tmp_path / "policy"
     out.mkdir()
     _complete(out, base)

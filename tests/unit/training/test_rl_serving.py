@@ -114,9 +114,7 @@ async def test_a_server_that_dies_time_and_again_ends_it(serving: ServerBackend)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(
-    serving: ServerBackend, is_ours: bool
-) -> None:
+async def test_a_server_that_answers_or_is_somebody_elses_is_not_started_again(serving, is_ours: bool) -> None:
     server, _ = parts(serving)
     await serving.serve(0)
     if not is_ours:
@@ -180,9 +178,7 @@ def reader(tmp_path: Path, answer: Any) -> MemAgent:
     )
 
 
-async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(
-    prepared: PreparedLoop, tmp_path: Path
-) -> None:
+async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wrong(prepared, tmp_path) -> None:
     task = prepared.curriculum.tasks[0]
     gold = {task.sample(length, HELD_OUT_START + number).gold[0] for length in (300, 400) for number in range(3)}
     assert len(gold) == 6
@@ -205,9 +201,7 @@ async def test_each_held_out_question_is_read_once_and_a_read_that_fails_is_wron
 
 
 @pytest.mark.parametrize("kind", [PolicyUnreachableError, PolicyAuthenticationError])
-async def test_a_server_that_is_gone_measures_nothing(
-    kind: type[PolicyError], prepared: PreparedLoop, tmp_path: Path
-) -> None:
+async def test_a_server_that_is_gone_measures_nothing(kind: type[PolicyError], prepared, tmp_path) -> None:
     """Otherwise all answers would be wrong; and what starts it again has to know the error."""
     with pytest.raises(kind, match="gone"):
         await measure(prepared, reader(tmp_path, lambda prompt: kind("gone")), 0, 0.0)

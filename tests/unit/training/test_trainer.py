@@ -57,9 +57,9 @@ def two_steps(make_trainer, tmp_path_factory) -> tuple[Any, Path, str]:
     """A training of two steps, each on all groups, with a table of completions; and what it printed."""
     output = tmp_path_factory.mktemp("two-steps")
     trainer = make_trainer(output, max_steps=2, groups_per_step=99, learning_rate=0.1, log_completions=True)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
         trainer.train()
-    return trainer, output, printed.getvalue()
+    return trainer, output, text.getvalue()
 
 
 def weights_of(trainer: Any) -> dict[str, Any]:
@@ -217,11 +217,11 @@ def test_the_gap_in_the_log_is_of_equal_temperatures(two_passes, make_trainer, t
 
 
 def test_the_gap_between_logged_and_recomputed_is_told_before_the_first_step(two_steps) -> None:
-    trainer, _, printed = two_steps
+    trainer, _, text = two_steps
     gap = trainer.logprob_gap
     assert 0.1 < gap.mean < 0.5 < gap.largest
     assert gap.worst_mean >= gap.mean
-    assert str(gap) in printed and "another number format" in printed and "importance_cap=2" in printed
+    assert str(gap) in text and "another number format" in text and "importance_cap=2" in text
 
 
 def test_the_samplers_distribution_is_compared_by_hand(two_steps) -> None:
@@ -272,7 +272,7 @@ def test_a_table_of_completions_has_a_rollout_of_each_step(two_steps, world) -> 
 # What is refused
 
 
-def edited(groups: list[RolloutGroup], *, reward: float | None = None, **changes: Any) -> list[RolloutGroup]:
+def edit(groups: list[RolloutGroup], *, reward: float | None = None, **changes: Any) -> list[RolloutGroup]:
     """The groups with other values in the first rollout's first conversation, and maybe another reward of it."""
     first = groups[0]
     rollout = first.rollouts_G[0]
@@ -292,8 +292,8 @@ def with_equal_rewards(groups: list[RolloutGroup]) -> list[RolloutGroup]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda groups: edited(groups, prompt_ids_P=array("I", [999])), r"token id 999.*wrote the runs"),
-        (lambda groups: edited(groups, reward=1e39), r"32 bits.*run-0-0"),
+        (lambda groups: edit(groups, prompt_ids_P=array("I", [999])), r"token id 999.*wrote the runs"),
+        (lambda groups: edit(groups, reward=1e39), r"32 bits.*run-0-0"),
         (with_equal_rewards, r"None of the 6 groups.*6 equal_rewards"),
     ],
     ids=["foreign ids", "huge", "equal"],
@@ -366,7 +366,7 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
         "config = config_of({'preset': 'memagent-paper', 'changes': {'max_steps': 1}}, out)\n"
         "MultiConvDAPOTrainer(str(folder / 'model'), groups, config).train()\n"
     )
-    for rank, groups in enumerate((world.groups, edited(world.groups, reward=0.5))):
+    for rank, groups in enumerate((world.groups, edit(world.groups, reward=0.5))):
         (tmp_path / str(rank)).write_bytes(pickle.dumps(groups))
     ranks = run_ranks([sys.executable, script, world.folder, tmp_path, tmp_path / "out"], 2)
     assert any(process.returncode > 0 for process in ranks)
@@ -378,7 +378,7 @@ def test_ranks_with_other_rewards_are_refused(world, tmp_path) -> None:
 
 # Was so: a log-prob of -120 made every weight NaN, and the log said a loss of 0.
 def test_an_unlikely_logged_token_leaves_the_weights_finite(world, make_trainer, tmp_path) -> None:
-    groups = [group for whole in world.groups for group in edited([whole], **first_logprob(whole, -120.0))]
+    groups = [group for whole in world.groups for group in edit([whole], **first_logprob(whole, -120.0))]
     trainer = make_trainer(
         tmp_path, "dapo", groups=groups, old_logprobs="logged", max_logprob_gap=1e9, max_steps=2
     )  # fmt: skip

@@ -41,13 +41,13 @@ def test_both_orders_hold_the_same_tokens_and_only_one_shares_sections() -> None
 
 
 def test_forwarded_tokens_are_counted_at_the_model(measured: dict[Contender, list[Step]]) -> None:
-    forwarded = {contender: step.cost.forwarded_tokens for contender, (step,) in measured.items()}
+    tokens = {contender: step.cost.forwarded_tokens for contender, (step,) in measured.items()}
     rows = TINY.rollouts * (TINY.conversations * (3 + 12 + 4) + (TINY.conversations - 1) * 4)
-    assert forwarded[AT_ONCE] == rows
-    assert forwarded[PADDED] >= rows
+    assert tokens[AT_ONCE] == rows
+    assert tokens[PADDED] >= rows
     assert abs(measured[PADDED][0].loss) > 1e-4, "a loss of nothing agrees with everything"
-    assert forwarded[PREFIX_TREE] < rows
-    assert forwarded[replace(PREFIX_TREE, checkpointing=True)] == forwarded[PREFIX_TREE]
+    assert tokens[PREFIX_TREE] < rows
+    assert tokens[replace(PREFIX_TREE, checkpointing=True)] == tokens[PREFIX_TREE]
 
 
 def test_a_contender_that_does_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

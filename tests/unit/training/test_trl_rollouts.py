@@ -58,12 +58,12 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
     worker.update_model_version(3)
     worker.start()
     worker._thread.join(120)
-    drained = RolloutQueueDataset(
+    dataset = RolloutQueueDataset(
         worker.rollout_buffer, lambda: 4, worker.check_health, 60.0, defaultdict(list), poll_interval_s=0.1
     )
     samples = []
     with pytest.raises(TrainingError, match="All questions are read"):
-        samples += drained  # the whole queue, then its end
+        samples += dataset  # the whole queue, then its end
     assert isinstance(agent.run_log, RunLog)
     calls, groups = {}, defaultdict(list)
     for record in agent.run_log.runs():
@@ -83,7 +83,7 @@ def test_each_conversation_is_a_sample_with_its_rollouts_advantage(agent: MemAge
             and sample["advantage"] == pytest.approx(reward - fmean(groups[question_index(run_id)]))
             for run_id, logprobs, reward in matches
         )
-    packed = TreeRow()
+    tree = TreeRow()
     for sample in samples:
-        packed.add(sample)
-    assert len(packed.pack()["old_log_probs"]) == sum(int(sample["completion_mask"].sum()) for sample in samples)
+        tree.add(sample)
+    assert len(tree.pack()["old_log_probs"]) == sum(int(sample["completion_mask"].sum()) for sample in samples)

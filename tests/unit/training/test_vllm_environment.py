@@ -18,8 +18,8 @@ def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, 
     if device is not None:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
-    launched = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
-    environment = make_server_environment(launched, tmp_path)
+    of_launcher = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "ACCELERATE_USE_FSDP": "true", "VLLM_NO_USAGE_STATS": "0"}
+    environment = make_server_environment(of_launcher, tmp_path)
     on_cpu = {"VLLM_TARGET_DEVICE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"}
     assert on_cpu & environment.keys() == (on_cpu if device is None else set())
     assert environment["HF_HUB_OFFLINE"] == "1"
@@ -28,9 +28,7 @@ def test_only_without_an_accelerator_is_the_cpu_made_the_target(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
-) -> None:
+def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(tmp_path, monkeypatch, on_gpu: bool) -> None:
     monkeypatch.setattr(vllm_server, "has_accelerator", lambda: on_gpu)
     server = VLLMServer(tmp_path, log_file=tmp_path / "log")
     assert server.number_format == ("bfloat16" if on_gpu else "float32")
@@ -40,9 +38,7 @@ def test_a_server_computes_as_its_machine_does_best_unless_told_otherwise(
     assert server._arguments()[-3:] == list(server.options)
 
 
-def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer(tmp_path, monkeypatch) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho weights are loading\nexec sleep 60\n")
     python.chmod(0o755)
@@ -54,9 +50,7 @@ def test_a_server_that_takes_too_long_is_stopped_and_told_how_to_be_given_longer
     assert not server.is_running
 
 
-def test_a_proxy_of_the_environment_is_not_asked_about_a_server_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_the_environment_is_not_asked_about_a_server_on_this_machine(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
 
