@@ -40,8 +40,8 @@ async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
 
 async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
     folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    for named in (folder, str(folder), "embedded"):
-        with MemAgent(policy, profile=named, store=tmp_path, run_log=False) as reader:
+    for name in (folder, str(folder), "embedded"):
+        with MemAgent(policy, profile=name, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
         own = load_profile(folder)
         assert own is not None
@@ -86,13 +86,13 @@ async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path
 
 async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
-    said = {
+    settings = {
         "budget": replace(own.budget, chunk_tokens=100),
         "prompts": load_prompts(),
         "boundary": "token",
         "rules": UpdateRules(invented=UpdateRule.RETRY),
     }
-    with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **said) as reader:
+    with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **settings) as reader:
         context = await reader.aprepare()
     assert context.budget.chunk_tokens == 100
     assert context.prompts.fingerprint == load_prompts().fingerprint
@@ -103,8 +103,8 @@ async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
 async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
     save_profile(own, tmp_path / "bare")
-    for named in (own, tmp_path / "bare"):
-        reader = MemAgent(policy, profile=named, store=tmp_path, run_log=False)
+    for name in (own, tmp_path / "bare"):
+        reader = MemAgent(policy, profile=name, store=tmp_path, run_log=False)
         with pytest.raises(TokenizerError, match="which tokenizer"):
             await reader.aprepare()
         await reader.aclose()

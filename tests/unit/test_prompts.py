@@ -15,15 +15,6 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
 
-def test_the_two_layouts_order_their_parts_differently() -> None:
-    paper = load_prompts(PromptLayout.PAPER).messages("update", "Q?", memory="M", chunk="C")[0]["content"]
-    section_first = load_prompts(PromptLayout.SECTION_FIRST).messages("update", "Q?", memory="M", chunk="C")[0][
-        "content"
-    ]
-    assert paper.index("<problem>") < paper.index("<memory>") < paper.index("<section>")
-    assert section_first.index("<section>") < section_first.index("<memory>") < section_first.index("<problem>")
-
-
 def test_section_first_prompts_share_everything_up_to_the_end_of_the_section() -> None:
     prompts = load_prompts(PromptLayout.SECTION_FIRST)
     one, other = (

@@ -200,7 +200,7 @@ async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path)
     dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
     assert [event.chunk_index for event in dropped] == [2]
     assert "log-probs came with" in dropped[0].detail
-    logged = RunLog(tmp_path / "runs.sqlite").conversations("r")
-    kept = [(row.token_ids is not None, row.logprobs is not None) for row in logged]
-    assert [place for place, row in enumerate(kept) if row != (True, True)] == [2]
-    assert kept[2] == (True, False)
+    rows = RunLog(tmp_path / "runs.sqlite").conversations("r")
+    presence = [(row.token_ids is not None, row.logprobs is not None) for row in rows]
+    assert [place for place, row in enumerate(presence) if row != (True, True)] == [2]
+    assert presence[2] == (True, False)

@@ -65,7 +65,7 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("source", "words"),
     [
         ("overwrit", "Did you mean overwrite"),
         ("nothing_like_it", "Choose one of: overwrite, gated, refine, map_reduce, parallel, segments, reread, recall"),
@@ -73,9 +73,9 @@ def test_a_strategy_is_named_given_or_taken_from_a_file(tmp_path) -> None:
         (3, "not a strategy"),
     ],
 )
-def test_one_that_nobody_knows_is_refused(given, words) -> None:
+def test_one_that_nobody_knows_is_refused(source, words) -> None:
     with pytest.raises(StrategyError) as caught:
-        load_strategy(given)
+        load_strategy(source)
     assert words in str(caught.value)
 
 
@@ -179,10 +179,10 @@ def test_a_second_pass_notes_what_the_first_could_not_know_to_matter(make_reader
     assert [call.chunk_index for call in several.trace.steps if call.reads] == [*range(once.chunks_read)] * 3
     assert [(quote.quote, quote.chunk_index) for quote in several.evidence] == [("The key of Fernley is 4711", 0)]
     assert (progress := [update.progress for update in several.updates]) == sorted(progress), "it never falls"
-    shown = rich.console.Console(file=io.StringIO(), width=100)
-    shown.print(render_timeline(build_timeline(several.view())))
+    console = rich.console.Console(file=io.StringIO(), width=100)
+    console.print(render_timeline(build_timeline(several.view())))
     last = once.chunks_read
-    assert f"chunks 1-{last} (read again): unchanged" in shown.file.getvalue(), "each pass has lines of its own"
+    assert f"chunks 1-{last} (read again): unchanged" in console.file.getvalue(), "each pass has lines of its own"
 
 
 def test_a_document_in_which_nothing_is_noted_or_of_one_chunk_is_read_once(make_reader) -> None:
