@@ -318,9 +318,10 @@ def twice(place: Place) -> Any:
         results = [
             reader.read(TEXT, QUESTION, run_id="twice"),
             reader.read(TEXT.replace("4711", "0815"), QUESTION, run_id="twice"),
-            reader.ask_again("twice", "What is the key of castle?", new_run_id="again"),
-            reader.ask_again("twice", "What is the key of tower?"),
         ]
+        document = reader.run_log.get("twice").document
+        results.append(reader.read(document, "What is the key of castle?", run_id="again"))
+        results.append(reader.read(document, "What is the key of tower?"))
     with place.reader(ScriptedPolicy(script)) as reader:
         refusal_of_broken = refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
     with place.reader(ScriptedPolicy(perfect_reader)) as reader:

@@ -17,6 +17,7 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_graph.errors import MemAgentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.rows import connect
+from memagent_graph.storage import database
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.database import use_write_ahead_log
 from memagent_serve.ledger import Ledger
@@ -31,12 +32,13 @@ def exclusive_lock(path: Path) -> Iterator[sqlite3.Connection]:
         yield other
 
 
-def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path) -> None:
+def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "new.sqlite"
     with exclusive_lock(path), closing(sqlite3.connect(path, timeout=0)) as connection:
         began = time.monotonic()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
-            use_write_ahead_log(connection, timeout=0.1)
+            use_write_ahead_log(connection)
         assert time.monotonic() - began >= 0.1
 
 
@@ -46,7 +48,7 @@ def test_what_is_no_database_is_an_error_at_once(tmp_path) -> None:
         closing(sqlite3.connect(tmp_path / "letter.txt")) as connection,
         pytest.raises(sqlite3.DatabaseError, match="not a database"),
     ):
-        use_write_ahead_log(connection, timeout=1000)
+        use_write_ahead_log(connection)
 
 
 async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
