@@ -283,33 +283,6 @@ class MemAgent:
         saver = (await self._graph()).checkpointer
         return saver if isinstance(saver, BaseCheckpointSaver) else None
 
-    async def aask_again(
-        self,
-        run_id: str,
-        question: str,
-        *,
-        response_format: ResponseFormatSource | None = None,
-        new_run_id: str | None = None,
-        limits: Limits | None = None,
-    ) -> ReadResult:
-        """Read the document of an earlier run for another question, or for an answer of another form.
-
-        Raises:
-            RunNotFoundError: there is no such run in the run log.
-            DocumentError: the document's text is no longer in the store.
-            MemAgentError: as for `aread`, or the reader has no run log.
-        """
-        if self.run_log is None:
-            raise MemAgentError(
-                "this reader keeps no run log", hint="Create it with run_log=True, or pass the document."
-            )
-        record = await asyncio.to_thread(self.run_log.get, run_id)
-        return await self.aread(
-            record.document, question, response_format=response_format, run_id=new_run_id, limits=limits
-        )
-
-    ask_again = synchronous(aask_again)
-
     async def aresume(
         self,
         run_id: str,
@@ -358,7 +331,7 @@ class MemAgent:
             done = await load_trace_so_far(graph, run_id)
             reason = state.get("stop_reason")
             if reason and not (past_limit and StopReason(reason).resumable):
-                yield _result(graph, state, done)
+                yield result_from_state(graph, state, done)
                 return
             if reason:
                 node = graph.strategy.continues_after
@@ -701,15 +674,7 @@ class MemAgent:
                 hint="They are damaged, or another program wrote them. Read the document again.",
                 run_id=run_id,
             )
-        yield _result(graph, values, progress.trace)
-
-
-def _result(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
-    """Return the outcome of a run from its last state. After an early stop it has the memory of all branches."""
-    result = result_from_state(state, trace, graph.reader_context)
-    if result.stop_reason.resumable:
-        result = replace(result, memory=graph.strategy.current_memory(state, graph.reader_context))
-    return result
+        yield result_from_state(graph, values, progress.trace)
 
 
 def _open_log(choice: RunLog | Path | str | bool) -> RunLog | None:

@@ -40,6 +40,14 @@ class PolicyCheck:
     remedy: str | None = None
 
 
+def _ok(subject: str, detail: str) -> PolicyCheck:
+    return PolicyCheck(subject, CheckStatus.OK, detail)
+
+
+def _note(subject: str, detail: str, remedy: str | None = None) -> PolicyCheck:
+    return PolicyCheck(subject, CheckStatus.NOTE, detail, remedy)
+
+
 async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     """Check server, model, window, budget, completion, token ids and log-probs, and the tokenizer's agreement.
 
@@ -49,25 +57,23 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served = await policy.served_model()
-            yield PolicyCheck(
-                "server", CheckStatus.OK, f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})"
-            )
+            yield _ok("server", f"{policy.base_url} answers ({served.get('owned_by', 'unnamed')})")
             if policy.unlisted:
                 detail = policy.unlisted.message
-                yield PolicyCheck("models", CheckStatus.NOTE, detail, "Ignore this if the model's name is right.")
+                yield _note("models", detail, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
-        yield PolicyCheck("model", CheckStatus.OK, f"{policy.name}{computed}")
+        yield _ok("model", f"{policy.name}{computed}")
         yield _window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
         parts = f"question {budget.question_tokens} + memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
-        yield PolicyCheck("budget", CheckStatus.OK, f"{parts} in {budget.context_window} tokens")
+        yield _ok("budget", f"{parts} in {budget.context_window} tokens")
         subject = "completion"
         completion = await policy.complete(_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         how = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield PolicyCheck("completion", CheckStatus.OK, how)
+        yield _ok("completion", how)
         yield _tokens(completion)
         subject = "tokenizer"
         yield await _agreement(context, completion)
@@ -84,10 +90,8 @@ def _prompt(text: str) -> list[Message]:
 
 def _window(info: ModelInfo) -> PolicyCheck:
     if info.context_window is None:
-        return PolicyCheck(
-            "window", CheckStatus.NOTE, "the policy does not report it", "Set --context-window; 8192 is assumed."
-        )
-    return PolicyCheck("window", CheckStatus.OK, f"{info.context_window} tokens")
+        return _note("window", "the policy does not report it", "Set --context-window; 8192 is assumed.")
+    return _ok("window", f"{info.context_window} tokens")
 
 
 def _tokens(completion: Completion) -> PolicyCheck:
@@ -98,10 +102,9 @@ def _tokens(completion: Completion) -> PolicyCheck:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
             return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this.")
-        return PolicyCheck("token ids", CheckStatus.OK, "prompt ids, completion ids and log-probs are returned")
-    return PolicyCheck(
+        return _ok("token ids", "prompt ids, completion ids and log-probs are returned")
+    return _note(
         "token ids",
-        CheckStatus.NOTE,
         f"no {', '.join(missing)}: such runs can be read, but not trained on",
         "Serve the policy with vLLM 0.10 or newer.",
     )
@@ -111,19 +114,14 @@ async def _agreement(context: ReaderContext, completion: Completion) -> PolicyCh
     """Compare our token count with the server's. The difference of two prompts excludes the chat template."""
     shorter = await context.policy.complete(_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     if completion.usage is None or shorter is None or shorter.usage is None:
-        return PolicyCheck(
-            "tokenizer", CheckStatus.NOTE, "the policy does not report token counts, so they cannot be compared"
-        )
+        return _note("tokenizer", "the policy does not report token counts, so they cannot be compared")
     server_tokens = completion.usage.prompt_tokens - shorter.usage.prompt_tokens
     own_tokens = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
     if own_tokens == server_tokens:
-        return PolicyCheck(
-            "tokenizer", CheckStatus.OK, f"{name} counts as the policy does ({own_tokens} tokens of a sample)"
-        )
-    return PolicyCheck(
+        return _ok("tokenizer", f"{name} counts as the policy does ({own_tokens} tokens of a sample)")
+    return _note(
         "tokenizer",
-        CheckStatus.NOTE,
         f"{name} counts {own_tokens} tokens and the policy {server_tokens}: it can read, but chunks are longer or "
         "shorter than set",
         "Pass the served model's own tokenizer with --tokenizer.",
@@ -153,7 +151,5 @@ async def _longest_prompt(context: ReaderContext, counts: PromptCounts) -> Polic
         return PolicyCheck("longest prompt", CheckStatus.FAILED, f"{detail}: it cut the prompt", remedy)
     reply = f"the reply to about {tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():
-        return PolicyCheck("longest prompt", CheckStatus.OK, reply)
-    return PolicyCheck(
-        "longest prompt", CheckStatus.NOTE, f"{reply}, without the word at its beginning; tokens are not counted"
-    )
+        return _ok("longest prompt", reply)
+    return _note("longest prompt", f"{reply}, without the word at its beginning; tokens are not counted")

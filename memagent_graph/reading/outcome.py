@@ -63,8 +63,9 @@ class Progress:
         return Trace(tuple(self.steps), self.document_bytes)
 
 
-def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> ReadResult:
-    """Return the result of a run from its last state and its trace."""
+def result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
+    """Return the result of a run from its last state. After an early stop it has the memory of all branches."""
+    context, stop_reason = graph.reader_context, StopReason(state["stop_reason"])
     form = context.structure.format if context.structure else None
     return ReadResult(
         run_id=state["run_id"],
@@ -73,8 +74,8 @@ def result_from_state(state: Mapping[str, Any], trace: Trace, context: ReaderCon
         model=(trace.steps[-1].completion.model if trace.steps else "") or context.policy.name,
         answer=state.get("answer"),
         raw_answer=state.get("raw_answer"),
-        memory=state.get("memory") or "",
-        stop_reason=StopReason(state["stop_reason"]),
+        memory=graph.strategy.current_memory(state, context) if stop_reason.resumable else state.get("memory") or "",
+        stop_reason=stop_reason,
         usage=_usage(state, trace, context),
         chunks_read=state.get("chunks_read", 0),
         updates=trace.updates,

@@ -106,20 +106,16 @@ def _definitions(connection: sqlite3.Connection) -> list[str]:
         return sorted(" ".join(statement.split()) for (statement,) in rows if statement != _SEQUENCE_TABLE)
 
 
-def use_write_ahead_log(connection: sqlite3.Connection, *, timeout: float = TIMEOUT_SECONDS) -> None:
+def use_write_ahead_log(connection: sqlite3.Connection) -> None:
     """Switch the file to write-ahead logging, if its file system supports it. Several processes may try at once.
 
     SQLite's time-out does not cover this switch. If two connections try it at the same moment, one gets an error at
     once (https://sqlite.org/wal.html, "sometimes queries return SQLITE_BUSY"). So it is retried here.
 
-    Args:
-        connection: an open connection outside any transaction.
-        timeout: maximum seconds to wait for a locked file.
-
     Raises:
         sqlite3.Error: the file is not a database, cannot be written, or stays locked.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

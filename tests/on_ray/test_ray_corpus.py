@@ -30,8 +30,8 @@ DOCUMENTS = 40
 
 def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without what differs from one read to the next: seconds, and which requests had to be sent again."""
-    kept = [{name: value for name, value in row.items() if name not in {"usage", "events"}} for row in rows]
-    return sorted(kept, key=lambda row: (row["document"], row["question"]))
+    values = [{name: value for name, value in row.items() if name not in {"usage", "events"}} for row in rows]
+    return sorted(values, key=lambda row: (row["document"], row["question"]))
 
 
 class SessionsServer(CountingServer):

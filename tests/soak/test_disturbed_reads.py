@@ -119,7 +119,7 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
     tmp_path: Path, size: Size, record_property: Record
 ) -> None:
     documents, disk = size(12, 60), tmp_path / "disk"
-    made = write_corpus(tmp_path / "in", documents, most_words=size(1200, 3000))
+    numbers = write_corpus(tmp_path / "in", documents, most_words=size(1200, 3000))
     disk.mkdir()
     mount = shutil.which("mount") or "mount"
     mounted = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size(1, 4)}m", "tmpfs", disk], check=False)
@@ -129,18 +129,18 @@ def test_a_corpus_on_a_disk_of_a_few_megabytes_keeps_its_rows_and_continues_when
         with CountingServer() as server:
             full = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
             assert full.returncode != 0 and "disk" in full.stderr, full.stderr
-            kept = len(rows_in(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
+            rows_before = len(rows_in(disk / "out")) if (disk / "out" / "_manifest.json").exists() else 0
             subprocess.run([mount, "-o", "remount,size=512m", disk], check=True)
-            done = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
-            assert done.returncode == 0, done.stderr
+            second = run_corpus_command(tmp_path / "in", disk / "out", server, "--rows-per-part", "20", "--quiet")
+            assert second.returncode == 0, second.stderr
         rows = rows_in(disk / "out")
     finally:  # lazily, because threads of pyarrow may hold a file for a moment after its table has been read
         subprocess.run([shutil.which("umount") or "umount", "--lazy", disk], check=True)
     counted = Counter((row["document"], row["question"]) for row in rows)
-    assert counted == {(name, question): 1 for name in made for question in QUESTIONS}
+    assert counted == {(name, question): 1 for name in numbers for question in QUESTIONS}
     for row in rows:
-        number = made[row["document"]]
-        wanted = None if number is None else key_of(number, NAMES[QUESTIONS.index(row["question"])])
-        assert row["answer"] == wanted
-    record_property("rows before the disk was full", kept)
+        number = numbers[row["document"]]
+        key = None if number is None else key_of(number, NAMES[QUESTIONS.index(row["question"])])
+        assert row["answer"] == key
+    record_property("rows before the disk was full", rows_before)
     record_property("rows", len(rows))

@@ -24,8 +24,8 @@ def add_package(
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     lines = [
         line
-        for group, named in entries.items()
-        for line in (f"[{group}]", *(f"{entry} = {place}" for entry, place in named.items()))
+        for group, objects in entries.items()
+        for line in (f"[{group}]", *(f"{entry} = {place}" for entry, place in objects.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return folder

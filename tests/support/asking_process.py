@@ -17,12 +17,12 @@ from typing import Any
 
 import httpx2
 
-from support.programs import Program
+from support.programs import KillableProcess, Program
 
 _BETWEEN_TRIES = 0.1
 
 
-class AskingProcess:
+class AskingProcess(KillableProcess):
     """The client.
 
     Args:
@@ -39,28 +39,16 @@ class AskingProcess:
         self._answers = folder / f"{key}.answers"
         self._answers.touch()
         self._stop = folder / "stop"
-        self.process: Program | None = None
 
     def start(self) -> None:
         command = [sys.executable, __file__, self._api, self._key, str(self._answers), str(self._stop)]
         with self._requests.open("rb") as requests:
             self.process = Program(command, stdin=requests)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
     def finish(self) -> int:
         """Let it have the answer that it waits for; returns its exit status."""
         self._stop.touch()
         return self.process.wait(120)
-
-    def __enter__(self) -> AskingProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
 
     def answers(self) -> list[dict[str, Any]]:
         """What it was answered, in the order of its requests: status, content, run id, and how the read was met."""
@@ -69,7 +57,7 @@ class AskingProcess:
 
 def main(api: str, key: str, answers: str, stop: str) -> None:
     requests = json.load(sys.stdin)
-    kept = os.open(answers, os.O_RDWR | os.O_APPEND)
+    file = os.open(answers, os.O_RDWR | os.O_APPEND)
     done = Path(answers).read_bytes().count(b"\n")
     with httpx2.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
         for request in requests[done:]:
@@ -80,7 +68,7 @@ def main(api: str, key: str, answers: str, stop: str) -> None:
                 "kind": reply.headers.get("X-Memagent-Read"),
                 "content": reply.json()["choices"][0]["message"]["content"] if reply.is_success else reply.text,
             }
-            os.write(kept, json.dumps(answer).encode() + b"\n")
+            os.write(file, json.dumps(answer).encode() + b"\n")
             if Path(stop).exists():
                 return
 

@@ -37,12 +37,12 @@ class ScriptedChatModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=self.script(list(messages)))])
 
 
-def calls(*named: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
+def calls(*requests: tuple[str, dict[str, Any]], prefix: str = "call") -> AIMessage:
     """A message that calls tools, with the ids `call-0`, `call-1` and so on."""
     return AIMessage(
         "",
         tool_calls=[
-            {"name": name, "args": args, "id": f"{prefix}-{number}"} for number, (name, args) in enumerate(named)
+            {"name": name, "args": args, "id": f"{prefix}-{number}"} for number, (name, args) in enumerate(requests)
         ],
     )
 

@@ -32,11 +32,11 @@ def _environment(name: str) -> Path:
 def _run(command: Sequence[str | Path], text: str, folder: Path, **variables: str) -> str:
     """What a client prints. Nothing of this machine's settings reaches it, nor this package."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
-    done = subprocess.run(
+    process = subprocess.run(
         command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=SECONDS, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def _program(environment: str, name: str) -> Callable[..., list[str]]:

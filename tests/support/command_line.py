@@ -10,14 +10,14 @@ from memagent_graph.cli import app
 
 def invoke(*arguments: object, text: str | None = None) -> Result:
     """Run `memagent` with these arguments; `text` is its standard input."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
-    assert done.exception is None or isinstance(done.exception, SystemExit), (done.output, done.exception)
-    assert "Traceback" not in done.output
-    return done
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
 
 
 def memagent(*arguments: object, code: int = 0) -> Result:
     """Run `memagent`, which has to end with this exit code."""
-    done = invoke(*arguments)
-    assert done.exit_code == code, done.output
-    return done
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    return result

@@ -38,21 +38,21 @@ def key_of(number: int, name: str) -> str:
 
 def write_corpus(folder: Path, documents: int, *, most_words: int, seed: int = 3) -> dict[str, int | None]:
     """Text and DOCX files of differing lengths, one in twenty of them broken; each one's number, None for broken."""
-    lengths, made = random.Random(seed), dict[str, int | None]()
+    lengths, numbers = random.Random(seed), dict[str, int | None]()
     for number in range(documents):
         place = folder / f"{number % 7}"
         place.mkdir(parents=True, exist_ok=True)
         text = text_of(number, int(40 * (most_words / 40) ** lengths.random()))
         if number % 20 == 13:
             (place / f"d{number}.pdf").write_bytes(b"%PDF-1.7 broken")
-            made[f"{number % 7}/d{number}.pdf"] = None
+            numbers[f"{number % 7}/d{number}.pdf"] = None
         elif number % 20 == 1:
             (place / f"d{number}.docx").write_bytes(docx(text))
-            made[f"{number % 7}/d{number}.docx"] = number
+            numbers[f"{number % 7}/d{number}.docx"] = number
         else:
             (place / f"d{number}.txt").write_text(text)
-            made[f"{number % 7}/d{number}.txt"] = number
-    return made
+            numbers[f"{number % 7}/d{number}.txt"] = number
+    return numbers
 
 
 class CountingServer(FakeServer):
@@ -93,9 +93,9 @@ def corpus_command(source: Path | str, out: Path | str, server: FakeServer, *opt
 
 def run_corpus_command(source: Path | str, out: Path | str, server: FakeServer, *options: str) -> Any:
     """Run it to its end."""
-    done = run_program(corpus_command(source, out, server, *options), capture_output=True)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    process = run_program(corpus_command(source, out, server, *options), capture_output=True)
+    assert "Traceback" not in process.stderr, process.stderr
+    return process
 
 
 def rows_in(out: Path) -> list[dict[str, Any]]:

@@ -181,19 +181,14 @@ def _word_files() -> Iterator[Made]:
     )  # fmt: skip
     yield Made("bullets.docx", word(p("dot", _numbered(0)), numbering__xml=_numbering(("bullet", "·"))), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
-    yield Made(
-        "checkbox.docx", word(f"<w:p>{box.format(1)}{r(' Yes ')}{box.format(0)}{r(' No')}</w:p>"), ("☒ Yes ☐ No",)
-    )
     field = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>'
-    yield Made(
-        "formcheckbox.docx",
-        word(
-            f"<w:p>{field.format('<w:checked/>')}{r(' Yes ')}{field.format('<w:default w:val=' + chr(34) + '0' + chr(34) + '/>')}{r(' No')}</w:p>"
-        ),
-        ("☒ Yes ☐ No",),
-    )
+    unset = '<w:default w:val="0"/>'
     choice = '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="red"/><w:listEntry w:val="umbra"/></w:ddList></w:ffData></w:fldChar></w:r>'
-    yield Made("dropdown.docx", word(f"<w:p>{r('Colour: ')}{choice}</w:p>"), ("Colour: umbra",), ("red",))
+    fields = word(
+        f"<w:p>{box.format(1)}{r(' Yes ')}{box.format(0)}{r(' No')}</w:p><w:p>{field.format('<w:checked/>')}"
+        f"{r(' Yes ')}{field.format(unset)}{r(' Never')}</w:p><w:p>{r('Colour: ')}{choice}</w:p>"
+    )
+    yield Made("fields.docx", fields, ("☒ Yes ☐ No", "☒ Yes ☐ Never", "Colour: umbra"), ("red",))
     header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"
     body = word(p("Body."), header1__xml=header, footer1__xml=footer)
     yield Made("header.docx", body, ("Contract 4711", "Draft of May"))
@@ -217,22 +212,16 @@ def _word_files() -> Iterator[Made]:
         f"<w:r><mc:AlternateContent><mc:Choice><w:drawing>{boxes}</w:drawing></mc:Choice></mc:AlternateContent></w:r>"
     )
     yield Made("textbox.docx", word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
-    yield Made(
-        "tracked.docx",
-        word(f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"),
-        ("It is 42",),
-        ("41",),
-    )
-    yield Made(
-        "hyphen.docx", word("<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"), ("Alexandrova",)
-    )
-    yield Made(
-        "link.docx",
-        word(f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'),
-        ("[here](https://example.org/x)",),
-    )
     symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
-    yield Made("symbol.docx", word(f"<w:p>{symbol}{r(' = 2')}</w:p>"), ("β = 2",))
+    ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
+    runs = word(
+        f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
+        "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"
+        f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
+        f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}</w:p>"
+    )
+    facts = ("It is 42", "Alexandrova", "[here](https://example.org/x)", "β = 2 ☑ Yes")
+    yield Made("runs.docx", runs, facts, ("41",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
     drawn = word(f"<w:p>{r('Sales:')}{chart}{r('Plan:')}{diagram * 2}</w:p>")
@@ -253,8 +242,6 @@ def _word_files() -> Iterator[Made]:
         "inside.docx", word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
     )  # fmt: skip
-    ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
-    yield Made("wingdings.docx", word(f"<w:p>{ticked}{r(' Yes')}</w:p>"), ("☑ Yes",))
     mark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
     yield Made("watermark.docx", word(p("Body."), header1__xml=f"<w:hdr {W}><w:p>{mark}</w:p></w:hdr>"), ("DRAFT",))
 
@@ -557,32 +544,24 @@ def _cell(place: str, text: str) -> str:
 
 def _office_files() -> Iterator[Made]:
     shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><p:txBody>{}</p:txBody></p:sp>".format
+    power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="30000"/><a:t>6</a:t></a:r></a:p>'
+    cell = "<a:tc {}><a:txBody>{}</a:txBody></a:tc>".format
+    table = f"<a:tbl><a:tr>{cell('', _a('Region'))}{cell('', _a('Units'))}</a:tr><a:tr>{cell('', _a('EU'))}{cell('', _a('12'))}</a:tr></a:tbl>"
+    picture = '<p:pic><p:nvPicPr><p:cNvPr id="1" descr="{}"/></p:nvPicPr></p:pic>'
+    auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
+    items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
     yield Made(
         "slides.pptx",
         slides(
-            shape('<p:ph type="title"/>', _a("Plan")),
-            shape("", _a("The fact.")),
-            shape('<p:ph type="ctrTitle"/>', _a("End")),
+            shape('<p:ph type="title"/>', _a("Plan")) + shape("", power),
+            f"<p:graphicFrame>{table}</p:graphicFrame>{picture.format('A map of Ames')}{picture.format('')}",
+            shape('<p:ph type="ctrTitle"/>', _a("End")) + shape("", items),
+            notes="Spoken fact",
         ),
-        ("## Plan", "The fact."),
+        ("## Plan", "10^6", "Spoken fact", "| EU | 12 |", "A map of Ames", "3. three\n  a. in\n4. four"),
+        omissions=("1 pictures without a description (slide 2)",),
         headings=("Plan", "End"),
     )
-    yield Made("notes.pptx", slides(shape("", _a("Slide.")), notes="Spoken fact"), ("Slide.", "Spoken fact"))
-    power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="30000"/><a:t>6</a:t></a:r></a:p>'
-    yield Made("power.pptx", slides(shape("", power)), ("10^6",))
-    cell = "<a:tc {}><a:txBody>{}</a:txBody></a:tc>".format
-    table = f"<a:tbl><a:tr>{cell('', _a('Region'))}{cell('', _a('Units'))}</a:tr><a:tr>{cell('', _a('EU'))}{cell('', _a('12'))}</a:tr></a:tbl>"
-    yield Made("table.pptx", slides(f"<p:graphicFrame>{table}</p:graphicFrame>"), ("| EU | 12 |",))
-    picture = '<p:pic><p:nvPicPr><p:cNvPr id="1" descr="{}"/></p:nvPicPr></p:pic>'
-    yield Made(
-        "image.pptx",
-        slides(shape("", _a("One.")) + picture.format("A map of Ames"), picture.format("")),
-        ("One.", "A map of Ames"),
-        omissions=("1 pictures without a description (slide 2)",),
-    )
-    auto = "<a:p><a:pPr lvl='{}'><a:buAutoNum type='{}' startAt='{}'/></a:pPr><a:r><a:t>{}</a:t></a:r></a:p>".format
-    items = auto(0, "arabicPeriod", 3, "three") + auto(1, "alphaLcPeriod", 1, "in") + auto(0, "arabicPeriod", 3, "four")
-    yield Made("numbers.pptx", slides(shape("", items)), ("3. three\n  a. in\n4. four",))
     row = f'<row r="1">{_cell("A1", "Region")}{_cell("B1", "Units")}</row>'
     yield Made(
         "sparse.xlsx",

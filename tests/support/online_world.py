@@ -35,14 +35,14 @@ SMALL = {"token_budget": 200, "learning_rate": 0.005, "warmup_steps": 0, "weight
 
 def make_world(folder: Path) -> list[list[RolloutGroup]]:
     """A model, and groups for each iteration, all with variance."""
-    made = training_world.make_world(folder, groups=ITERATIONS * GROUPS + 1)
-    return iterations_of([group for group in made if group.group_id != "group-2"])  # it earns nothing anywhere
+    groups = training_world.make_world(folder, groups=ITERATIONS * GROUPS + 1)
+    return iterations_of([group for group in groups if group.group_id != "group-2"])  # it earns nothing anywhere
 
 
 def load_world(folder: Path) -> list[list[RolloutGroup]]:
     """What `make_world` made."""
-    made: list[RolloutGroup] = pickle.loads((folder / "groups.pkl").read_bytes())
-    return iterations_of([group for group in made if group.group_id != "group-2"])
+    groups: list[RolloutGroup] = pickle.loads((folder / "groups.pkl").read_bytes())
+    return iterations_of([group for group in groups if group.group_id != "group-2"])
 
 
 def iterations_of(groups: list[RolloutGroup]) -> list[list[RolloutGroup]]:
@@ -109,8 +109,13 @@ def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
 
 def config_of(output: Path, steps: int, iterations: int = ITERATIONS, **changes: Any) -> MultiConvDAPOConfig:
     """Settings of `steps` optimizer steps an iteration."""
-    wanted = {"max_steps": iterations * steps, "save_strategy": "steps", "save_steps": steps, "save_total_limit": None}
-    return load_preset("dapo", output_dir=str(output), **(QUIET | SMALL | wanted | changes))
+    schedule = {
+        "max_steps": iterations * steps,
+        "save_strategy": "steps",
+        "save_steps": steps,
+        "save_total_limit": None,
+    }
+    return load_preset("dapo", output_dir=str(output), **(QUIET | SMALL | schedule | changes))
 
 
 def make_training(

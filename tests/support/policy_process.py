@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_server import FakeServer
-from support.programs import Program
+from support.programs import KillableProcess, Program
 from support.scripts import part, perfect_reader
 
 TESTS = Path(__file__).parents[1]
 
 
-class PolicyProcess:
+class PolicyProcess(KillableProcess):
     """The server; its port stays the same when it starts again.
 
     Args:
@@ -33,7 +33,6 @@ class PolicyProcess:
         self._file = file
         self._milliseconds = milliseconds
         self._port = 0
-        self.process: Program | None = None
 
     @property
     def base_url(self) -> str:
@@ -47,25 +46,13 @@ class PolicyProcess:
         assert port, "the policy server did not start"
         self._port = int(port)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def __enter__(self) -> PolicyProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-
     def prompts(self) -> list[dict[str, Any]]:
         """What it answered: for each prompt the key's cache salt, the problem and the section ("" for an answer)."""
         return [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
 
 
 def main(port: int, milliseconds: int, file: str) -> None:
-    kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def respond(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
@@ -74,7 +61,7 @@ def main(port: int, milliseconds: int, file: str) -> None:
             "problem": part(prompt, "problem"),
             "section": part(prompt, "section"),
         }
-        os.write(kept, json.dumps(request).encode() + b"\n")
+        os.write(log, json.dumps(request).encode() + b"\n")
         return perfect_reader(prompt)
 
     server = FakeServer(respond, delay=milliseconds / 1000, window=1000, vllm=True, port=port)

@@ -95,12 +95,12 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
+        process = subprocess.run(
             [self._programs / program, *arguments], capture_output=True, text=True, cwd=self._folder, check=False,
             **self._user,
         )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(done.stderr)
+        if process.returncode:
+            raise RuntimeError(process.stderr)
 
 
 def _programs() -> Path:

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _CONTEXT = get_context("forkserver")
 _IMPORTED = (
@@ -127,8 +127,8 @@ class Program:
         def read(name: str, stream: IO[str]) -> None:
             texts[name] = stream.read()
 
-        named = [(name, stream) for name in texts if (stream := getattr(self, name)) is not None]
-        readers = [threading.Thread(target=read, args=name, daemon=True) for name in named]
+        streams = [(name, stream) for name in texts if (stream := getattr(self, name)) is not None]
+        readers = [threading.Thread(target=read, args=name, daemon=True) for name in streams]
         for reader in readers:
             reader.start()
         if self.stdin is not None:
@@ -147,6 +147,30 @@ class Program:
             if stream is not None:
                 stream.close()
         self._process.join()
+
+
+class KillableProcess:
+    """A program that is started as a context begins, killed as it ends, and may be killed and started in between."""
+
+    process: Program | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is at work."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
 
 
 def run_program(
@@ -173,12 +197,12 @@ def run_program(
         except BaseException:
             program.kill()
             raise
-    done = subprocess.CompletedProcess(program.args, program.wait(), output, errors)
+    process = subprocess.CompletedProcess(program.args, program.wait(), output, errors)
     if check:
-        if done.returncode:
+        if process.returncode:
             print(output, errors, file=sys.stderr)
-        done.check_returncode()
-    return done
+        process.check_returncode()
+    return process
 
 
 def run_ranks(

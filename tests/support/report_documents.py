@@ -52,10 +52,10 @@ def writes_reports(prompt: str) -> str:
         return f"\\boxed{{{memory or 'unknown'}}}"
     if memory:
         return memory
-    wanted = _wanted(part(prompt, "problem"))
+    word = _wanted(part(prompt, "problem"))
     sentences = sentences_of(part(prompt, "section"))[1:-1]  # the first and the last may be cut
     return next(
-        (sentence for sentence in sentences if f" {wanted} " in sentence.lower() and len(sentence) < 300), "nothing yet"
+        (sentence for sentence in sentences if f" {word} " in sentence.lower() and len(sentence) < 300), "nothing yet"
     )
 
 

@@ -382,13 +382,13 @@ def counting_server(count: Callable[[str], int], window: int = 100_000) -> FakeS
 
     def respond(body: Body, number: int) -> Reply:
         prompt = body["messages"][-1]["content"]
-        kept = prompt
-        while count(kept) > window:
-            kept = kept[len(kept) // 50 + 1 :]
-        text = perfect_reader(kept) if len(kept) == len(prompt) else "nothing yet"
+        rest = prompt
+        while count(rest) > window:
+            rest = rest[len(rest) // 50 + 1 :]
+        text = perfect_reader(rest) if len(rest) == len(prompt) else "nothing yet"
         return {
             "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": count(kept) + 20, "completion_tokens": 5},
+            "usage": {"prompt_tokens": count(rest) + 20, "completion_tokens": 5},
         }
 
     server = FakeServer(respond)

@@ -22,7 +22,7 @@ from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.serve_settings import ServeSettings
-from support.programs import Program
+from support.programs import KillableProcess, Program
 
 SMALL = Budget(context_window=1000, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)
 SMALL_OPTIONS = ("--context-window", "1000", "--question-tokens", "50", "--memory-tokens", "60",
@@ -120,7 +120,7 @@ def served(
         assert not thread.is_alive(), "the server did not stop"
 
 
-class ServingProcess:
+class ServingProcess(KillableProcess):
     """`memagent serve` as a process, which can be killed; its port stays the same when it starts again.
 
     Args:
@@ -144,7 +144,6 @@ class ServingProcess:
         self._port = 0
         self.page = ""
         """The link to its live page."""
-        self.process: Program | None = None
 
     @property
     def api(self) -> str:
@@ -162,14 +161,6 @@ class ServingProcess:
         self.page = output.partition("the live page is at ")[2].split()[0]
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def __enter__(self) -> ServingProcess:
-        self.start()
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self.kill()
+        super().__exit__()
         self.process.stderr.close()

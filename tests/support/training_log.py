@@ -41,11 +41,11 @@ def write_log(
 
 def comparable(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Those with two rollouts or more that read at least one chunk, as a reader's always do."""
-    kept = [
+    whole = [
         replace(group, rollouts_G=tuple(rollout for rollout in group.rollouts_G if len(rollout.conversations_K) > 1))
         for group in groups
     ]
-    return [group for group in kept if len(group.rollouts_G) > 1]
+    return [group for group in whole if len(group.rollouts_G) > 1]
 
 
 def _reward(rollout: Rollout, value: float) -> Reward:

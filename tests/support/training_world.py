@@ -65,9 +65,9 @@ def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = Fa
     """
     model = make_model(folder, seed=seed)
     source = random.Random(seed)
-    made = [(_graph_group if graph else _group)(source, model, number) for number in range(groups)]
-    (folder / "groups.pkl").write_bytes(pickle.dumps(made))
-    return made
+    rollouts = [(_graph_group if graph else _group)(source, model, number) for number in range(groups)]
+    (folder / "groups.pkl").write_bytes(pickle.dumps(rollouts))
+    return rollouts
 
 
 def _group(source: random.Random, model: LlamaForCausalLM, number: int) -> RolloutGroup:
@@ -114,8 +114,8 @@ def _conversation(
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     own = logits.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
-    logged = array("f", (min(item + source.gauss(0, 0.3), 0.0) for item in own))
-    return TrainingConversation(array("I", prompt), array("I", completion), logged, *at, False, "v1")
+    logprobs = array("f", (min(item + source.gauss(0, 0.3), 0.0) for item in own))
+    return TrainingConversation(array("I", prompt), array("I", completion), logprobs, *at, False, "v1")
 
 
 def config_of(case: dict[str, Any], output: Path) -> MultiConvDAPOConfig:

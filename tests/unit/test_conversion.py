@@ -1,13 +1,11 @@
 """Conversion of PDF, DOCX and HTML: in a process of its own, within bounds, and ended with the read."""
 
 import asyncio
-import io
 import os
 import re
 import subprocess
 import sys
 import threading
-import zipfile
 from email.message import EmailMessage
 
 import pytest
@@ -16,7 +14,7 @@ from support.made_documents import sheets, slides, tc, word, zipped
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.documents import Document, DocumentStore, conversion
+from memagent_graph.documents import Document, conversion
 from memagent_graph.documents.sources import MEDIA_TYPES
 from memagent_graph.errors import DocumentError, MissingExtraError, install_command
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -25,46 +23,18 @@ from memagent_graph.reader import MemAgent
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the operating system holds this bound on Linux")
 
 
-def bomb(paragraphs: int) -> bytes:
-    """A DOCX file whose conversion takes long: a small archive with very many paragraphs, each in a list."""
-    small = zipfile.ZipFile(io.BytesIO(docx("x")))
-    item = '<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>'
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in small.namelist():
-            text = small.read(name).decode()
-            archive.writestr(name, text.replace("<w:body>", "<w:body>" + item * paragraphs))
-    return file.getvalue()
-
-
 HOSTILE = {
-    "a.docx": bomb(300_000),
+    "a.docx": word('<w:p><w:pPr><w:pStyle w:val="ListParagraph"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' * 300_000),
     "a.html": b"<table><tr><td>" + b"<p>word</p>" * 300_000,
 }
 
 
-@pytest.fixture
-def children(monkeypatch):
-    """The processes that were started."""
-    processes = []
-    popen = subprocess.Popen
-
-    def start(*arguments, **options):
-        processes.append(popen(*arguments, **options))
-        return processes[-1]
-
-    monkeypatch.setattr(conversion.subprocess, "Popen", start)
-    return processes
-
-
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, tmp_path, children, monkeypatch):
+def test_a_file_whose_conversion_takes_long_is_given_up_with_the_remedy(name, store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "0.5")
-    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=r"a\.\w+ takes more than 0\.5 seconds.*MEMAGENT_CONVERSION_SECONDS=2"):
         store.add(Document.from_bytes(HOSTILE[name], name=name))
-    assert [child.returncode is not None for child in children] == [True]
-    assert not [*tmp_path.glob(".incoming-*")]
+    assert not [*store.root.glob(".incoming-*")]
 
 
 @pytest.mark.parametrize("tags", ["<table><tr><td>", "<blockquote>", "<ul><li>", "<pre>", "<b>"])
@@ -80,16 +50,15 @@ def test_a_line_break_in_preformatted_text_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, tmp_path, monkeypatch):
+def test_a_file_whose_conversion_takes_much_memory_is_given_up_with_the_remedy(name, store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_MEMORY_MB", "120")
-    store = DocumentStore(tmp_path)
     with pytest.raises(DocumentError, match=r"more( memory)? than (the )?120 MB.*MEMAGENT_CONVERSION_MEMORY_MB"):
         store.add(Document.from_bytes(HOSTILE[name], name=name))
 
 
-def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(tmp_path, monkeypatch):
+def test_a_file_that_gives_much_text_is_given_up_with_the_remedy(store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "0.01")
-    store, page = DocumentStore(tmp_path), Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html")
+    page = Document.from_bytes(b"<p>" + b"word " * 4000, name="a.html")
     with pytest.raises(DocumentError, match=r"more than 0\.01 MB of text.*MEMAGENT_CONVERSION_TEXT_MB=0\.04"):
         store.add(page)
     monkeypatch.delenv("MEMAGENT_CONVERSION_TEXT_MB")
@@ -116,18 +85,18 @@ def test_ten_times_the_pages_take_no_more_memory(tmp_path):
     assert peaks[1] < 1.3 * peaks[0]
 
 
-def test_a_bound_that_is_no_number_is_refused(tmp_path, monkeypatch):
+def test_a_bound_that_is_no_number_is_refused(store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
     with pytest.raises(
         DocumentError, match=r"MEMAGENT_CONVERSION_TEXT_MB must be a number above 0, got 'much'.*such as 500"
     ):
-        DocumentStore(tmp_path).add(Document.from_bytes(b"<p>x", name="a.html"))
+        store.add(Document.from_bytes(b"<p>x", name="a.html"))
 
 
-def test_plain_text_starts_no_process(tmp_path, children):
-    DocumentStore(tmp_path).add(Document.from_bytes(b"plain", name="a.txt"))
-    DocumentStore(tmp_path).add(Document.from_text("plain, too"))
-    assert children == []
+def test_plain_text_starts_no_process(store, monkeypatch):
+    monkeypatch.setattr(conversion.subprocess, "Popen", lambda *_, **options: pytest.fail("a process was started"))
+    store.add(Document.from_bytes(b"plain", name="a.txt"))
+    store.add(Document.from_text("plain, too"))
 
 
 def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
@@ -157,17 +126,16 @@ def test_a_read_that_is_cancelled_ends_its_conversion(tmp_path, monkeypatch):
     assert [process.wait(60) for process in processes] == [-9 if os.name == "posix" else 1]
 
 
-def test_what_was_cancelled_before_its_conversion_began_is_not_converted(tmp_path):
+def test_what_was_cancelled_before_its_conversion_began_is_not_converted(store):
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(DocumentError, match=r"conversion of a\.html was cancelled"):
-        DocumentStore(tmp_path).add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)
+        store.add(Document.from_bytes(HOSTILE["a.html"], name="a.html"), cancellation=cancellation)
 
 
-def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, monkeypatch):
+def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path, store, monkeypatch):
     program = tmp_path / "program.py"
     monkeypatch.setattr(conversion.conversion_program, "__file__", str(program))
-    store = DocumentStore(tmp_path / "store")
     page = Document.from_bytes(b"<p>x", name="a.html")
     for source in (
         "import os; os.abort()",
@@ -186,17 +154,17 @@ def test_a_converter_that_crashes_or_prints_is_told_from_one_that_ended(tmp_path
     [("pypdfium2", "a.pdf", pdf("x")), ("selectolax", "a.docx", docx("x")), ("selectolax", "a.html", b"<p>x</p>"),
      ("striprtf", "a.rtf", b"{\\rtf1 x}")],
 )  # fmt: skip
-def test_a_missing_converter_names_the_extra(module, name, data, tmp_path, monkeypatch):
+def test_a_missing_converter_names_the_extra(module, name, data, tmp_path, store, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('', name={module!r})")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("files"))):
-        DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+        store.add(Document.from_bytes(data, name=name))
 
 
-def test_names_and_lone_surrogates_cross_the_process_border(tmp_path):
+def test_names_and_lone_surrogates_cross_the_process_border(store):
     name = "naïve 日本\udc80.html"
-    ref = DocumentStore(tmp_path).add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
-    assert DocumentStore(tmp_path).read(ref, 0, ref["size"]) == "Grüße, 日本\n"
+    ref = store.add(Document.from_bytes("<p>Grüße, 日本</p>".encode(), name=name))
+    assert store.read(ref, 0, ref["size"]) == "Grüße, 日本\n"
 
 
 def _filed(depth: int) -> bytes:
@@ -224,10 +192,10 @@ _ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><x>&b;</
         ("deep.html", b"<math>" + b"<mfrac>" * 20_000 + b"x", "nested too deeply"),
     ],
 )
-def test_small_files_that_claim_much_are_refused(name, data, error, tmp_path, monkeypatch):
+def test_small_files_that_claim_much_are_refused(name, data, error, store, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CONVERSION_SECONDS", "20")
     with pytest.raises(DocumentError, match=error):
-        DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+        store.add(Document.from_bytes(data, name=name))
 
 
 _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
@@ -242,13 +210,12 @@ _FAR = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>a</t></is></c></row>'
         ("far.xlsx", sheets(_FAR.format(1, "A") + _FAR.format(1_048_576, "XFD"))),
     ],
 )
-def test_small_files_that_claim_much_space_have_little_text(name, data, tmp_path):
-    ref = DocumentStore(tmp_path).add(Document.from_bytes(data, name=name))
+def test_small_files_that_claim_much_space_have_little_text(name, data, store):
+    ref = store.add(Document.from_bytes(data, name=name))
     assert 0 < ref["size"] < 1_000_000
 
 
-def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(tmp_path):
-    store = DocumentStore(tmp_path)
+def test_files_in_files_are_read_to_a_depth_and_the_rest_is_told(store):
     ref = store.add(Document.from_bytes(_filed(12), name="a.eml"))
     assert "inmost" not in store.read(ref, 0, ref["size"])
     assert "nested too deeply" in ref["omissions"][0]["places"]

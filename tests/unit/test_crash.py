@@ -42,16 +42,16 @@ reader = MemAgent(
     run_log=folder / "runs.sqlite",
 )
 
-async def read(run_id):
+async def parts(run_id):
     try:
-        stream = reader.astream_resume(run_id)
-        first = await anext(stream)
+        async for part in reader.astream_resume(run_id):
+            yield part
     except RunNotFoundError:
-        stream = reader.astream("some plain words " * 60000, "what?", run_id=run_id)
-        first = await anext(stream)
-    if isinstance(first, MemoryUpdate):
-        print(run_id, first.chunk_index, flush=True)
-    async for part in stream:
+        async for part in reader.astream("some plain words " * 60000, "what?", run_id=run_id):
+            yield part
+
+async def read(run_id):
+    async for part in parts(run_id):
         if isinstance(part, MemoryUpdate):
             print(run_id, part.chunk_index, flush=True)
 

@@ -6,7 +6,8 @@ import asyncio
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,35 +17,29 @@ from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_graph.errors import MemAgentError
 from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.rows import connect
+from memagent_graph.storage import database
 from memagent_graph.storage.checkpoints import open_saver
 from memagent_graph.storage.database import use_write_ahead_log
 from memagent_serve.ledger import Ledger
 
 
-def held_for(seconds: float, path: Path) -> threading.Thread:
-    """Another connection's exclusive lock, let go after a while."""
-    other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    other.execute("PRAGMA user_version = 1")
-    other.execute("BEGIN EXCLUSIVE")
-
-    def let_go() -> None:
-        time.sleep(seconds)
-        other.execute("ROLLBACK")
-        other.close()
-
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    return thread
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[sqlite3.Connection]:
+    """Another connection, which holds the file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA user_version = 1")
+        other.execute("BEGIN EXCLUSIVE")
+        yield other
 
 
-def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path) -> None:
-    other = held_for(1.0, tmp_path / "new.sqlite")
-    with closing(sqlite3.connect(tmp_path / "new.sqlite", timeout=0)) as connection:
+def test_a_lock_that_stays_is_an_error_after_the_time_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(database, "TIMEOUT_SECONDS", 0.1)
+    path = tmp_path / "new.sqlite"
+    with exclusive_lock(path), closing(sqlite3.connect(path, timeout=0)) as connection:
         began = time.monotonic()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
-            use_write_ahead_log(connection, timeout=0.1)
+            use_write_ahead_log(connection)
         assert time.monotonic() - began >= 0.1
-    other.join()
 
 
 def test_what_is_no_database_is_an_error_at_once(tmp_path) -> None:
@@ -53,15 +48,15 @@ def test_what_is_no_database_is_an_error_at_once(tmp_path) -> None:
         closing(sqlite3.connect(tmp_path / "letter.txt")) as connection,
         pytest.raises(sqlite3.DatabaseError, match="not a database"),
     ):
-        use_write_ahead_log(connection, timeout=1000)
+        use_write_ahead_log(connection)
 
 
 async def test_checkpoints_open_while_another_holds_the_new_file(tmp_path) -> None:
-    other = await asyncio.to_thread(held_for, 0.3, tmp_path / "checkpoints.sqlite")
-    saver = await open_saver(tmp_path / "checkpoints.sqlite")
+    with exclusive_lock(tmp_path / "checkpoints.sqlite") as other:
+        asyncio.get_running_loop().call_later(0.3, other.execute, "ROLLBACK")
+        saver = await open_saver(tmp_path / "checkpoints.sqlite")
     assert saver is not None
     await saver.aclose()  # type: ignore[attr-defined]
-    await asyncio.to_thread(other.join)
 
 
 def test_many_logs_begin_in_the_same_new_file_at_once(tmp_path) -> None:

@@ -211,21 +211,17 @@ def test_a_key_cannot_lead_out_of_the_store(key, store):
         store.read({"key": key, "name": "n", "size": 1, "media_type": "text/plain"}, 0, 1)
 
 
-def _add(root, text):
-    DocumentStore(root).add(Document.from_text(text))
-
-
-def test_processes_share_a_store(tmp_path):
+def test_processes_share_a_store(store):
     context = multiprocessing.get_context("fork")
     text = "many writers " * 50_000
-    workers = [context.Process(target=_add, args=(tmp_path, text)) for _ in range(4)]
+    workers = [context.Process(target=store.add, args=(text,)) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert [path.read_text() for path in (tmp_path / "texts").iterdir()] == [text]
-    assert not list(tmp_path.glob(".incoming-*"))
+    assert [path.read_text() for path in (store.root / "texts").iterdir()] == [text]
+    assert not list(store.root.glob(".incoming-*"))
 
 
 def test_a_large_file_is_stored_by_the_megabyte_and_its_charset_not_guessed(store, tmp_path, monkeypatch):

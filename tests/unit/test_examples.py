@@ -53,7 +53,7 @@ def test_agent_with_tool(folder: Path) -> None:
 
 
 def test_agent_with_middleware(folder: Path) -> None:
-    out = run(folder, "agent_with_middleware", "6000")
+    out = run(folder, "agent_with_middleware", "2500")
     (answer,) = re.findall(r"(?m)^Answer: (\d+)$", out)
     (fact,) = re.findall(r"(?m)^The fact was (\d+)", out)
     assert answer == fact

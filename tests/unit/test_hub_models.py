@@ -27,11 +27,8 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     repository = tmp_path / "models--some--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc123")
-    snapshot = repository / "snapshots" / "abc123"
-    (snapshot / "templates").mkdir(parents=True)
-    for file in EMBEDDED_FOLDER.rglob("*"):
-        if file.is_file():
-            (snapshot / file.relative_to(EMBEDDED_FOLDER)).symlink_to(file)
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "abc123").symlink_to(EMBEDDED_FOLDER)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return "some/model"

@@ -7,14 +7,13 @@ import re
 import pytest
 from support.made_documents import Made, made_documents
 
-from memagent_graph.documents import Document, DocumentStore
+from memagent_graph.documents import Document
 from memagent_graph.errors import DocumentError
 
 
 @pytest.mark.parametrize("made", made_documents(), ids=lambda made: made.name)
 @pytest.mark.usefixtures("converts_here")
-def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, tmp_path):
-    store = DocumentStore(tmp_path)
+def test_a_documents_fact_is_in_its_text_and_its_losses_are_told(made: Made, store):
     document = Document.from_bytes(made.data, name=made.name)
     if made.error:
         with pytest.raises(DocumentError, match=re.escape(made.error)):

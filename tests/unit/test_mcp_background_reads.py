@@ -66,8 +66,8 @@ async def until_prompted(prompts: Sized, number: int) -> None:
 async def until_listed(session: ClientSession) -> dict[str, Any]:
     async with asyncio.timeout(20):
         while True:
-            listed = await session.call_tool("list_runs", {})
-            runs: list[dict[str, Any]] = listed.structuredContent["runs"]  # type: ignore[index]
+            listing = await session.call_tool("list_runs", {})
+            runs: list[dict[str, Any]] = listing.structuredContent["runs"]  # type: ignore[index]
             if runs:
                 (run,) = runs
                 return run
@@ -127,9 +127,9 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
         if way == "tool":
             run_id = answer_of(await session.call_tool("read_document", {**ASK, "background": True}))["run_id"]
             await until_prompted(policy.prompts, 5)
-            cancelled = answer_of(await session.call_tool("cancel_read", {"run_id": run_id}))
-            assert (cancelled["is_reading"], cancelled["answer"]) == (False, None)
-            assert "resume_read" in cancelled["error"]
+            reading = answer_of(await session.call_tool("cancel_read", {"run_id": run_id}))
+            assert (reading["is_reading"], reading["answer"]) == (False, None)
+            assert "resume_read" in reading["error"]
         else:
             number = session._request_id
             call = asyncio.create_task(session.call_tool("read_document", ASK))
@@ -143,8 +143,8 @@ async def test_a_cancelled_read_is_continued_at_its_chunk(tmp_path, way) -> None
         await asyncio.sleep(0.1)
         assert len(policy.prompts) == calls, "it has ended"
         assert "resume_read" in refusal(await session.call_tool("wait", {"run_id": run_id}))
-        resumed = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
-        assert (resumed["answer"], resumed["run_id"]) == ("4711", run_id)
+        whole = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
+        assert (whole["answer"], whole["run_id"]) == ("4711", run_id)
         once = answer_of(await session.call_tool("resume_read", {"run_id": run_id}))
         assert once["answer"] == "4711"
     read = sections(policy.prompts)

@@ -159,9 +159,9 @@ class TestToolResults:
             return [{"type": "text", "text": LONG[:half]}, image, {"type": "text", "text": LONG[half:]}]
 
         agent = agent_of(make_reader(), calls(("look", {})), "done", tools=[look])
-        text, kept = tool_message(await run(agent, ASK)).content
+        text, block = tool_message(await run(agent, ASK)).content
         assert "Answer: 4711" in text["text"]
-        assert kept == image
+        assert block == image
 
     async def test_messages_inside_a_command_are_read_and_the_rest_of_it_stays(self, make_reader) -> None:
         @tool
@@ -613,12 +613,12 @@ def test_settings_without_sense_are_refused(make_reader, settings: dict[str, int
 
 def assert_complete(messages: list[BaseMessage]) -> None:
     """Every result follows its call, and every call has its result, as model servers demand."""
-    made: set[str | None] = set()
+    ids: set[str | None] = set()
     for message in messages:
         if isinstance(message, ToolMessage):
-            assert message.tool_call_id in made
-            made.discard(message.tool_call_id)
+            assert message.tool_call_id in ids
+            ids.discard(message.tool_call_id)
         elif isinstance(message, AIMessage):
-            assert not made
-            made = {call["id"] for call in message.tool_calls}
-    assert not made
+            assert not ids
+            ids = {call["id"] for call in message.tool_calls}
+    assert not ids

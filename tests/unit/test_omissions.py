@@ -62,9 +62,9 @@ def test_a_read_stops_before_it_where_it_should():
 
 
 @pytest.mark.usefixtures("converts_here")
-def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(tmp_path):
+def test_what_has_no_text_at_all_is_an_error_that_says_what_it_has(store):
     with pytest.raises(EmptyDocumentError, match=r"holds no text.*pages that are images \(2: pages 1-2\).*converter"):
-        DocumentStore(tmp_path).add(document(SCAN))
+        store.add(document(SCAN))
 
 
 OWN = """
@@ -89,10 +89,10 @@ def wrong(source):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(store, tmp_path, monkeypatch):
     (tmp_path / "own_converter.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    return DocumentStore(tmp_path / "store")
+    return store
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,8 @@ def test_many_omissions_are_a_short_list():
     assert load_omissions({"omissions": summary[:1]}) == [Omission("scans", summary[0]["places"], "Do.", 6)]
 
 
-def test_a_text_of_blocks_keeps_labels_and_omissions(tmp_path):
+def test_a_text_of_blocks_keeps_labels_and_omissions(store):
     parts = [Block("One. ", "first"), Omission("scans", "second"), Block("Two.", "third")]
-    store = DocumentStore(tmp_path)
     ref = store.add(Document.from_pieces(lambda: iter(parts)))
     assert [(mark.start_char, mark.label) for mark in store.sections(ref)] == [(0, "first"), (5, "third")]
     assert ref["omissions"] == [{"what": "scans", "count": 1, "places": "second", "remedy": ""}]

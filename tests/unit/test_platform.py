@@ -35,7 +35,7 @@ from memagent_graph.settings import ReadSettings
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "integrations" / "langgraph.json"
 ROOT = CONFIGURATION.parents[1]
-CHUNKS = 120
+CHUNKS = 60
 CHUNK_TOKENS = 40
 QUESTION = "What is the key of harbor?"
 BUDGETS = {
@@ -173,7 +173,7 @@ async def test_langgraph_dev_serves_a_read_of_many_chunks_whose_memory_can_be_ed
     assert len({section for section in sections if section}) == CHUNKS
 
     history: Any = await client.threads.get_history(thread, limit=60)
-    behind = next(entry for entry in history if entry["values"]["chunks_read"] == CHUNKS - 20)
+    behind = next(entry for entry in history if entry["values"]["chunks_read"] == CHUNKS - 10)
     assert behind["next"] == ["update_memory"]
     edited: Any = await client.threads.update_state(
         thread, {"memory": "the key is 99"}, as_node="update_memory", checkpoint=behind["checkpoint"]
@@ -181,7 +181,7 @@ async def test_langgraph_dev_serves_a_read_of_many_chunks_whose_memory_can_be_ed
     before = len(policy_server.requests)
     again: Any = await client.runs.wait(thread, "memagent", input=None, checkpoint=edited["checkpoint"])
     assert again["answer"] == "99"
-    assert len(policy_server.requests) - before == 20 + 1
+    assert len(policy_server.requests) - before == 10 + 1
     state = await client.threads.get_state(thread)
     assert (state["values"]["chunks_read"], state["values"]["memory"]) == (CHUNKS, "the key is 99")
 
@@ -199,19 +199,6 @@ async def test_studio_finds_the_nodes_the_schemas_and_the_progress(address) -> N
     parts = [part async for part in client.runs.stream(None, "memagent", input=request, stream_mode="custom")]
     kinds = [part.data["type"] for part in parts if part.event == "custom"]
     assert kinds == ["memagent.memory_update"] * 10 + ["memagent.answer"]
-
-
-@pytest.mark.timeout(120)
-async def test_a_run_can_be_stopped_before_a_node_corrected_and_resumed(address) -> None:
-    client = get_client(url=address)
-    thread = (await client.threads.create())["thread_id"]
-    request = {"question": QUESTION, "document": text_of(10)}
-    await client.runs.wait(thread, "memagent", input=request, interrupt_before=["answer"])
-    state: Any = await client.threads.get_state(thread)
-    assert state["next"] == ["answer"]
-    await client.threads.update_state(thread, {"memory": "the key is 5"})
-    out: Any = await client.runs.wait(thread, "memagent", input=None)
-    assert out["answer"] == "5"
 
 
 @pytest.mark.timeout(60)
@@ -267,15 +254,15 @@ def test_the_image_has_what_the_default_policy_and_hub_tokenizers_need() -> None
     needed = {re.sub(r">=([\d.]+).*", r"~=\1", requirement) for requirement in (*extras["local"], *extras["hub"])}
     assert needed == {*described["dependencies"]} - {".."}
     assert described["env"] == ".env"
-    named = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
-    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < named
-    assert ReadSettings.from_environment(dict.fromkeys(named, "")) == ReadSettings()
+    names = set(re.findall(r"^(\w+)=$", (ROOT / "integrations" / ".env.example").read_text(), re.M))
+    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "MEMAGENT_HOME"} < names
+    assert ReadSettings.from_environment(dict.fromkeys(names, "")) == ReadSettings()
 
 
 def test_langgraphs_own_tool_builds_the_image_with_them(tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
-    done = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(dockerfile)])
-    assert done.exit_code == 0, done.output
+    outcome = CliRunner().invoke(langgraph_command, ["dockerfile", "-c", str(CONFIGURATION), str(dockerfile)])
+    assert outcome.exit_code == 0, outcome.output
     (installs,) = [line for line in dockerfile.read_text().splitlines() if "torch" in line]
     assert "transformers" in installs
     assert "huggingface-hub" in installs

@@ -49,9 +49,9 @@ async def test_a_completion_carries_text_usage_and_the_reason_it_ended() -> None
     assert completion.finish_reason is FinishReason.STOP
     assert completion.usage == TokenUsage(prompt_tokens=2, completion_tokens=3)
     assert completion.token_ids is None
-    sent = server.requests[0]
-    assert (sent["max_tokens"], sent["temperature"], sent["seed"], sent["stop"]) == (7, 0.5, 3, ["END"])
-    assert "logprobs" not in sent
+    request = server.requests[0]
+    assert (request["max_tokens"], request["temperature"], request["seed"], request["stop"]) == (7, 0.5, 3, ["END"])
+    assert "logprobs" not in request
 
 
 async def test_vllm_is_asked_for_ids_and_logprobs_and_others_are_not_asked_for_ids() -> None:
@@ -223,12 +223,12 @@ async def test_a_connection_that_breaks_before_the_reply_is_tried_again() -> Non
 
 async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) -> None:
     async def handle(reader, writer):
-        seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
         reply = b'{"choices": [{"message": {"content": "by proxy"}, "finish_reason": "stop"}]}'
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(reply), reply))
         writer.close()
 
-    seen: list[str] = []
+    heads: list[str] = []
     proxy = await asyncio.start_server(handle, "127.0.0.1", 0)
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
     monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
@@ -236,9 +236,9 @@ async def test_the_environment_s_proxy_and_organisation_are_used(monkeypatch) ->
     assert (await ask(policy)).text == "by proxy"
     await policy.aclose()
     proxy.close()
-    assert seen[0].startswith("POST http://far.example/v1/chat/completions ")
-    assert "Authorization: Bearer a-key" in seen[0]
-    assert "an-organisation" in seen[0]
+    assert heads[0].startswith("POST http://far.example/v1/chat/completions ")
+    assert "Authorization: Bearer a-key" in heads[0]
+    assert "an-organisation" in heads[0]
 
 
 def test_a_script_that_closes_nothing_ends_in_silence(tmp_path) -> None:
@@ -259,8 +259,8 @@ with FakeServer(lambda body, number: "x", vllm=True) as server:
     print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)
 """
     command = [sys.executable, "-c", script, tmp_path / "checkpoints.sqlite", tmp_path / "runs.sqlite"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.stderr) == ("answered\nanswered\n", "")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (process.stdout, process.stderr) == ("answered\nanswered\n", "")
 
 
 async def test_an_address_without_the_api_s_path_is_told() -> None:

@@ -40,9 +40,9 @@ def usual_umask():
 
 def test_all_that_a_read_leaves_is_its_owners_alone() -> None:
     read_once()
-    left = [path for path in data_folder().rglob("*") if path.is_file()]
-    assert {default_run_log(), default_checkpoints()} < set(left)
-    assert [path for path in left if mode(path) & 0o077] == []
+    files = [path for path in data_folder().rglob("*") if path.is_file()]
+    assert {default_run_log(), default_checkpoints()} < set(files)
+    assert [path for path in files if mode(path) & 0o077] == []
     assert mode(data_folder()) == mode(default_store()) == 0o700
 
 
@@ -148,6 +148,6 @@ def test_exports_and_results_of_evaluations_are_their_owners_alone(tmp_path) -> 
     with open_results(tmp_path / "results", {"model": "m"}) as journal:
         journal.add_plan(EvaluationPlan.grid(("memagent",), ("keys",), (1024,), 1))
         write_table(journal.results, tmp_path / "results" / TABLE)
-    left = [tmp_path / "runs.parquet", *(path for path in (tmp_path / "results").iterdir())]
-    assert {path.name for path in left} >= {"runs.parquet", TABLE, JOURNAL}
-    assert [path for path in left if mode(path) & 0o077] == []
+    files = [tmp_path / "runs.parquet", *(path for path in (tmp_path / "results").iterdir())]
+    assert {path.name for path in files} >= {"runs.parquet", TABLE, JOURNAL}
+    assert [path for path in files if mode(path) & 0o077] == []

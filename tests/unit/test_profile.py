@@ -10,6 +10,8 @@ from unittest.mock import ANY
 
 import pytest
 from support.fake_server import FakeServer
+from support.scripts import document_with
+from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
@@ -40,8 +42,8 @@ async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
 
 async def test_a_folder_brings_budget_wording_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
     folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    for named in (folder, str(folder), "embedded"):
-        with MemAgent(policy, profile=named, store=tmp_path, run_log=False) as reader:
+    for name in (folder, str(folder), "embedded"):
+        with MemAgent(policy, profile=name, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
         own = load_profile(folder)
         assert own is not None
@@ -86,13 +88,13 @@ async def test_it_may_not_name_one_that_shows_only_a_part(policy, tmp_path: Path
 
 async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
-    said = {
+    settings = {
         "budget": replace(own.budget, chunk_tokens=100),
         "prompts": load_prompts(),
         "boundary": "token",
         "rules": UpdateRules(invented=UpdateRule.RETRY),
     }
-    with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **said) as reader:
+    with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **settings) as reader:
         context = await reader.aprepare()
     assert context.budget.chunk_tokens == 100
     assert context.prompts.fingerprint == load_prompts().fingerprint
@@ -103,8 +105,8 @@ async def test_what_is_said_besides_goes_first(policy, tmp_path: Path) -> None:
 async def test_a_profile_alone_brings_no_tokenizer(policy, tmp_path: Path) -> None:
     own = require_profile("embedded")
     save_profile(own, tmp_path / "bare")
-    for named in (own, tmp_path / "bare"):
-        reader = MemAgent(policy, profile=named, store=tmp_path, run_log=False)
+    for name in (own, tmp_path / "bare"):
+        reader = MemAgent(policy, profile=name, store=tmp_path, run_log=False)
         with pytest.raises(TokenizerError, match="which tokenizer"):
             await reader.aprepare()
         await reader.aclose()
@@ -129,11 +131,6 @@ def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader) -> None:
-    from support.scripts import document_with
-    from support.strategies import EXAMPLE, reads_perfectly
-
-    from memagent_graph import ScriptedPolicy
-
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
     words = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
     words += " Reply with yes or no"

@@ -131,11 +131,13 @@ def test_what_is_no_question_is_refused_before_a_run_begins(make_reader, tmp_pat
 
 
 def test_updates_are_shown_as_they_come(make_reader) -> None:
-    shown = defaultdict(list)
+    chunks = defaultdict(list)
     results = make_reader().read(
-        TEXT, questions=[HARBOR, CASTLE], on_update=lambda question, update: shown[question].append(update.chunk_index)
+        TEXT,
+        questions=[HARBOR, CASTLE],
+        on_update=lambda question, update: chunks[question].append(update.chunk_index),
     )
-    assert {len(chunks) for chunks in shown.values()} == {results[0].chunks_read}
+    assert {len(indexes) for indexes in chunks.values()} == {results[0].chunks_read}
 
 
 async def test_who_leaves_or_is_cancelled_is_not_waited_for() -> None:

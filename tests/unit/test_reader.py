@@ -42,19 +42,6 @@ TEXT = document_with({0.3: "The key of harbor is 4711.", 0.7: "The key of castle
 QUESTION = "What is the key of harbor?"
 
 
-def test_a_fact_is_found_and_carried_to_the_end(make_reader) -> None:
-    policy = ScriptedPolicy(perfect_reader)
-    result = make_reader(policy).read(TEXT, QUESTION)
-    assert result.answer == "4711"
-    assert result.raw_answer == "\\boxed{4711}"
-    assert result.stop_reason is StopReason.ANSWERED
-    assert result.memory == "nothing yet\nharbor 4711"
-    assert result.chunks_read == len(result.updates) == len(policy.prompts) - 1
-    assert result.usage.turns == len(policy.prompts)
-    assert result.usage.prompt_tokens > result.chunks_read * 100
-    assert not result.events
-
-
 def test_every_chunk_is_shown_once_in_order_and_nothing_is_lost(make_reader) -> None:
     result = make_reader().read(TEXT, QUESTION)
     edges = [(update.start_char, update.end_char) for update in result.updates]
@@ -234,17 +221,17 @@ def test_escaping_a_hostile_document_keeps_every_prompt_within_its_budget(make_r
 def test_a_limit_stops_the_read_and_resume_goes_on_from_there(make_reader, tmp_path, limits, reason) -> None:
     policy = ScriptedPolicy(perfect_reader, delay=0.1 if limits.max_seconds else 0)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
-    stopped = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
-    assert stopped.stop_reason is reason
-    assert stopped.answer is None
-    assert 0 < stopped.chunks_read < 20
+    first = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
+    assert first.stop_reason is reason
+    assert first.answer is None
+    assert 0 < first.chunks_read < 20
     policy.delay = 0
-    asked = len(policy.prompts)
+    calls = len(policy.prompts)
     finished = reader.resume("r")
     assert finished.answer == "4711"
     assert len(finished.updates) == finished.chunks_read
     assert [update.chunk_index for update in finished.updates] == list(range(finished.chunks_read))
-    assert len(policy.prompts) - asked == finished.chunks_read - stopped.chunks_read + 1
+    assert len(policy.prompts) - calls == finished.chunks_read - first.chunks_read + 1
 
 
 def test_limits_count_from_the_call_that_resumes(make_reader, tmp_path) -> None:
@@ -276,10 +263,10 @@ def test_a_finished_run_gives_its_result_again_without_asking_anyone(make_reader
     policy = ScriptedPolicy(perfect_reader)
     reader = make_reader(policy, checkpoints=tmp_path / "c.sqlite")
     first = reader.read(TEXT, QUESTION, run_id="r")
-    asked = len(policy.prompts)
+    calls = len(policy.prompts)
     again = reader.resume("r")
     assert again == first
-    assert len(policy.prompts) == asked
+    assert len(policy.prompts) == calls
 
 
 def test_memory_can_be_edited_at_any_chunk_and_read_on_from_there(make_reader, tmp_path) -> None:
@@ -368,17 +355,17 @@ def test_a_question_in_a_script_of_many_tokens_is_counted(make_reader) -> None:
 
 
 async def test_first_reads_share_one_connection_to_the_checkpoints(make_reader, tmp_path, monkeypatch) -> None:
-    opened = []
+    places = []
 
-    async def counting(given):
-        opened.append(given)
+    async def counting(place):
+        places.append(place)
         await asyncio.sleep(0.01)
-        return await open_saver(given)
+        return await open_saver(place)
 
     monkeypatch.setattr("memagent_graph.reader.open_saver", counting)
     async with make_reader(checkpoints=tmp_path / "c.sqlite") as reader:
         await reader.abatch([(TEXT, QUESTION)] * 5)
-    assert len(opened) == 1
+    assert len(places) == 1
 
 
 async def test_closing_ends_the_log_that_the_reader_opened_and_no_other(make_reader, tmp_path) -> None:

@@ -250,10 +250,10 @@ def test_breaking_off_a_stream_ends_the_reads_in_it(make_reader, kind, levels) -
     calls_made = len(policy.prompts)
     assert calls_made <= 4 < calls_of_a_whole_read(make_reader)
     threading.Event().wait(0.2)
-    ended = len(policy.prompts)
-    assert ended <= calls_made + 1, "the call that was being made may still reach the policy"
+    calls_in_all = len(policy.prompts)
+    assert calls_in_all <= calls_made + 1, "the call that was being made may still reach the policy"
     threading.Event().wait(0.2)
-    assert len(policy.prompts) == ended
+    assert len(policy.prompts) == calls_in_all
 
 
 def test_breaking_off_the_readers_own_stream_cancels_what_its_policy_is_asked_in_other_branches(make_reader) -> None:

@@ -86,9 +86,9 @@ def echo(status: int, words: str, where: str = "message") -> web.Response:
 def read_by_command(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (home.parent / "book.txt").write_text(TEXT)
     command = [sys.executable, "-m", "memagent_graph", "read", str(home.parent / "book.txt"), "-q", QUESTION]
-    done = run_program([*command, *SMALL, "--retries", "0", "--run-id", "r", *options], capture_output=True)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    process = run_program([*command, *SMALL, "--retries", "0", "--run-id", "r", *options], capture_output=True)
+    assert "Traceback" not in process.stderr, process.stderr
+    return process
 
 
 @pytest.mark.parametrize(("status", "where"), [(401, "message"), (500, "object"), (200, "page"), (307, "redirect")])
@@ -98,15 +98,15 @@ def test_a_key_that_a_server_repeats_reaches_no_file_and_no_output(own_home, sta
 
     good = FakeServer().respond
     with FakeServer(respond) as server:
-        done = read_by_command(own_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
-    assert done.returncode == 4
-    assert json.loads(done.stdout)["error"]["chunk_index"] == 3
+        process = read_by_command(own_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
+    assert process.returncode == 4
+    assert json.loads(process.stdout)["error"]["chunk_index"] == 3
     assert list(own_home.rglob("checkpoints.sqlite"))
     assert list(own_home.rglob("runs.sqlite"))
     assert secrets_in(texts_in(own_home)) == []
-    assert secrets_in(iter([("stdout", done.stdout.encode()), ("stderr", done.stderr.encode())])) == []
+    assert secrets_in(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
     if where == "message":
-        assert HIDDEN in done.stderr
+        assert HIDDEN in process.stderr
 
 
 def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_home) -> None:
@@ -116,12 +116,12 @@ def test_user_name_and_password_in_an_address_are_sent_and_shown_nowhere(own_hom
     good = FakeServer().respond
     with FakeServer(respond, authorization=f"Basic {BASIC}") as server:
         address = server.base_url.replace("//", f"//reader:{quote(PASSWORD, '')}@")
-        done = read_by_command(own_home, "--base-url", address, "--json")
+        process = read_by_command(own_home, "--base-url", address, "--json")
         command = [sys.executable, "-m", "memagent_graph", "resume", "r", "--base-url", address]
         finished = run_program(command, capture_output=True)
-    assert (done.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
-    assert server.base_url in done.stdout
-    outputs = {"read": done.stdout + done.stderr, "resume": finished.stdout + finished.stderr}
+    assert (process.returncode, answers(finished.stdout)) == (4, ["4711"]), finished.stderr
+    assert server.base_url in process.stdout
+    outputs = {"read": process.stdout + process.stderr, "resume": finished.stdout + finished.stderr}
     assert secrets_in((name, text.encode()) for name, text in outputs.items()) == []
     assert secrets_in(texts_in(own_home)) == []
 

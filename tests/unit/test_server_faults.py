@@ -92,7 +92,7 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
                 await ask(server)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:
-            server.moved_to = other.base_url
+            server.models = lambda: web.Response(status=307, headers={"Location": f"{other.base_url}/models"})
             with pytest.raises(PolicyResponseError, match="another server"):
                 await OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0).describe()
     assert other.requests == []
@@ -200,7 +200,7 @@ async def test_logprobs_of_another_number_than_the_tokens_do_not_count(tmp_path)
     dropped = [event for event in result.events if event.kind is EventKind.LOGPROBS_DROPPED]
     assert [event.chunk_index for event in dropped] == [2]
     assert "log-probs came with" in dropped[0].detail
-    logged = RunLog(tmp_path / "runs.sqlite").conversations("r")
-    kept = [(row.token_ids is not None, row.logprobs is not None) for row in logged]
-    assert [place for place, row in enumerate(kept) if row != (True, True)] == [2]
-    assert kept[2] == (True, False)
+    rows = RunLog(tmp_path / "runs.sqlite").conversations("r")
+    presence = [(row.token_ids is not None, row.logprobs is not None) for row in rows]
+    assert [place for place, row in enumerate(presence) if row != (True, True)] == [2]
+    assert presence[2] == (True, False)

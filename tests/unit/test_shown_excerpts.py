@@ -88,8 +88,8 @@ def test_the_live_page_leads_from_the_answer_to_the_passage(view: RunView, tmp_p
     (quote,) = line["quotes"]
     assert (line["line"], quote["text"]) == (ANSWER, QUOTE)
     store = DocumentStore(tmp_path / "documents")
-    shown = format_passage(view, store, quote["start"], quote["end"])
-    assert shown["before"] + shown["passage"] + shown["after"] == TEXT
+    passage = format_passage(view, store, quote["start"], quote["end"])
+    assert passage["before"] + passage["passage"] + passage["after"] == TEXT
     with pytest.raises(ApiError, match="has not read this passage"):
         format_passage(view, store, 0, 1)
 
@@ -99,9 +99,9 @@ def test_a_memory_written_from_an_excerpt_has_its_quotes_beside_it(tmp_path: Pat
     with MemAgent(LocalPolicy.embedded(), store=tmp_path, run_log=False, strategy="retrieval:chunks=2") as reader:
         result = reader.read(text, "What is the access code of the quiet falcon?")
     assert result.updates[-1].chunk_index is None
-    shown = printed(result.view())
-    assert re.search(r"What supports the answer\n  “.*48213", shown)
-    assert "Where memory changed" in shown
+    timeline = printed(result.view())
+    assert re.search(r"What supports the answer\n  “.*48213", timeline)
+    assert "Where memory changed" in timeline
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def test_mcp_answers_from_an_excerpt_with_quotes_in_their_context(make_rea
         assert quote["quote"] == QUOTE
         assert len(QUOTE) < len(quote["context"]) and quote["context"] in " ".join(TEXT.split())
         assert set(quote["context"].split()) <= set(TEXT.split()), "the context has whole words"
-        shown = await session.call_tool("show_run", {"run_id": answer["run_id"]})
-        assert not shown.isError, shown.content
-        assert QUOTE in shown.structuredContent["evidence"][0]["quote"]
-        assert f"“{QUOTE}”" in shown.content[0].text
+        run = await session.call_tool("show_run", {"run_id": answer["run_id"]})
+        assert not run.isError, run.content
+        assert QUOTE in run.structuredContent["evidence"][0]["quote"]
+        assert f"“{QUOTE}”" in run.content[0].text

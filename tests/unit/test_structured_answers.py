@@ -35,6 +35,7 @@ from memagent_graph import (
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.errors import (
     BudgetError,
+    MemAgentError,
     PolicyUnreachableError,
     ResponseFormatError,
     RunMismatchError,
@@ -54,10 +55,10 @@ class Key(BaseModel):
 
 def answering(*answers: str | Completion) -> Any:
     """A script that reads perfectly; each prompt of an answer, and of a repair, gets the next of these."""
-    left = list(answers)
+    replies = list(answers)
 
     def script(prompt: str) -> str | Completion:
-        return left.pop(0) if "<schema>" in prompt else perfect_reader(prompt)
+        return replies.pop(0) if "<schema>" in prompt else perfect_reader(prompt)
 
     return script
 
@@ -96,14 +97,14 @@ def test_the_answer_sees_the_schema_and_memories_see_the_fields(structured_reade
 
 
 def test_fields_that_take_too_much_of_the_question_s_budget_are_shortened_or_left_out(structured_reader) -> None:
-    shown = {}
+    fields = {}
     for tokens in (200, 30, 16):
         reader = structured_reader(GOOD, budget=Budget(2000, tokens, 60, 100, 60))
         reader.read(TEXT, QUESTION, response_format=Key)
-        shown[tokens] = part(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
-    assert shown[200].count("\n") == 2
-    assert shown[30] == "The answer will have these fields: place, key."
-    assert shown[16] == ""
+        fields[tokens] = part(reader.policy.prompts[0], "problem").removeprefix(QUESTION).strip()
+    assert fields[200].count("\n") == 2
+    assert fields[30] == "The answer will have these fields: place, key."
+    assert fields[16] == ""
 
 
 def test_a_reply_that_does_not_fit_is_shown_with_the_error_and_written_once_more(structured_reader) -> None:
@@ -183,24 +184,22 @@ class TestResuming:
         """A reader whose structured run stopped at a limit, and the run's id."""
 
         def make(*answers: str, **options: Any) -> tuple[Any, str]:
-            given = {"checkpoints": tmp_path / "c.sqlite", "run_log": tmp_path / "runs.sqlite", **options}
-            reader = structured_reader(*answers, **given)
+            places = {"checkpoints": tmp_path / "c.sqlite", "run_log": tmp_path / "runs.sqlite", **options}
+            reader = structured_reader(*answers, **places)
             result = reader.read(TEXT, QUESTION, response_format=Key, limits=Limits(max_chunks=3))
             assert result.stop_reason is StopReason.MAX_CHUNKS
             return reader, result.run_id
 
         return make
 
-    def test_takes_the_schema_from_the_log_or_from_the_caller(self, stopped) -> None:
-        reader, run_id = stopped(GOOD)
-        assert reader.resume(run_id).value == {"place": "harbor", "key": 4711}
-        assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)  # it is finished now
-
-    def test_with_another_schema_is_refused_with_the_remedy(self, stopped) -> None:
+    def test_takes_the_schema_from_the_log_or_from_the_caller_and_refuses_another(self, stopped) -> None:
         reader, run_id = stopped(GOOD)
         with pytest.raises(RunMismatchError, match=r"another response_format .*Leave it out to continue"):
             reader.resume(run_id, response_format=OTHER)
-        assert reader.resume(run_id).stop_reason is StopReason.ANSWERED
+        with pytest.raises(MemAgentError, match="does not say how this run's reader was made"):
+            ReadSettings.from_log(reader.run_log.get(run_id).settings, run_id)
+        assert reader.resume(run_id).value == {"place": "harbor", "key": 4711}
+        assert reader.resume(run_id, response_format=Key).value == Key(place="harbor", key=4711)  # it is finished now
 
     def test_without_a_log_needs_it_again(self, stopped) -> None:
         reader, run_id = stopped(GOOD, run_log=False)
@@ -225,9 +224,9 @@ class TestResuming:
         with pytest.raises(PolicyUnreachableError):
             await broken.aread(TEXT, QUESTION, response_format=Key, run_id="r")
         saver = await reader.acheckpointer()
-        kept = [checkpoint async for checkpoint in saver.alist({"configurable": {"thread_id": "r"}})]
+        checkpoints = [checkpoint async for checkpoint in saver.alist({"configurable": {"thread_id": "r"}})]
         with closing(sqlite3.connect(saver.path)) as file, file:  # as if it had been killed before its first step
-            for item in kept[:-2]:
+            for item in checkpoints[:-2]:
                 file.execute(
                     "DELETE FROM checkpoints WHERE checkpoint_id = ?", (item.config["configurable"]["checkpoint_id"],)
                 )
@@ -237,11 +236,6 @@ class TestResuming:
         assert (await reader.aresume("r", response_format=Key)).value == Key(place="harbor", key=4711)
         await broken.aclose()
         await reader.aclose()
-
-    def test_a_run_that_was_made_in_python_is_still_told_from_one_of_the_command_line(self, stopped) -> None:
-        reader, run_id = stopped(GOOD)
-        with pytest.raises(Exception, match="does not say how this run's reader was made"):
-            ReadSettings.from_log(reader.run_log.get(run_id).settings, run_id)
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_read(structured_reader) -> None:
@@ -357,8 +351,8 @@ class TestInGraphs:
     async def test_a_node_of_several_questions(self, structured_reader) -> None:
         node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="found")
         app = self.parent(node).compile(checkpointer=InMemorySaver())
-        given = {"question": [QUESTION, "And of castle?"], "document": TEXT}
-        out = await app.ainvoke(given, {"configurable": {"thread_id": "1"}})
+        request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
+        out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
         assert out["found"] == [{"place": "harbor", "key": 4711}] * 2
 
     def test_the_graph_itself_answers_in_json(self, structured_reader) -> None:
@@ -368,13 +362,13 @@ class TestInGraphs:
     def test_the_tool_gives_json_to_the_model_and_the_value_in_the_artifact(self, structured_reader) -> None:
         tool = ReadLongDocument(agent=structured_reader(GOOD, "no", "no", "no"), answer_schema=Key)
         for stop_reason, value in (("answered", {"place": "harbor", "key": 4711}), ("invalid_answer", None)):
-            called = {
+            call = {
                 "name": tool.name,
                 "args": {"questions": [QUESTION], "text": TEXT},
                 "id": "1",
                 "type": "tool_call",
             }
-            message = tool.invoke(called)
+            message = tool.invoke(call)
             [reading] = message.artifact["readings"]
             assert (reading["stop_reason"], reading["value"]) == (stop_reason, value)
             assert f"Answer: {reading['answer']}" in message.text

@@ -38,16 +38,11 @@ MEMORIES = [GRANARY, GRANARY, GRANARY, LIGHTHOUSE, LIGHTHOUSE]
 EVENT = ReadEvent(EventKind.TRUNCATED, 4, "cut at 60 tokens", UpdateRule.ACCEPT)
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)> & {{data}} "
-    "\u2028\ud800\x00"
+    "\u2028\ud800\x00 \x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
 )
 
 
-def run(
-    memories: list[str] = MEMORIES,
-    chunks: list[str] = CHUNKS,
-    answer_events: tuple[ReadEvent, ...] = (),
-    **changes: Any,
-) -> RunView:
+def run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **changes: Any) -> RunView:
     last = [str(len(memories) - 1)] if memories else []
     view = RunView(
         run_id="r1",
@@ -55,7 +50,7 @@ def run(
         document={"key": "sha256:" + "0" * 64, "name": "annals.txt", "size": 1, "media_type": "text/plain"},
         model="some-model",
         strategy="overwrite",
-        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last, events=answer_events)),
+        trace=line(memories, chunks, events={4: EVENT}, answer=answered(*last)),
         answer="Ilse Thornbury",
         raw_answer="Ilse Thornbury",
         stop_reason="answered",
@@ -148,18 +143,6 @@ def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
         render_timeline(build_timeline(run()), chunk=9)
 
 
-def test_text_cannot_steer_the_terminal() -> None:
-    attack = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
-    view = run([attack], [attack], question=attack, answer=attack, model=attack, run_id=attack, stop_reason=attack)
-    for renderable in (
-        render_timeline(build_timeline(view)),
-        render_timeline(build_timeline(view), chunk=1),
-    ):
-        text = print_text(renderable)
-        assert not set(text) & set("\x1b\x07\x9b\u202e")
-        assert "[/nosuch]" in text
-
-
 @pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
 @pytest.mark.parametrize(
     "view",
@@ -192,31 +175,33 @@ def test_the_page_is_one_file_that_can_load_and_run_nothing_else() -> None:
     assert "innerHTML" not in page
 
 
-def test_hostile_text_adds_no_element_to_the_page_or_the_fragment() -> None:
-    hostile = run(
-        [f"{HOSTILE} keeper"],
-        [f"{HOSTILE} keeper"],
-        run_id=HOSTILE,
-        question=HOSTILE,
-        model=HOSTILE,
-        answer=HOSTILE,
-        raw_answer="x" + HOSTILE,
-        answer_events=(replace(EVENT, detail=HOSTILE),),
-        rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
-        sections=[SourceMark(0, HOSTILE)],
+def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_do_not_steer_the_terminal() -> None:
+    text, span = f"{HOSTILE} keeper", spans(["a"])[0]
+    steps = (
+        asked("0", text, reads=span, branch=HOSTILE, role=HOSTILE, events=(replace(EVENT, detail=HOSTILE),)),
+        asked("1", text, reads=span, branch="1"),
+        asked("2", text, "0", "1", role=HOSTILE),
     )
-    plain = run(["a keeper"], ["a keeper"], answer="a keeper")
+    rewards, sections = (Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),), [SourceMark(0, HOSTILE)]
+    names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
+    view = run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, sections=sections, **names)
+    timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
     for renderer in (render_page, render_notebook):
         expected, actual = Tags(), Tags()
-        expected.feed(renderer(build_timeline(plain)))
-        text = renderer(build_timeline(hostile))
-        actual.feed(text)
+        expected.feed(renderer(build_timeline(run(["a keeper"], ["a keeper"], answer="a keeper"))))
+        drawing = renderer(timeline)
+        actual.feed(drawing)
         assert set(actual.tags) == set(expected.tags)
         assert actual.tags.count("script") == expected.tags.count("script")
         assert not {"onerror", "onload"} & actual.attributes
-        text.encode()
-    page = render_page(build_timeline(hostile))
-    assert page_data(page)["question"] == HOSTILE
+        drawing.encode()
+    data = page_data(render_page(timeline))
+    assert data["question"] == HOSTILE
+    assert all(re.fullmatch(r"[\w%.~-]+", step["anchor"]) for step in data["steps"])
+    for renderable in (render_timeline(timeline), render_timeline(timeline, chunk=1)):
+        drawing = print_text(renderable)
+        assert not set(drawing) & set("\x00\x1b\x07\x9b\u202e\u2066")
+        assert "[/nosuch]" in drawing
 
 
 def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -> None:
@@ -228,23 +213,22 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -
     assert frame.values["srcdoc"] == render_page(timeline)
 
 
-FAN_OUT = fan_out(
-    [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
-    f"{GRANARY}\n{LIGHTHOUSE}",
-    [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]],
-    answer="Ilse Thornbury",
+PARTS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]
+BRANCHED = run(
+    trace=fan_out(
+        [[GRANARY, GRANARY], ["Nor the year.", "Nor the year."], [LIGHTHOUSE, LIGHTHOUSE]],
+        f"{GRANARY}\n{LIGHTHOUSE}",
+        PARTS,
+        answer="Ilse Thornbury",
+    ),
+    strategy="segments",
+    chunk_text=lambda update: PARTS[update.chunk_index],
+    sections=(),
 )
 
 
-def branched(trace: Trace = FAN_OUT, **changes: Any) -> RunView:
-    chunks = [CHUNKS[0], CHUNKS[1], CHUNKS[2], "Nothing again. ", CHUNKS[3], CHUNKS[4]]
-    return run(
-        trace=trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], sections=(), **changes
-    )
-
-
 def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_their_merge() -> None:
-    timeline = build_timeline(branched())
+    timeline = build_timeline(BRANCHED)
     assert [step.name for step in timeline.steps] == [
         *(f"chunk {chunk + 1}, branch {chunk // 2}" for chunk in range(6)),
         "merge of branches 0, 1, 2",
@@ -260,7 +244,7 @@ def test_branches_that_ran_side_by_side_are_told_one_after_the_other_and_then_th
 
 
 def test_a_run_with_branches_is_drawn_on_the_terminal() -> None:
-    text = print_text(render_timeline(build_timeline(branched())))
+    text = print_text(render_timeline(build_timeline(BRANCHED)))
     assert re.search(r"strategy +segments", text)
     assert "6 chunks, 4 changed the memory, on 3 branches" in text
     assert "chunk 2, branch 0: unchanged" in text
@@ -278,7 +262,7 @@ def test_a_dull_stretch_does_not_reach_over_branches() -> None:
 
 
 def test_the_page_holds_the_memories_of_branches_and_links_to_each() -> None:
-    timeline = build_timeline(branched())
+    timeline = build_timeline(BRANCHED)
     data = page_data(render_page(timeline))
     assert data["branches"] == ["", "0", "1", "2"]
     assert rebuild(data["steps"]) == [step.update.memory for step in timeline.steps]
@@ -352,21 +336,6 @@ def test_a_fork_of_the_trunk_shows_each_branch_against_the_memory_it_left_from()
     ]
     assert [line.line for line in timeline.provenance.lost] == ["Per"]
     assert rebuild(page_data(render_page(timeline))["steps"]) == [step.update.memory for step in timeline.steps]
-
-
-def test_hostile_names_of_branches_and_roles_stay_text() -> None:
-    span = spans(["a"])[0]
-    steps = asked("0", "keeper", reads=span, branch=HOSTILE, role=HOSTILE), asked("1", "keeper", reads=span, branch="1")
-    view = run(trace=Trace((*steps, asked("2", "keeper", "0", "1", role=HOSTILE))), strategy=HOSTILE, sections=())
-    timeline = build_timeline(replace(view, chunk_text=lambda _: None))
-    page, plain_page = Tags(), Tags()
-    page.feed(render_page(timeline))
-    plain_page.feed(render_page(build_timeline(run())))
-    assert page.tags == plain_page.tags
-    assert not {"onerror", "onload"} & page.attributes
-    anchors = [step["anchor"] for step in page_data(render_page(timeline))["steps"]]
-    assert all(re.fullmatch(r"[\w%.~-]+", anchor) for anchor in anchors)
-    assert not set(print_text(render_timeline(timeline))) & set("\x00\u2066")
 
 
 # A page takes the place of an older page, and of nothing else unless it is told to

@@ -87,8 +87,8 @@ def test_a_gate_keeps_memory_byte_for_byte_for_a_word_a_chunk(make_reader, log) 
         lambda prompt: f"REWRITE\n{memory}" if "harbor" in part(prompt, "section") else gate(prompt)
     )
     result = make_reader(policy, strategy="gated", run_log=log).read(TEXT, QUESTION, run_id="r")
-    kept = [update for update in result.updates if not update.changed]
-    assert len(kept) == result.chunks_read - 1
+    unchanged = [update for update in result.updates if not update.changed]
+    assert len(unchanged) == result.chunks_read - 1
     assert {update.memory for update in result.updates} == {"", memory.strip()}
     counts = {conversation.text: conversation.outcome.value for conversation in log.conversations("r")}
     assert counts["KEEP"] == "kept_previous"
@@ -133,12 +133,6 @@ def test_stopping_at_the_last_chunk_is_no_early_stop(make_reader) -> None:
     policy = ScriptedPolicy(lambda prompt: "STOP" if last in part(prompt, "section") else gate(prompt))
     result = make_reader(policy, strategy="gated:stop=yes").read(TEXT, QUESTION)
     assert (result.answer, result.stop_reason) == ("4711", StopReason.ANSWERED)
-
-
-def test_a_gate_that_always_keeps_answers_from_nothing(make_reader) -> None:
-    policy = ScriptedPolicy(lambda prompt: "KEEP" if "<section>" in prompt else perfect_reader(prompt))
-    result = make_reader(policy, strategy="gated").read(TEXT, QUESTION)
-    assert (result.answer, result.memory) == ("unknown", "")
 
 
 # parallel and segments
@@ -209,10 +203,10 @@ def two_hops(prompt: str) -> str:
     known = [line for line in memory.splitlines() if line != "(empty)"]
     if prompt.rstrip().endswith("ANSWER or ASK:"):
         return "ASK\nWhere is the chest?" if "chest" in memory and "pier" not in memory else "ANSWER"
-    seen = section + part(prompt, "found") + part(prompt, "recalled")
-    if "Anna owns a chest" in seen and "Anna" in problem:
+    text = section + part(prompt, "found") + part(prompt, "recalled")
+    if "Anna owns a chest" in text and "Anna" in problem:
         known.append("Anna owns a chest")
-    if "chest stands at the pier" in seen.replace("is at", "stands at") and "chest" in "".join(known) + problem:
+    if "chest stands at the pier" in text.replace("is at", "stands at") and "chest" in "".join(known) + problem:
         known.append("The chest stands at the pier")
     if "<section>" not in prompt and "<recalled>" not in prompt and "<found>" not in prompt:
         return "\\boxed{pier}" if "pier" in memory else "\\boxed{unknown}"
@@ -281,8 +275,8 @@ def test_what_is_recalled_is_logged_as_read_and_as_parent(make_reader, log) -> N
     step = next(step for step in result.trace.steps if step.text == "harbor 4711 again")
     assert any("4711" in (result.trace.by_id[parent].text or "") for parent in step.parents)
     assert any("4711" in TEXT[span.start_char : span.end_char] for span in step.reads[1:])
-    logged = next(call for call in log.trace("r").steps if call.id == step.id)
-    assert (logged.reads, logged.parents) == (step.reads, step.parents)
+    row_of_log = next(call for call in log.trace("r").steps if call.id == step.id)
+    assert (row_of_log.reads, row_of_log.parents) == (step.reads, step.parents)
     row = next(conversation for conversation in log.conversations("r") if conversation.step == step.id)
     assert row.slot == step.reads[0].index
 
@@ -295,14 +289,18 @@ def test_a_look_up_that_finds_nothing_is_an_event(make_reader, reply) -> None:
     assert "(nothing)" in part(policy.prompts[-2], "recalled")
 
 
-def test_look_ups_are_bounded_and_one_after_the_last_chunk_still_counts(make_reader) -> None:
+def test_look_ups_are_bounded_and_one_after_the_last_chunk_counts_and_belongs_to_none(make_reader, tmp_path) -> None:
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
-    result = make_reader(policy, strategy="recall:lookups=4").read(TEXT, QUESTION)
+    reader = make_reader(policy, strategy="recall:lookups=4", checkpoints=tmp_path / "checkpoints.sqlite")
+    result = reader.read(TEXT, QUESTION, run_id="r")
     roles = [step.role for step in result.trace.steps]
     assert roles[-2:] == ["recall_last", "answer"]
-    shown = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
-    assert sum(item != "(nothing)" for item in shown) == 4
+    passages = [part(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
+    assert sum(item != "(nothing)" for item in passages) == 4
     assert kinds(result).count("not_recalled") == result.chunks_read - 4
+    assert [update.chunk_index for update in result.updates] == [*range(result.chunks_read), None]
+    reader.edit_memory("r", 0, "an edit")
+    assert [update.memory for update in reader.history("r")] == ["an edit"]
 
 
 def test_a_resumed_run_remembers_what_it_had_before(make_reader, tmp_path) -> None:
@@ -354,8 +352,8 @@ def test_no_reply_ends_a_read_under_any_rule(make_reader, log, strategy, rule, r
     rules = UpdateRules(empty=rule, refused=rule, malformed=rule, retries=1)
     result = make_reader(policy, strategy=strategy, rules=rules, run_log=log).read(TEXT, QUESTION, run_id="r")
     assert not result.stop_reason.resumable
-    logged = {step.id: step.text for step in log.trace("r").steps}
-    assert logged == {step.id: step.text for step in result.trace.steps}
+    texts = {step.id: step.text for step in log.trace("r").steps}
+    assert texts == {step.id: step.text for step in result.trace.steps}
 
 
 def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, tmp_path) -> None:
@@ -365,17 +363,6 @@ def test_the_memory_of_the_first_read_can_be_edited_after_a_reread(make_reader, 
     first = [update for update in reader.resume("r").updates if not update.branch]
     assert [update.memory for update in first if update.chunk_index == 2] == ["Anna owns a bag"]
     assert "Anna owns a bag" in first[-1].memory
-
-
-def test_what_was_looked_up_at_the_end_belongs_to_no_chunk(make_reader, tmp_path) -> None:
-    policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else perfect_reader(prompt))
-    reader = make_reader(policy, strategy="recall", checkpoints=tmp_path / "checkpoints.sqlite")
-    result = reader.read(TEXT, QUESTION, run_id="r")
-    assert result.updates[-1].chunk_index is None
-    assert [update.chunk_index for update in result.updates[:-1]] == list(range(result.chunks_read))
-    reader.edit_memory("r", 0, "an edit")
-    assert reader.history("r")[0].memory == "an edit"
-    assert len(reader.history("r")) == 1
 
 
 @pytest.mark.parametrize("strategy", ["map_reduce:width=3", "parallel:width=3", "segments:count=3", "reread"])

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -32,9 +33,14 @@ BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "rewar
             "eval-report", "report", "serve", "mcp", "policy"]  # fmt: skip
 
 
-def options_of(name: str) -> set[str]:
+@cache
+def commands() -> dict[str, Any]:
     group: Any = typer.main.get_command(app)
-    return {option for parameter in group.commands[name].params for option in parameter.opts}
+    return {name: group.commands[name] for name in (*BUILT_IN, "train")}
+
+
+def options_of(name: str) -> set[str]:
+    return {option for parameter in commands()[name].params for option in parameter.opts}
 
 
 # How a command is made
@@ -50,12 +56,12 @@ class Shared:
 class Greeting(Shared):
     """Greet somebody."""
 
-    asked: ClassVar[list[Greeting]] = []
+    greetings: ClassVar[list[Greeting]] = []
     name: Annotated[str, typer.Argument(help="Who.")]
     times: Annotated[int, typer.Option(min=1, help="How often.")] = 2
 
     def run(self) -> None:
-        self.asked.append(self)
+        self.greetings.append(self)
 
 
 def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
@@ -63,9 +69,9 @@ def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
     add_command(greeting, "greet", Greeting)
     run = CliRunner().invoke
     assert run(greeting, ["Ada", "--loud"]).exit_code == 0
-    assert Greeting.asked == [Greeting(name="Ada", loud=True, times=2)]
+    assert Greeting.greetings == [Greeting(name="Ada", loud=True, times=2)]
     with pytest.raises(FrozenInstanceError):
-        Greeting.asked[0].times = 3  # type: ignore[misc]
+        Greeting.greetings[0].times = 3  # type: ignore[misc]
     text = run(greeting, ["--help"]).output
     assert "Greet somebody." in text and "How often." in text
     assert text.index("--times") < text.index("--loud"), "a command's own options come first"
@@ -185,9 +191,8 @@ def test_a_long_help_has_groups_and_the_common_options_come_first() -> None:
 
 
 def test_every_option_in_a_group_is_an_option_of_some_command() -> None:
-    group: Any = typer.main.get_command(app)
-    known = {parameter.name for name in (*BUILT_IN, "train") for parameter in group.commands[name].params}
-    assert not {name for names in OPTION_GROUPS.values() for name in names} - known
+    parameters = {parameter.name for command in commands().values() for parameter in command.params}
+    assert not {name for names in OPTION_GROUPS.values() for name in names} - parameters
 
 
 def test_the_first_line_says_what_a_tiny_policy_can_do() -> None:

@@ -78,11 +78,11 @@ def test_one_file_is_a_corpus_of_one(files: Path, tmp_path: Path) -> None:
 
 def test_a_link_that_is_put_in_a_files_place_after_it_was_listed_is_not_read(files: Path, tmp_path: Path) -> None:
     inputs = open_inputs(str(files))
-    listed = next(document for document in inputs.documents() if document.name == "a.txt")
+    document_before = next(document for document in inputs.documents() if document.name == "a.txt")
     (files / "a.txt").rename(tmp_path / "outside.txt")
     (files / "a.txt").symlink_to(tmp_path / "outside.txt")
     with (
-        inputs.access.open_document(listed) as document,
+        inputs.access.open_document(document_before) as document,
         pytest.raises(DocumentError, match="leads out of its folder now"),
     ):
         DocumentStore(tmp_path / "documents").add(document)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import BaseModel, Field, field_serializer
+from pydantic import BaseModel, Field, create_model, field_serializer
 from support.command_line import memagent
 from support.corpus_world import BUDGET, rows_in
 from support.fake_server import FakeServer
@@ -87,71 +87,45 @@ class Person(BaseModel):
     born: datetime.date
 
 
-class Everything(BaseModel):
-    text: str
-    count: int
-    share: float | None = None
-    is_old: bool = False
-    day: datetime.date
-    moment: datetime.datetime | None = None
-    colour: Colour
-    size: Literal[1, 2] | None = None
-    names: list[str] = []
-    years: list[int] | None = None
-    days: list[datetime.date] = []
-    person: Person | None = None
-    people: list[Person] = []
-    grid: list[list[int]] = []
-    either: int | str = 1
-    number: int | float = 1
-    pair: tuple[int, str] = (1, "a")
-    extra: dict[str, int] = Field(default={}, alias="Extra field")
-
-
-TYPES = {
-    "text": pa.string(),
-    "count": pa.int64(),
-    "share": pa.float64(),
-    "is_old": pa.bool_(),
-    "day": pa.date32(),
-    "moment": pa.string(),
-    "colour": pa.string(),
-    "size": pa.int64(),
-    "names": pa.list_(pa.string()),
-    "years": pa.list_(pa.int64()),
-    "days": pa.list_(pa.date32()),
-    "person": pa.string(),
-    "people": pa.string(),
-    "grid": pa.string(),
-    "either": pa.string(),
-    "number": pa.float64(),
-    "pair": pa.string(),
-    "Extra field": pa.string(),
-}
+COLUMNS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "text": (str, pa.string(), "é", "é"),
+    "count": (int, pa.int64(), 3, 3),
+    "share": (float | None, pa.float64(), 1, 1.0),
+    "is_old": (bool, pa.bool_(), False, False),
+    "day": (datetime.date, pa.date32(), "2024-03-31", datetime.date(2024, 3, 31)),
+    "moment": (datetime.datetime | None, pa.string(), None, None),
+    "colour": (Colour, pa.string(), "red", "red"),
+    "size": (Literal[1, 2] | None, pa.int64(), 2, 2),
+    "names": (list[str], pa.list_(pa.string()), ["a", "b"], ["a", "b"]),
+    "years": (list[int] | None, pa.list_(pa.int64()), [1999], [1999]),
+    "days": (list[datetime.date], pa.list_(pa.date32()), ["2020-02-29"], [datetime.date(2020, 2, 29)]),
+    "person": (Person | None, pa.string(), {"name": "Ada", "born": "1815-12-10"},
+               '{"name": "Ada", "born": "1815-12-10"}'),
+    "people": (list[Person], pa.string(), [], "[]"),
+    "grid": (list[list[int]], pa.string(), [[1], []], "[[1], []]"),
+    "either": (int | str, pa.string(), "x", '"x"'),
+    "number": (int | float, pa.float64(), 1, 1.0),
+    "pair": (tuple[int, str], pa.string(), [1, "a"], '[1, "a"]'),
+    "Extra field": (dict[str, int], pa.string(), {"a": 1}, '{"a": 1}'),
+}  # fmt: skip
+"""The type of a property, that of its column, a value in an answer, and the same in the table."""
+EVERYTHING = create_model(
+    "Everything", **{f"field{n}": (row[0], Field(alias=name)) for n, (name, row) in enumerate(COLUMNS.items())}
+)
+TYPES = {name: row[1] for name, row in COLUMNS.items()}
 
 
 def test_each_property_has_the_type_of_arrow_that_fits_it() -> None:
-    columns = make_typed_columns(ResponseFormat.of(Everything), ())
+    columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
     assert {column.name: column.arrow_type(pa) for column in columns} == TYPES
 
 
 def test_values_are_held_as_they_are_and_what_is_nested_is_json() -> None:
-    columns = make_typed_columns(ResponseFormat.of(Everything), ())
-    value = Everything.model_validate(
-        {
-            "text": "é", "count": 3, "share": 1, "day": "2024-03-31", "colour": "red", "size": 2, "names": ["a", "b"],
-            "years": [1999], "days": ["2020-02-29"], "person": {"name": "Ada", "born": "1815-12-10"}, "grid": [[1], []],
-            "either": "x", "Extra field": {"a": 1},
-        }
-    ).model_dump(mode="json", by_alias=True)  # fmt: skip
-    values, problems = convert_values(columns, value)
+    columns = make_typed_columns(ResponseFormat.of(EVERYTHING), ())
+    answer = EVERYTHING.model_validate({name: row[2] for name, row in COLUMNS.items()})
+    values, problems = convert_values(columns, answer.model_dump(mode="json", by_alias=True))
     assert problems == []
-    assert values == {
-        "text": "é", "count": 3, "share": 1.0, "is_old": False, "day": datetime.date(2024, 3, 31), "moment": None,
-        "colour": "red", "size": 2, "names": ["a", "b"], "years": [1999], "days": [datetime.date(2020, 2, 29)],
-        "person": '{"name": "Ada", "born": "1815-12-10"}', "people": "[]", "grid": "[[1], []]", "either": '"x"',
-        "number": 1.0, "pair": '[1, "a"]', "Extra field": '{"a": 1}',
-    }  # fmt: skip
+    assert values == {name: row[3] for name, row in COLUMNS.items()}
     pa.Table.from_pylist([values], schema=pa.schema(TYPES.items()))
 
 

@@ -208,7 +208,7 @@ async def test_a_document_that_does_not_fit_is_an_outcome_also_in_the_log_and_no
     assert run.ended is not None and run.answer is None
 
 
-async def test_a_document_fits_up_to_the_last_token_of_the_window(ask) -> None:
+async def test_a_document_fits_up_to_the_last_token_of_the_window_though_the_reader_uses_less(ask) -> None:
     policy = Reader()
     await ask("full_context", SHORT, policy)
     whole = tokens(policy.prompts[0]) + CHAT_TEMPLATE_TOKENS + 60

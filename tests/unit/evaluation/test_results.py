@@ -132,12 +132,9 @@ def test_settings_that_went_through_json_are_the_same(tmp_path) -> None:
         (lambda text: text.replace('"reached_length": null', f'"reached_length": {10**30}', 1), "line 3"),
         (lambda text: text.replace('"calls": ', '"calls": "\\ud800", "x": ', 1), "line 3"),
         (
-            lambda text: text.replace(
-                '"task": "keys", "length": 1024, "unit"', '"task": "other", "length": 1024, "unit"'
-            ),
-            "line 3.*in no plan",
+            lambda text: text.replace('"task": "keys", "length": 1024, "u', '"task": "o", "length": 1024, "u'),
+            "in no plan",
         ),
-        (lambda text: "", "not the journal"),
         (lambda text: "no json\n", "line 1"),
     ],
 )

@@ -168,6 +168,11 @@ def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
     assert compare(by_id(a), by_id(b)).p_value == pytest.approx(theirs.pvalue)
 
 
+def test_differences_of_one_size_are_tested_exactly() -> None:
+    a, b = [0.5] * 25 + [0.0] * 12 + [0.5] * 40, [0.0] * 25 + [0.5] * 12 + [0.5] * 40
+    assert compare(by_id(a), by_id(b)).p_value == pytest.approx(stats.binomtest(25, 37).pvalue)
+
+
 def test_random_patterns_of_signs_are_seeded_and_near_the_normal_distribution() -> None:
     differences = [0.5 + number / 1e4 for number in range(25)] + [-0.5 - number / 1e4 for number in range(12)]
     assert sign_flip_p_value(differences) == sign_flip_p_value(differences)

@@ -85,19 +85,6 @@ async def test_an_unknown_system_is_an_error_with_the_nearest_names(make_reader)
         load_system("zzz", make_reader())
 
 
-async def test_baselines_may_fill_the_window_of_the_model_where_the_reader_uses_less(make_reader) -> None:
-    text = document_with({0.5: "The key of harbor is 4711."}, words=1200)
-    for policy, detail in (
-        (ScriptedPolicy(perfect_reader), "does not fit"),
-        (DescribedPolicy(perfect_reader), "shown"),
-    ):
-        reader = make_reader(policy)
-        attempt = await load_system("full_context", reader).attempt(
-            reader.store.add(Document.of(text)), QUESTION, answer_tokens=60, run_id="one"
-        )
-        assert detail in attempt.detail
-
-
 async def test_the_policy_s_own_words_are_used_where_the_reader_uses_them(make_reader, tmp_path) -> None:
     profile = load_profile("embedded")
     policy = DescribedPolicy(perfect_reader)

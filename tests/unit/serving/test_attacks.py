@@ -51,23 +51,24 @@ def chat(content: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[FakeServer]:
-    with FakeServer(lambda body, number: "said", window=1000) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def server(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Served]]:
     folder = tmp_path_factory.mktemp("served")
-    options = {
-        "keys": KEYS,
-        "max_body": 3 * MEGABYTE,
-        "request_memory": 4 * MEGABYTE,
-        "storage": MEGABYTE,
-        "idle_seconds": 0.5,
-    }
-    with served(upstream.base_url, folder, **options) as running:
-        yield running
+    bounds = {"max_body": 3 * MEGABYTE, "request_memory": 4 * MEGABYTE, "storage": MEGABYTE, "idle_seconds": 0.5}
+    with FakeServer(window=1000) as upstream, served(upstream.base_url, folder, keys=KEYS, **bounds) as server:
+        yield upstream, server
+
+
+@pytest.fixture
+def upstream(running: tuple[FakeServer, Served]) -> FakeServer:
+    """The policy server of all tests; some let it reply otherwise."""
+    upstream, _ = running
+    upstream.respond = lambda body, number: "said"
+    return upstream
+
+
+@pytest.fixture
+def server(running: tuple[FakeServer, Served], upstream: FakeServer) -> Served:
+    return running[1]
 
 
 def post(server: Served, body: dict[str, Any], headers: dict[str, str] = KEY) -> httpx2.Response:
@@ -182,13 +183,13 @@ def test_line_breaks_in_names_reach_no_header_and_no_log(server: Served, caplog:
 
 
 def test_what_a_policy_server_writes_in_its_errors_is_one_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: Served, upstream: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(body: dict[str, Any], number: int) -> web.Response:
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
 
-    with FakeServer(refuse, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = post(server, chat(LONG))
+    upstream.respond = refuse
+    reply = post(server, chat(f"{LONG} It was not read before."))
     assert reply.status_code == 502
     assert [record for record in caplog.records if "forged" in record.getMessage()]
     assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
@@ -305,23 +306,22 @@ def test_compressed_bodies_are_refused(server: Served) -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(200, "application/json"), (200, "text/event-stream"), (500, "application/json")]
 )
-def test_a_policy_server_that_repeats_its_key_tells_no_client(tmp_path: Path, status: int, kind: str) -> None:
-    def repeat(body: dict[str, Any], number: int) -> web.Response:
-        return web.Response(body=b'data: {"x": "the-server\'s-own-key"}\n\n', status=status, content_type=kind)
-
-    with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = post(server, chat("hello"))
+def test_a_policy_server_that_repeats_its_key_tells_no_client(
+    server: Served, upstream: FakeServer, status: int, kind: str
+) -> None:
+    body = b'data: {"x": "the-server\'s-own-key"}\n\n'
+    upstream.respond = lambda *_: web.Response(body=body, status=status, content_type=kind)
+    reply = post(server, chat("hello"))
     assert reply.status_code == status
     assert reply.content == b'data: {"x": "[hidden]"}\n\n'
 
 
 @pytest.mark.parametrize("kind", ["application/octet-stream", "text/html"])
-def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(tmp_path: Path, kind: str) -> None:
-    def repeat(body: dict[str, Any], number: int) -> web.Response:
-        return web.Response(body=b"<p>the-server's-own-key", content_type=kind)
-
-    with FakeServer(repeat) as upstream, served(upstream.base_url, tmp_path) as server:
-        reply = post(server, chat("hello"))
+def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(
+    server: Served, upstream: FakeServer, kind: str
+) -> None:
+    upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=kind)
+    reply = post(server, chat("hello"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
     assert "the-server's-own-key" not in reply.text
 
@@ -329,7 +329,7 @@ def test_a_reply_of_the_policy_server_in_another_form_reaches_no_client(tmp_path
 @pytest.mark.parametrize(("content", "stream"), [(LONG, True), ("hello", False)])
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_policy_server_that_sends_without_end_fills_no_memory(
-    name: str, stream: bool, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, stream: bool, content: str, server: Served, upstream: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flood(body: dict[str, Any], number: int) -> Any:
         text = body["messages"][-1]["content"]
@@ -341,9 +341,8 @@ def test_a_policy_server_that_sends_without_end_fills_no_memory(
         return reply
 
     monkeypatch.setattr(short_requests, "_MAX_REPLY_BYTES", MEGABYTE)
-    with FakeServer(flood, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
-        body = chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}])
-        reply = post(server, body)
+    upstream.respond = flood
+    reply = post(server, chat(content, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}]))
     assert len(reply.content) < MEGABYTE
     event = reply.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(event)["error"]["code"] in {"bad_gateway", "policy_server_failed"}
@@ -381,13 +380,13 @@ def test_a_server_that_stops_and_a_full_disk_are_errors_that_clients_try_again(
             reads = server.serving.manager._reads
             until(lambda: [read.followers for read in list(reads.values())] == [2])  # both requests wait for one read
             monkeypatch.setattr(DocumentStore, "_make_folders", _full_disk)
-            refused = post(server, chat(f"{LONG} more"))
+            refusal = post(server, chat(f"{LONG} more"))
         stopped, events = waiting.result(), streaming.result().text.split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
     assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "server_stopping")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
-    assert str(tmp_path) not in refused.text
-    assert {"Retry-After"} <= set(map(str.title, refused.headers)) & set(map(str.title, stopped.headers))
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert str(tmp_path) not in refusal.text
+    assert {"Retry-After"} <= set(map(str.title, refusal.headers)) & set(map(str.title, stopped.headers))
 
 
 def _full_disk(store: DocumentStore) -> None:
@@ -462,7 +461,7 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
 def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
     form = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
-    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 0.8, "idle_seconds": 0.4}
+    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
     with served(upstream.base_url, tmp_path, **bounds) as server:
         arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -471,7 +470,7 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
-                time.sleep(0.05)
+                time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
         until(lambda: arriving.used == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200

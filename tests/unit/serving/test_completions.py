@@ -157,11 +157,11 @@ def test_a_front_ends_own_task_is_shortened_and_costs_one_call(client: openai.Op
     task = f"### Task:\nSuggest a title.\n\n<chat_history>\n{LONG}\n</chat_history>"
     ask(client, {"role": "system", "content": "Be brief."}, user(LONG), user(task))
     (request,) = upstream.requests
-    system, shown = (message["content"] for message in request["messages"])
+    system, task_of_request = (message["content"] for message in request["messages"])
     assert system == "Be brief."
-    assert shown.startswith("### Task:\nSuggest a title.")
-    assert shown.endswith("</chat_history>")
-    assert len(shown) < len(LONG) / 2
+    assert task_of_request.startswith("### Task:\nSuggest a title.")
+    assert task_of_request.endswith("</chat_history>")
+    assert len(task_of_request) < len(LONG) / 2
 
 
 def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstream: Upstream) -> None:
@@ -175,7 +175,7 @@ def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstr
 
 async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
     body = {"model": "fake", "messages": [user("hello")]}
-    with Upstream(say, delay=0.3) as upstream:
+    with Upstream(say, delay=0.5) as upstream:
         policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
         with served(None, tmp_path, policy=policy) as server:
             async with httpx2.AsyncClient(timeout=60) as client:
@@ -262,8 +262,8 @@ def test_several_long_parts_are_read_in_order_with_their_names(client: openai.Op
     reply = ask(client, user(one), user(two), user(QUESTION))
     assert reply.choices[0].message.content == "2"
     assert reply.memagent["read"] == ["message 1 (user)", "message 2 (user)"]
-    shown = "".join(body["messages"][-1]["content"] for body in upstream.requests)
-    assert shown.index("[1 of 2: message 1 (user)]") < shown.index("[2 of 2: message 2 (user)]")
+    text = "".join(body["messages"][-1]["content"] for body in upstream.requests)
+    assert text.index("[1 of 2: message 1 (user)]") < text.index("[2 of 2: message 2 (user)]")
 
 
 def test_a_long_tool_result_is_read_and_replaced_and_the_request_goes_on_with_its_tools(
@@ -282,10 +282,10 @@ def test_a_long_tool_result_is_read_and_replaced_and_the_request_goes_on_with_it
     assert last["tools"] == tools
     assert last["messages"][:3] == messages[:3]
     assert last["messages"][3]["tool_call_id"] == "c1"
-    shown = last["messages"][3]["content"]
-    assert "the result of fetch: too long to show" in shown
-    assert "Answer: 4711" in shown
-    assert len(shown) < 1000
+    text = last["messages"][3]["content"]
+    assert "the result of fetch: too long to show" in text
+    assert "Answer: 4711" in text
+    assert len(text) < 1000
     assert reply.choices[0].message.content.startswith("said:")
     assert reply.usage.prompt_tokens > sum(len(str(m["content"]).split()) for m in last["messages"])
     assert reply.memagent["calls"] == len(upstream.requests) - 1
@@ -364,12 +364,12 @@ def test_an_old_history_is_read_and_the_recent_messages_stay(client: openai.Open
         fact = "The key of harbor is 4711." if number == 5 else "nothing happened here today and so on"
         history += [user(f"note {number}: {fact}"), {"role": "assistant", "content": f"noted {number} " + "well " * 12}]
     ask(client, *history, user(QUESTION))
-    shown = upstream.requests[-1]["messages"]
-    assert shown[0] == history[0]
-    assert shown[-1] == user(QUESTION)
-    assert shown[1]["content"].startswith("[Of earlier messages:]")
-    assert "4711" in shown[1]["content"]
-    assert shown[2:-1] == history[-len(shown[2:-1]) :], "recent messages are as they were"
+    messages = upstream.requests[-1]["messages"]
+    assert messages[0] == history[0]
+    assert messages[-1] == user(QUESTION)
+    assert messages[1]["content"].startswith("[Of earlier messages:]")
+    assert "4711" in messages[1]["content"]
+    assert messages[2:-1] == history[-len(messages[2:-1]) :], "recent messages are as they were"
 
 
 def test_a_file_by_upload_is_read(client: openai.OpenAI) -> None:

@@ -132,8 +132,8 @@ def browser(server: Served) -> Browser:
 def pause(browser: Browser, run_id: str, chunks: int = 2) -> dict[str, Any]:
     """Pause a read behind so many chunks; gives its newest update."""
     with browser.events(run_id) as wait_for:
-        seen = len(wait_for("snapshot")["updates"])
-        for _ in range(max(1, chunks - seen)):
+        number = len(wait_for("snapshot")["updates"])
+        for _ in range(max(1, chunks - number)):
             update = wait_for("update")
     assert browser.post(f"reads/{run_id}/pause").status_code == 204
     newest = updates(browser, run_id)[-1]
@@ -160,10 +160,10 @@ def finish(browser: Browser, run_id: str) -> dict[str, Any]:
 def test_a_document_is_read_chunk_by_chunk_to_its_answer(browser: Browser) -> None:
     (run_id,) = browser.begin()
     with browser.events(run_id) as wait_for:
-        shown = wait_for("snapshot")["updates"]
-        while not any("4711" in update["memory"] for update in shown):
-            shown.append(wait_for("update"))
-    assert ["insert", "\nharbor 4711"] in [change for update in shown for change in update["diff"]]
+        events = wait_for("snapshot")["updates"]
+        while not any("4711" in update["memory"] for update in events):
+            events.append(wait_for("update"))
+    assert ["insert", "\nharbor 4711"] in [change for update in events for change in update["diff"]]
     state = finish(browser, run_id)
     assert (state["answer"], state["stop_reason"], state["document"]) == ("4711", "answered", "annals.txt")
     chunks = [update["chunk"] for update in updates(browser, run_id)]
@@ -192,9 +192,9 @@ def test_a_read_paused_and_stopped_continues_where_it_was(browser: Browser, poli
     pause(browser, run_id)
     assert browser.read(run_id)["state"] == "paused"
     time.sleep(0.2)  # the request that the pause cut short may still reach the server
-    done = len(policy.sections)
+    calls = len(policy.sections)
     time.sleep(0.2)
-    assert len(policy.sections) == done
+    assert len(policy.sections) == calls
     assert browser.post(f"reads/{run_id}/stop").status_code == 204
     assert browser.read(run_id)["state"] == "cancelled"
     assert browser.post(f"reads/{run_id}/continue").status_code == 204
@@ -320,9 +320,9 @@ def test_sources_lead_to_the_passage_in_the_document(browser: Browser) -> None:
     page = browser.client.get(f"/page/reads/{run_id}/page")
     assert f'"documentLink":"/#document/{run_id}"' in page.text
     start = LONG.index("The key of harbor")
-    shown = browser.get(f"reads/{run_id}/passage", start=start, end=start + 26)
-    assert shown["passage"] == FACTS[0.2]
-    assert shown["before"] + shown["passage"] + shown["after"] in LONG
+    place = browser.get(f"reads/{run_id}/passage", start=start, end=start + 26)
+    assert place["passage"] == FACTS[0.2]
+    assert place["before"] + place["passage"] + place["after"] in LONG
     assert browser.client.get(f"/page/reads/{run_id}/passage", params={"start": 10**9}).status_code == 404
     lines = browser.get(f"reads/{run_id}/sources")["lines"]
     assert [line["line"] for line in lines] == ["nothing yet", "harbor 4711"] or lines[-1]["line"] == "harbor 4711"
@@ -351,14 +351,14 @@ def test_a_killed_server_leaves_reads_that_continue_from_the_page(policy: Script
         (run_id,) = before.begin()
         until(lambda: len(policy.sections) > 3)
         process.kill()
-        done = len(policy.sections)
+        calls = len(policy.sections)
         process.start()
         after = Browser.at(process)
         assert before.client.get("/page/reads").status_code == 401  # its session ended with the process
         assert after.read(run_id)["state"] == "interrupted"
         assert after.post(f"reads/{run_id}/continue").status_code == 204
         assert finish(after, run_id)["answer"] == "4711"
-        assert done > 3
+        assert calls > 3
         assert len(policy.sections) <= len(updates(after, run_id)) + 1
 
 
@@ -391,19 +391,17 @@ def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(server: Served
     assert server.sessions.token.lower() not in cookie
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Origin": "http://localhost:1"}, {"Origin": "null"}, {"Origin": "https://evil.example"},
-     {"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site"}, {"X-Memagent-Page": None}],
-)  # fmt: skip
-def test_other_pages_cannot_use_a_persons_cookie(browser: Browser, headers: dict[str, Any]) -> None:
-    if headers.get("X-Memagent-Page", "") is None:
-        del browser.client.headers["X-Memagent-Page"]
-        headers = {}
-    else:
+def test_other_pages_cannot_use_a_persons_cookie(browser: Browser) -> None:
+    others = ("http://localhost:1", "null", "https://evil.example")
+    foreign = [{"Origin": origin} for origin in others] + [
+        {"Sec-Fetch-Site": f"{site}-site"} for site in ("same", "cross")
+    ]
+    for headers in foreign:
         assert browser.client.get("/page/reads", headers=headers).status_code == 403
-    for path in ("/page/reads", "/page/files", "/page/session"):
-        assert browser.client.post(path, headers=headers, json={}).status_code == 403
+    del browser.client.headers["X-Memagent-Page"]
+    for headers in ({}, *({**OWN, **headers} for headers in foreign)):
+        for path in ("/page/reads", "/page/files", "/page/session"):
+            assert browser.client.post(path, headers=headers, json={}).status_code == 403
 
 
 def test_everything_is_sent_with_a_policy_that_runs_no_foreign_script(browser: Browser) -> None:
@@ -456,11 +454,9 @@ def test_bodies_of_the_page_are_bounded_in_size_and_time(upstream: FakeServer, t
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.parametrize(
-    "name", ["../page_sessions.py", "..%2f..%2fpage_sessions.py", "page_routes.py", "%2e%2e/x", ""]
-)
-def test_no_static_name_leads_to_another_file(browser: Browser, name: str) -> None:
-    assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
+def test_no_static_name_leads_to_another_file(browser: Browser) -> None:
+    for name in ("../page_sessions.py", "..%2f..%2fpage_sessions.py", "page_routes.py", "%2e%2e/x", ""):
+        assert browser.client.get(f"/page/static/{name}").status_code in {401, 404}
 
 
 def test_keys_see_their_own_reads_and_files_alone(upstream: FakeServer, tmp_path: Path) -> None:

@@ -131,12 +131,12 @@ def test_a_read_that_failed_continues_at_its_chunk(tmp_path: Path) -> None:
         return perfect_reader(request["messages"][-1]["content"])
 
     with FakeServer(respond, window=1000) as upstream, served(upstream.base_url, tmp_path) as server:
-        failed = post(server.api, body())
+        failure = post(server.api, body())
         broken = False
         reply = post(server.api, body())
-    assert failed.status_code == 503
-    assert failed.json()["error"]["code"] == "policy_server_unavailable"
-    assert "Retry-After" in failed.headers
+    assert failure.status_code == 503
+    assert failure.json()["error"]["code"] == "policy_server_unavailable"
+    assert "Retry-After" in failure.headers
     assert reply.headers["X-Memagent-Read"] == "resumed"
     assert answer(reply) == "4711"
     assert sorted(sections(upstream).values())[-2:] == [1, 2], "only the chunk that failed was asked about again"
@@ -177,12 +177,12 @@ def test_a_read_is_seen_and_cancelled_by_its_id_and_continues_when_asked_again(
     with served(slow.base_url, tmp_path, keys=KEYS) as server, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, server.api, body())
         until(lambda: len(slow.requests) > 3)
-        (listed,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
-        shown = httpx2.get(f"{server.api}/reads/{listed['run_id']}", headers=key).json()
-        assert shown["state"] == "running"
-        assert shown["chunks"] > 1
-        assert "owner" not in shown
-        reply = httpx2.post(f"{server.api}/reads/{listed['run_id']}/cancel", headers=key)
+        (read,) = httpx2.get(f"{server.api}/reads", headers=key).json()["data"]
+        details = httpx2.get(f"{server.api}/reads/{read['run_id']}", headers=key).json()
+        assert details["state"] == "running"
+        assert details["chunks"] > 1
+        assert "owner" not in details
+        reply = httpx2.post(f"{server.api}/reads/{read['run_id']}/cancel", headers=key)
         assert reply.json()["state"] == "cancelled"
         assert waiting.result().status_code == 409
         assert answer(post(server.api, body())) == "4711"
@@ -203,8 +203,8 @@ def test_another_keys_reads_are_invisible_and_equal_requests_of_two_keys_are_two
             reply = httpx2.request(method, f"{server.api}/{path}", headers={"Authorization": f"Bearer {BOB}"})
             assert reply.status_code == 404
             assert run_id not in reply.text
-        listed = httpx2.get(f"{server.api}/reads", headers={"Authorization": f"Bearer {BOB}"}).json()["data"]
-        assert [item["run_id"] for item in listed] == [second.headers["X-Memagent-Run-Id"]]
+        reads = httpx2.get(f"{server.api}/reads", headers={"Authorization": f"Bearer {BOB}"}).json()["data"]
+        assert [item["run_id"] for item in reads] == [second.headers["X-Memagent-Run-Id"]]
     assert set(sections(upstream).values()) == {2}
 
 
@@ -264,8 +264,8 @@ def test_refused_requests_leave_no_texts(slow: FakeServer, tmp_path: Path) -> No
         until(lambda: len(server.serving.manager) == 1)
         texts = list((tmp_path / "documents" / "texts").iterdir())
         for number in range(3):
-            refused = body(f"What of {number}?", f"{LONG} {number}")
-            assert post(server.api, refused, key=BOB).status_code == 429
+            request = body(f"What of {number}?", f"{LONG} {number}")
+            assert post(server.api, request, key=BOB).status_code == 429
         assert list((tmp_path / "documents" / "texts").iterdir()) == texts
         assert answer(first.result()) == "4711"
 
@@ -278,18 +278,18 @@ def test_beyond_the_bounds_a_request_is_refused_with_the_time_to_wait(slow: Fake
         served(slow.base_url, tmp_path, max_reads=1, max_waiting=1, max_reads_per_key=2) as server,
         ThreadPoolExecutor(2) as pool,
     ):
-        taken = [pool.submit(post, server.api, body(f"What is the key of harbor? {n}")) for n in range(2)]
+        places = [pool.submit(post, server.api, body(f"What is the key of harbor? {n}")) for n in range(2)]
         until(lambda: len(server.serving.manager) == 2)
-        refused = post(server.api, body("A third question?"))
-        assert refused.status_code == 429
-        assert int(refused.headers["Retry-After"]) >= 1
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+        refusal = post(server.api, body("A third question?"))
+        assert refusal.status_code == 429
+        assert int(refusal.headers["Retry-After"]) >= 1
+        assert refusal.json()["error"]["type"] == "rate_limit_error"
         more = [post(server.api, body(f"Question {n}?")) for n in range(2)]
-        waits = [int(reply.headers["Retry-After"]) for reply in (refused, *more)]
+        waits = [int(reply.headers["Retry-After"]) for reply in (refusal, *more)]
         assert waits == sorted(set(waits)), "the more are refused, the later they are to come back"
         short = post(server.api, {"model": "fake", "messages": [{"role": "user", "content": "<problem>x</problem>"}]})
         assert short.status_code == 200, "short requests are not reads"
-        assert [answer(entry.result()) for entry in taken] == ["4711", "4711"]
+        assert [answer(entry.result()) for entry in places] == ["4711", "4711"]
         assert answer(post(server.api, body("What is the key of harbor? 0"))) == "4711"
 
 
