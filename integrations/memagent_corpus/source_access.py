@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from memagent_graph.documents.allowed_paths import resolve_file_below
+from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class SourceAccess:
             if scheme == "file" or not is_inside:
                 raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
             return url
-        return str(resolve_file_below(Path(self.root), path, hint=PATH_HINT))
+        return str(resolve_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
     def open_document(self, document: CorpusDocument) -> Iterator[Document]:

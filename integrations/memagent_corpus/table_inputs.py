@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, display_url, get_scheme, store_errors
-from memagent_graph.documents.allowed_paths import resolve_below, resolve_file_below
+from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.parquet_rows import iterate_rows, open_parquet
@@ -195,10 +195,10 @@ class DatasetTable:
         folder = Path(self.location)
         try:
             if (folder / "dataset_dict.json").is_file():
-                folder = resolve_below(folder, self.split, hint="Choose another --split.")
+                folder = resolve_below(folder, self.split, hint="Choose another --split.", any_kind=True)
             if (folder / "state.json").is_file():
                 for part in read_json_file(folder / "state.json")["_data_files"]:
-                    resolve_file_below(folder, part["filename"], hint="Correct its state.json.")
+                    resolve_below(folder, part["filename"], hint="Correct its state.json.")
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir():  # its README could name files and addresses elsewhere
                 raise ValueError("it is not a saved dataset (`save_to_disk`); name the files in the folder instead")

@@ -25,19 +25,8 @@ shortened_name = partial(in_one_line, longest=200)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
-def resolve_file_below(root: Path, path: str, *, hint: str) -> Path:
+def resolve_below(root: Path, path: str, *, hint: str, any_kind: bool = False) -> Path:
     """Return the regular file that a path leads to, with links followed at every level.
-
-    Arguments and errors as for `resolve_below`. A folder, a pipe or a device is refused, too.
-    """
-    target = resolve_below(root, path, hint=hint)
-    if not target.is_file():
-        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
-    return target
-
-
-def resolve_below(root: Path, path: str, *, hint: str) -> Path:
-    """Return the file or folder that a path leads to, with links followed at every level.
 
     Use this for tables and folders of the user. For a language model use `AllowedRoots`, whose errors do not tell which
     files exist outside.
@@ -46,10 +35,11 @@ def resolve_below(root: Path, path: str, *, hint: str) -> Path:
         root: the folder that the target must be below, or the target itself.
         path: the path. A relative path begins at the root.
         hint: the remedy after a refusal.
+        any_kind: whether it may also lead to a folder, a pipe or a device.
 
     Raises:
         DocumentError: the path does not exist.
-        RefusedSourceError: the text is not a path, or the path leads out of the root.
+        RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
     """
     if not _is_path(path):
         raise RefusedSourceError(f"{shortened_name(path)!r} is not a path", hint=hint)
@@ -62,6 +52,8 @@ def resolve_below(root: Path, path: str, *, hint: str) -> Path:
         raise RefusedSourceError(f"{shortened_name(path)!r} cannot be resolved", hint=hint) from error
     if not target.is_relative_to(root):
         raise RefusedSourceError(f"{shortened_name(path)!r} is outside the folder {root.name}", hint=hint)
+    if not any_kind and not target.is_file():
+        raise RefusedSourceError(f"{shortened_name(path)!r} is not a regular file", hint=hint)
     return target
 
 

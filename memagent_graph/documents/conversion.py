@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -113,7 +113,7 @@ def convert_parts(
     Args:
         name: the document's name, for messages.
         kind: as in `SourceFile`; HTML has to be UTF-8.
-        file: the file, from its beginning.
+        file: the file on disk, from its beginning.
         cancellation: stops the conversion early.
         pages: the pages of a PDF file to convert, as `Document.pages`; empty for all.
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
@@ -140,10 +140,9 @@ def convert_parts(
         "memory_bytes": int(bounds.memory_mb * _MB),
         "text_bytes": int(bounds.text_mb * _MB),
     }
-    with contextlib.ExitStack() as stack:
-        source = stack.enter_context(_open_on_disk(file))
-        result = stack.enter_context(tempfile.TemporaryFile())
-        code = _run(task, source, result, bounds, cancellation)
+    file.flush()
+    with tempfile.TemporaryFile() as result:
+        code = _run(task, file, result, bounds, cancellation)
         result.seek(0)
         yield from _parts(task, result, bounds, code)
 
@@ -154,22 +153,6 @@ def _converter_location(converter: str | None) -> str | None:
         return converter and converter_kinds()[converter][0]
     module, colon, function = converter.rpartition(":")
     return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
-
-
-@contextlib.contextmanager
-def _open_on_disk(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield the file if it has a file descriptor, otherwise a temporary copy."""
-    try:
-        file.fileno()
-    except OSError:
-        with tempfile.TemporaryFile() as copy:
-            file.seek(0)
-            copy.writelines(iter(lambda: file.read(_MB), b""))
-            copy.flush()
-            yield copy
-        return
-    file.flush()
-    yield file
 
 
 def _run(

@@ -8,22 +8,18 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from charset_normalizer import from_bytes
-
 from memagent_graph.documents.charsets import (
     AS_C1,
-    detect_latin_charset,
+    detect_codec,
     detect_seven_bit_codec,
     find_byte_order_mark,
     find_web_codec,
-    is_hebrew,
 )
 from memagent_graph.errors import EncodingError, UnsupportedDocumentError
 
 Errors = Literal["strict", "replace"]
 
 SAMPLE_BYTES = 65_536
-_MAX_CHAOS = 0.1
 _TELLING_BYTES = 8
 _BINARY_KINDS = {
     "an image": (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8"),
@@ -80,16 +76,8 @@ def detect_charset(sample: bytes) -> str | None:
     A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
     charset most of it would be wrong.
     """
-    if is_hebrew(sample):
-        return "cp1255"
-    if sum(byte > 0x7F for byte in sample) < _TELLING_BYTES or _looks_like_damaged_utf8(sample):
-        return None
-    if (latin := detect_latin_charset(sample)) is not None:
-        return latin
-    best = from_bytes(sample, cp_exclusion=["shift_jis_2004", "shift_jisx0213"]).best()  # all KOI8 is text in them
-    if best is None or best.chaos > _MAX_CHAOS or best.encoding.startswith(("utf_16", "utf_32")):
-        return None
-    return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
+    has_few = sum(byte > 0x7F for byte in sample) < _TELLING_BYTES
+    return None if has_few or _looks_like_damaged_utf8(sample) else detect_codec(sample)
 
 
 def _looks_like_damaged_utf8(sample: bytes) -> bool:
@@ -183,7 +171,7 @@ def _charset_of(name: str, reopen: Callable[[], Iterator[bytes]], errors: Errors
             if errors == "replace":
                 return "utf-8"
             raise undecodable(name, "utf-8", at) from None
-        if seven_bit is None and (b"\x1b$" in piece or b"~{" in piece or b"\x1b(" in piece):
+        if seven_bit is None:
             seven_bit = detect_seven_bit_codec(piece)
         offset += len(piece)
         before = piece[-SAMPLE_BYTES:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import logging
 import re
@@ -80,7 +79,7 @@ def open_document(
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
         if isinstance(content, bytes):
-            file = io.BytesIO(content)
+            content = iter([content])
         elif isinstance(content, Path):
             is_readable_twice = not content.is_fifo() and not content.is_char_device()
             content = stack.enter_context(_open(document))
@@ -90,7 +89,7 @@ def open_document(
             first = next(pieces, "")
             pieces = itertools.chain([first], pieces)
             if isinstance(first, bytes):
-                # It cannot be read twice, but the detection of its charset may need that.
+                # It is read twice for its charset, or from disk by a converter.
                 file = stack.enter_context(tempfile.TemporaryFile())
                 file.writelines(pieces)
                 file.seek(0)
@@ -157,12 +156,10 @@ def _read_pieces(name: str, source: Any) -> Iterator[Any]:
 def _kind(document: Document, file: IO[bytes]) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
     declared = kind_from_media_type(document.media_type)
-    start = file.tell()
-    sample = _sample(file)
+    sample = _sample(file, 1024)
     marked = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
         marked = _archive_kind(file)
-        file.seek(start)
     if marked is None and declared in _MARKED:
         raise UnsupportedDocumentError(
             f"{document.name} is a damaged {declared.upper()} file, or not one",
@@ -194,12 +191,9 @@ def _kind_by_content(document: Document, sample: bytes) -> str | None:
     return None
 
 
-def _sample(file: IO[bytes], size: int = 1024) -> bytes:
-    """Return the first bytes of a file without moving its position."""
-    start = file.tell()
-    sample = file.read(size)
-    file.seek(start)
-    return sample
+def _sample(file: IO[bytes], size: int) -> bytes:
+    file.seek(0)
+    return file.read(size)
 
 
 def _archive_kind(file: IO[bytes]) -> str | None:
@@ -215,7 +209,7 @@ def _archive_kind(file: IO[bytes]) -> str | None:
 
 def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: partial[Parts]) -> tuple[str, Parts]:
     kind = _kind(document, file)
-    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_sample(file)):
+    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_sample(file, 1024)):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
         raise no_pages(document, f"a {kind.upper()} file" if kind else "text")
@@ -223,27 +217,27 @@ def _from_binary(document: Document, file: IO[bytes], errors: Errors, convert: p
         return MEDIA_TYPES[kind], _converted_html(document, file, errors, convert)
     if kind is not None:
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
-    reopen = partial(_pieces, document.name, file, file.tell())
-    texts = decode_pieces(document.name, reopen, encoding=document.encoding, errors=errors)
+    texts = decode_pieces(
+        document.name, partial(_pieces, document.name, file), encoding=document.encoding, errors=errors
+    )
     return TEXT if document.media_type == UNKNOWN else document.media_type, map(Block, texts)
 
 
-def _pieces(name: str, file: IO[bytes], start: int) -> Iterator[bytes]:
-    file.seek(start)
+def _pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
     yield from _read_pieces(name, file)
 
 
 def _converted_html(document: Document, file: IO[bytes], errors: Errors, convert: Callable[..., Parts]) -> Parts:
     """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
-    head = file.read(SAMPLE_BYTES)
-    start = file.seek(-len(head), io.SEEK_CUR)
+    head = _sample(file, SAMPLE_BYTES)
     declared = document.encoding
     if declared is None and find_byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
         label = meta.group(1).decode("ascii")
         # As in browsers, charsets that only Python knows do not count, nor UTF-16, because the declaration is ASCII.
         declared = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
-    reopen = partial(_pieces, document.name, file, start)
     with tempfile.TemporaryFile() as copy:
+        reopen = partial(_pieces, document.name, file)
         for text in decode_pieces(document.name, reopen, encoding=declared, errors=errors):
             copy.write(text.encode("utf-8", "surrogatepass"))
         yield from convert(document.name, "html", copy)

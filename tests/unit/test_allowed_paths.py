@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memagent_graph import DocumentStore
-from memagent_graph.documents.allowed_paths import AllowedRoots, resolve_file_below
+from memagent_graph.documents.allowed_paths import AllowedRoots, resolve_below
 from memagent_graph.errors import DocumentError, RefusedSourceError
 
 
@@ -119,16 +119,16 @@ def test_without_roots_no_file_may_be_read(tree: Path) -> None:
 def test_a_table_is_told_why_a_path_is_refused(tree: Path, path: str, message: str) -> None:
     os.mkfifo(tree / "open" / "pipe")
     with pytest.raises(RefusedSourceError, match=message) as refusal:
-        resolve_file_below(tree / "open", path.format(root=tree), hint="Correct it in the table.")
+        resolve_below(tree / "open", path.format(root=tree), hint="Correct it in the table.")
     assert str(refusal.value).endswith("Correct it in the table.")
     assert len(str(refusal.value)) < 1000
 
 
 def test_a_table_names_regular_files_below_its_root(tree: Path) -> None:
     for path in ("inner/book.txt", "same.txt", "way_up/open/inner/book.txt", str(tree / "open" / "same.txt")):
-        assert resolve_file_below(tree / "open", path, hint="") == (tree / "open" / "inner" / "book.txt").resolve()
+        assert resolve_below(tree / "open", path, hint="") == (tree / "open" / "inner" / "book.txt").resolve()
     with pytest.raises(DocumentError, match=r"the file absent.txt does not exist"):
-        resolve_file_below(tree / "open", "absent.txt", hint="")
+        resolve_below(tree / "open", "absent.txt", hint="")
 
 
 def test_roots_are_narrowed_to_those_of_a_client(tree: Path) -> None:

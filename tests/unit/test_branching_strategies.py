@@ -173,14 +173,13 @@ async def test_a_wave_that_broke_off_asks_only_for_what_is_missing_when_it_is_re
     await agent.aclose()
 
 
-@pytest.mark.parametrize("text", ["none", " None. ", '"none"', "(empty)", "EMPTY"])
-def test_the_one_word_says_that_there_is_nothing(text) -> None:
-    assert parse_finding(text, load_prompts()).text == ""
-
-
-@pytest.mark.parametrize("text", ["nonesuch", "none of it is 12", "12 (none)"])
-def test_other_words_are_a_finding(text) -> None:
-    assert parse_finding(text, load_prompts()).text == text
+@pytest.mark.parametrize(
+    ("reply", "finding"),
+    [*((text, "") for text in ("none", " None. ", '"none"', "(empty)", "EMPTY")),
+     *((text, text) for text in ("nonesuch", "none of it is 12", "12 (none)"))],
+)  # fmt: skip
+def test_one_word_alone_says_that_there_is_nothing(reply, finding) -> None:
+    assert parse_finding(reply, load_prompts()).text == finding
 
 
 async def context_of(reader, chunk_tokens: int):

@@ -175,6 +175,13 @@ def text_of(result: types.CallToolResult) -> str:
     return content.text
 
 
+async def read_book(session: Any, reports: Reports | None = None, **arguments: Any) -> Any:
+    """Ask the tool that reads: about the book, and the harbor, unless the arguments say otherwise."""
+    source = {} if "text" in arguments else {"path": "book.txt"}
+    arguments = {"questions": QUESTION, **source, **arguments}
+    return await session.call_tool("read_document", arguments, progress_callback=reports)
+
+
 def answers_of(result: types.CallToolResult) -> list[dict[str, Any]]:
     assert not result.isError, text_of(result)
     assert result.structuredContent
@@ -196,8 +203,7 @@ def refusal(result: types.CallToolResult) -> str:
 async def use_every_tool(session: Any, path: Path | str) -> None:
     """What both transports must be able to do."""
     reports = Reports()
-    arguments = {"path": str(path), "questions": [QUESTION, "What is the key of castle?"]}
-    read = await session.call_tool("read_document", arguments, progress_callback=reports)
+    read = await read_book(session, reports, path=str(path), questions=[QUESTION, "What is the key of castle?"])
     assert [answer["answer"] for answer in answers_of(read)] == ["4711", "1234"]
     first = answer_of(read)
     assert TEXT[first["evidence"][0]["start_char"] : first["evidence"][0]["end_char"]] == first["evidence"][0]["quote"]
@@ -234,7 +240,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert "\x1b" not in text_of(report)
 
     for outside in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
-        assert "no file" in refusal(await session.call_tool("read_document", {"path": outside, "questions": QUESTION}))
+        assert "no file" in refusal(await read_book(session, path=outside))
 
 
 async def test_a_client_over_standard_streams_reads_asks_again_lists_and_shows(folder, policy) -> None:
@@ -256,8 +262,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_ones_are_read_for_on
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        arguments = {"path": "book.txt", "questions": [QUESTION, castle, QUESTION]}
-        read = await session.call_tool("read_document", arguments, progress_callback=reports)
+        read = await read_book(session, reports, questions=[QUESTION, castle, QUESTION])
     first, second, third = answers_of(read)
     assert (first["answer"], second["answer"]) == ("4711", "1234")
     assert first == third
@@ -294,8 +299,7 @@ async def test_tools_describe_themselves_and_their_results(folder) -> None:
 async def test_a_reader_that_searches_says_so_in_descriptions_and_answers(tmp_path) -> None:
     async with in_process(tmp_path, reader={"strategy": "retrieval"}) as session:
         tools = {tool.name: tool.description or "" for tool in (await session.list_tools()).tools}
-        text = TEXT * 5
-        read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
+        read = await read_book(session, text=TEXT * 5)
     assert "only the passages that a search finds for each question" in tools["read_document"]
     [answer] = answers_of(read)
     assert re.fullmatch(
@@ -308,8 +312,7 @@ async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_
     lines = {place / 25: f"The key of harbor is {place}000{place}000." for place in range(1, 25)}
     reports = Reports()
     async with in_process(script=reads_perfectly, reader={"strategy": "map_reduce"}) as session:
-        arguments = {"text": document_with(lines, words=600), "questions": QUESTION}
-        read = await session.call_tool("read_document", arguments, progress_callback=reports)
+        read = await read_book(session, reports, text=document_with(lines, words=600))
     assert not read.isError, text_of(read)
     shares = reports.shares
     assert (shares, shares[-1]) == (sorted(shares), 1.0)
@@ -321,7 +324,7 @@ async def test_progress_of_branches_side_by_side_never_falls_and_names_no_chunk_
 async def test_without_a_log_there_is_only_reading() -> None:
     async with in_process(reader={"run_log": False}) as session:
         assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document", "wait", "cancel_read"]
-        read = await session.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
+        read = await read_book(session, text=TEXT)
         assert answer_of(read)["answer"] == "4711"
 
 
@@ -329,15 +332,15 @@ async def test_the_command_lines_bounds_hold_for_every_call(folder, policy) -> N
     bounds = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
     (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
     async with over_stdio(*bounds, "--base-url", policy.base_url, *SMALL) as session:
-        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        read = await read_book(session)
         assert answer_of(read)["stop_reason"] == "max_chunks"
         run = answer_of(read)["run_id"]
         again = await session.call_tool("ask_again", {"run_id": run, "questions": QUESTION, "max_chunks": 99})
         assert answer_of(again)["chunks_read"] == 2
         (folder / "book.txt").write_text(TEXT + ".")
-        longer = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        longer = await read_book(session)
         assert f"more than the {len(TEXT):,} that are allowed" in refusal(longer)
-        stray = await session.call_tool("read_document", {"path": "stray.txt", "questions": QUESTION})
+        stray = await read_book(session, path="stray.txt")
         assert not stray.isError
 
 
@@ -366,7 +369,7 @@ async def test_a_text_that_is_json_or_names_a_file_is_read_as_the_text_it_is(fol
     monkeypatch.chdir(folder.parent)
     async with in_process(folder) as session:
         for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
-            read = await session.call_tool("read_document", {"text": text, "questions": QUESTION})
+            read = await read_book(session, text=text)
             answer = answer_of(read)["answer"]
             assert (answer == "4711") == ("4711" in text)
             assert read.structuredContent["document_bytes"] == len(text)
@@ -383,8 +386,8 @@ async def test_a_failure_of_another_kind_is_raised_once_the_other_reads_have_end
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        arguments = {"path": "book.txt", "questions": ["What is the key of castle?", QUESTION]}
-        assert "a defect somewhere" in refusal(await session.call_tool("read_document", arguments))
+        failure = await read_book(session, questions=["What is the key of castle?", QUESTION])
+        assert "a defect somewhere" in refusal(failure)
         assert questions == [QUESTION]
 
 
@@ -395,8 +398,8 @@ async def test_a_read_whose_files_fail_is_told_with_a_remedy_and_costs_the_other
         return perfect_reader(prompt)
 
     async with in_process(folder, script=script) as session:
-        arguments = {"path": "book.txt", "questions": [QUESTION, "What is the key of castle?"]}
-        good, bad = answers_of(await session.call_tool("read_document", arguments))
+        read = await read_book(session, questions=[QUESTION, "What is the key of castle?"])
+    good, bad = answers_of(read)
     assert good["answer"] == "4711"
     assert "OperationalError: database or disk is full. Check the server's free disk space" in bad["error"]
 
@@ -424,7 +427,7 @@ async def test_names_that_are_no_text_do_not_end_the_server(own_home, policy) ->
 
 async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
     async with in_process(folder) as session:
-        read = await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION})
+        read = await read_book(session)
         for tool, more in (("show_run", {}), ("ask_again", {"questions": QUESTION})):
             answer = refusal(await session.call_tool(tool, {"run_id": "nope", **more}))
             assert answer_of(read)["run_id"] in answer
@@ -433,9 +436,7 @@ async def test_an_unknown_run_is_an_error_that_names_known_ones(folder) -> None:
 async def test_a_read_stops_at_the_lower_of_the_servers_and_the_calls_limit(folder) -> None:
     async with in_process(folder, limits=Limits(max_chunks=3)) as session:
         for wish, chunks in ((None, 3), (2, 2), (9, 3)):
-            read = await session.call_tool(
-                "read_document", {"path": "book.txt", "questions": QUESTION, "max_chunks": wish}
-            )
+            read = await read_book(session, max_chunks=wish)
             (answer,) = answers_of(read)
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks)
             assert "stopped at its limit (max_chunks) after" in text_of(read)
@@ -472,8 +473,7 @@ async def test_files_are_read_below_the_servers_and_the_clients_roots(tmp_path, 
         client_roots = roots(*(root if "://" in root else (tmp_path / root).as_uri() for root in declared))
     async with in_process(*(tmp_path / item for item in own), list_roots=client_roots) as session:
         for name in ("a", "a/b", "c"):
-            arguments = {"path": str(tmp_path / name / "note.txt"), "questions": QUESTION}
-            read = await session.call_tool("read_document", arguments)
+            read = await read_book(session, path=str(tmp_path / name / "note.txt"))
             assert read.isError == (name not in readable), text_of(read)
 
 
@@ -482,22 +482,22 @@ async def test_a_client_that_does_not_tell_its_roots_reads_no_file(folder) -> No
         return types.ErrorData(code=types.INTERNAL_ERROR, message="not now")
 
     async with in_process(folder, list_roots=fail) as session:
-        answer = refusal(await session.call_tool("read_document", {"path": "book.txt", "questions": QUESTION}))
+        answer = refusal(await read_book(session))
         assert "did not list them" in answer
 
 
 async def test_over_http_a_clients_roots_narrow_the_servers_and_grant_nothing(folder, policy) -> None:
     everything = roots("file:///")
     options = ["--base-url", policy.base_url, *SMALL]
-    arguments = {"path": str(folder / "book.txt"), "questions": QUESTION}
+    book = str(folder / "book.txt")
     with http_server(*options) as (url, _):
         async with over_http(url, list_roots=everything) as session:
-            assert "pass the text" in refusal(await session.call_tool("read_document", arguments))
+            assert "pass the text" in refusal(await read_book(session, path=book))
     with http_server("--root", folder, *options) as (url, _):
         async with over_http(url, list_roots=everything) as session:
-            assert not (await session.call_tool("read_document", arguments)).isError
+            assert not (await read_book(session, path=book)).isError
         async with over_http(url, list_roots=roots((folder.parent / "home").as_uri())) as session:
-            refusal(await session.call_tool("read_document", arguments))
+            refusal(await read_book(session, path=book))
 
 
 async def test_roots_are_asked_for_where_a_client_without_a_stream_of_its_own_hears_it(folder, policy) -> None:
@@ -708,8 +708,7 @@ class TestStructuredAnswersAndPages:
 
     async def test_an_answer_has_the_form_of_a_schema(self, folder) -> None:
         async with in_process(folder, script=self.script) as session:
-            arguments = {"path": "book.txt", "questions": QUESTION, "response_format": self.SCHEMA}
-            read = await session.call_tool("read_document", arguments)
+            read = await read_book(session, response_format=self.SCHEMA)
             [answer] = answers_of(read)
             assert (answer["value"], answer["stop_reason"]) == ({"key": 4711}, "answered")
             assert 'Answer: {"key": 4711}' in text_of(read)
@@ -724,13 +723,10 @@ class TestStructuredAnswersAndPages:
     async def test_pages_of_a_pdf_are_chosen_and_named_without_where_the_file_lies(self, folder) -> None:
         (folder / "a.pdf").write_bytes(pdf("The key of castle is 12.", "4.2 Keys", "The key of harbor is 4711."))
         async with in_process(folder) as session:
-            arguments = {"path": "a.pdf", "questions": QUESTION, "pages": "2-3"}
-            read = await session.call_tool("read_document", arguments)
+            read = await read_book(session, path="a.pdf", pages="2-3")
             [quote] = answer_of(read)["evidence"]
             assert (quote["page"], quote["section"]) == (3, "4.2 Keys")
             assert "page 3, 4.2 Keys" in text_of(read)
             assert str(folder) not in json.dumps(read.structuredContent)
-            beyond = await session.call_tool("read_document", {**arguments, "pages": "4"})
-            assert "has 3 pages, and 4 was asked for" in refusal(beyond)
-            text = await session.call_tool("read_document", {**arguments, "path": "book.txt"})
-            assert "has no pages to choose" in refusal(text)
+            assert "has 3 pages, and 4 was asked for" in refusal(await read_book(session, path="a.pdf", pages="4"))
+            assert "has no pages to choose" in refusal(await read_book(session, pages="2-3"))

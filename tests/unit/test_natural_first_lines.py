@@ -18,13 +18,6 @@ HELLO = [Message(role="user", content="hello there")]
 CHOICES = {"tokenizer": "embedded", "budget": Budget(chunk_tokens=50), "run_log": False}
 
 
-async def test_an_address_in_the_policy_s_place_is_the_server() -> None:
-    with FakeServer() as server:
-        async with MemAgent(server.base_url, **CHOICES) as reader:
-            assert (await reader.aread("The key of harbor is 4711.", "What is the key of harbor?")).answer == "4711"
-    assert reader.settings.base_url == server.base_url
-
-
 def test_an_address_in_the_model_s_place_is_an_error_that_names_the_argument() -> None:
     with pytest.raises(MemAgentError, match=r"Pass the address as base_url"):
         MemAgent(model="http://localhost:8000/v1")
@@ -39,10 +32,12 @@ def test_a_chat_model_is_a_policy_that_says_what_it_lacks(caplog) -> None:
 
 
 @pytest.mark.parametrize("vllm", [True, False])
-def test_a_server_without_token_ids_is_told_once(vllm: bool, caplog) -> None:
+def test_an_address_is_a_server_which_is_told_once_that_it_has_no_token_ids(vllm: bool, caplog) -> None:
+    request = ("The key of harbor is 4711.", "What is the key of harbor?")
     with FakeServer(vllm=vllm) as server, MemAgent(server.base_url, **CHOICES) as reader:
-        reader.batch([("The key of harbor is 4711.", "What is the key of harbor?")] * 2)
-        reader.copy(temperature=0.5).read("The key of harbor is 4711.", "What is the key of harbor?")
+        assert reader.settings.base_url == server.base_url
+        assert [result.answer for result in reader.batch([request] * 2)] == ["4711"] * 2
+        reader.copy(temperature=0.5).read(*request)
     assert caplog.text.count("cannot be trained on") == (0 if vllm else 1)
 
 

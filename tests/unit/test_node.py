@@ -29,7 +29,7 @@ from langchain_memagent.node import memagent_node
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
-TEXT = document_with({0.5: "The key of harbor is 4711."}, words=2000)
+TEXT = document_with({0.5: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 TIGHT: Any = {"recursion_limit": 25}
@@ -141,7 +141,7 @@ async def test_progress_callbacks_and_drawings_go_through_the_parent(make_reader
     updates = [part for mode, part in parts if mode == "custom"]
     assert {update["type"] for update in updates} == {"memagent.memory_update"}
     assert {update["run_id"] for update in updates} == {parts[-1][1]["run"]}
-    assert names.seen["update_memory"] == len(updates) > 25
+    assert names.seen["update_memory"] == len(updates) > 13
     assert [update["chunk_index"] for update in updates] == list(range(len(updates)))
     assert (updates[-1]["progress"], updates[-1]["memory"]) == (1.0, "nothing yet\nharbor 4711")
     assert len(list(parent.stream(INPUT, stream_mode="custom"))) == len(updates)

@@ -38,7 +38,7 @@ MEMORIES = [GRANARY, GRANARY, GRANARY, LIGHTHOUSE, LIGHTHOUSE]
 EVENT = ReadEvent(EventKind.TRUNCATED, 4, "cut at 60 tokens", UpdateRule.ACCEPT)
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)> & {{data}} "
-    "\u2028\ud800\x00"
+    "\u2028\ud800\x00 \x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
 )
 
 
@@ -143,18 +143,6 @@ def test_one_chunk_is_shown_with_its_memories_and_its_text() -> None:
         render_timeline(build_timeline(run()), chunk=9)
 
 
-def test_text_cannot_steer_the_terminal() -> None:
-    attack = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
-    view = run([attack], [attack], question=attack, answer=attack, model=attack, run_id=attack, stop_reason=attack)
-    for renderable in (
-        render_timeline(build_timeline(view)),
-        render_timeline(build_timeline(view), chunk=1),
-    ):
-        text = print_text(renderable)
-        assert not set(text) & set("\x1b\x07\x9b\u202e")
-        assert "[/nosuch]" in text
-
-
 @pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
 @pytest.mark.parametrize(
     "view",
@@ -210,7 +198,10 @@ def test_hostile_texts_and_names_add_no_element_to_the_page_or_the_fragment_and_
     data = page_data(render_page(timeline))
     assert data["question"] == HOSTILE
     assert all(re.fullmatch(r"[\w%.~-]+", step["anchor"]) for step in data["steps"])
-    assert not set(print_text(render_timeline(timeline))) & set("\x00\u2066")
+    for renderable in (render_timeline(timeline), render_timeline(timeline, chunk=1)):
+        drawing = print_text(renderable)
+        assert not set(drawing) & set("\x00\x1b\x07\x9b\u202e\u2066")
+        assert "[/nosuch]" in drawing
 
 
 def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it() -> None:

@@ -333,25 +333,6 @@ async def test_an_attempt_tells_its_chunks_and_an_answer_has_the_room_that_the_r
     assert [row.chunks for row in (*rows, *more)] == [7, 7, 0]
 
 
-async def test_the_log_is_read_only_where_a_fact_was_lost(run, tmp_path, store, make_reader, monkeypatch) -> None:
-    read: list[str] = []
-
-    class Watched(RunLog):
-        def conversations(self, run_id: str, **options: Any) -> Any:
-            read.append(run_id)
-            return super().conversations(run_id, **options)
-
-    log = Watched(tmp_path / "runs.sqlite")
-    wrong = Keys().sample(100, 1).gold[0]
-    policy = ScriptedPolicy(lambda prompt: perfect_reader(prompt).replace(wrong, "9"))
-    reader = make_reader(policy, run_log=log, store=store)
-    _, rows = await run(load_system("memagent", reader), plan=questions(3), run_log=log)
-    assert [row.lenient for row in rows] == [1.0, 0.0, 1.0]
-    assert set(read) == {rows[1].run_id}
-    assert all(log.get(row.run_id) for row in rows)
-    log.close()
-
-
 async def test_samples_that_cannot_be_made_are_told_with_the_reason_once_all_else_is_done(run, tmp_path, store) -> None:
     class Few(Keys):
         def sample(self, length: int, index: int) -> Sample:

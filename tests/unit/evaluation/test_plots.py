@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -43,9 +44,10 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def names_only(monkeypatch) -> None:
-    """For tests of what is drawn, not of how: rendering takes nearly all the time."""
+def names(monkeypatch, tmp_path) -> Callable[..., list[str]]:
+    """The names of the pictures of these rows, which are not rendered: that takes nearly all the time."""
     monkeypatch.setattr("memagent_evaluation.plots._save", lambda figure, stem: stem.with_suffix(".png"))
+    return lambda *rows: [path.name for path in draw_all(results(*rows), tmp_path)]
 
 
 def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pictures) -> None:
@@ -59,35 +61,31 @@ def test_every_picture_is_there_as_png_and_svg_and_wide_enough_for_a_readme(pict
     assert len(list(folder.iterdir())) == 2 * len(paths), "nothing else is left behind"
 
 
-def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apart(names_only, tmp_path) -> None:
+def test_tasks_that_were_not_asked_of_every_system_at_every_length_are_drawn_apart(names) -> None:
     """Their mean would rise and fall with the choice of tasks."""
     at_one_length = [row(system, 1024, task="vt") for system in ("memagent", "refine")]
     of_one_system = [row("memagent", length, task="vt") for length in LENGTHS]
     for uneven in (at_one_length, of_one_system):
-        names = [path.name for path in draw_all(results(*ROWS, *uneven), tmp_path)]
-        assert names[:2] == ["accuracy_keys.png", "accuracy_vt.png"]
+        assert names(*ROWS, *uneven)[:2] == ["accuracy_keys.png", "accuracy_vt.png"]
     options = [row(task=f"own:share={share}", length=length) for share, length in (("0.1", 1024), ("0.2", 4096))]
-    names = [path.name for path in draw_all(results(*options), tmp_path)]
-    assert names[:2] == [f"{make_file_stem('accuracy', option.task)}.png" for option in options]
+    assert names(*options)[:2] == [f"{make_file_stem('accuracy', option.task)}.png" for option in options]
 
 
-def test_several_tasks_have_a_picture_together_and_one_each(names_only, tmp_path) -> None:
+def test_several_tasks_have_a_picture_together_and_one_each(names) -> None:
     even = [*ROWS, *(row(system, length, 0, task="vt") for system in ("memagent", "refine") for length in LENGTHS)]
-    names = [path.name for path in draw_all(results(*even), tmp_path)]
-    assert names == ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png", "depth_memagent.png", "depth_refine.png"]
-    assert [path.name for path in draw_all(results(*ROWS), tmp_path)][:2] == ["accuracy.png", "depth_memagent.png"]
+    accuracy = ["accuracy.png", "accuracy_keys.png", "accuracy_vt.png"]
+    assert names(*even) == [*accuracy, "depth_memagent.png", "depth_refine.png"]
+    assert names(*ROWS)[:2] == ["accuracy.png", "depth_memagent.png"]
 
 
-def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names_only, tmp_path) -> None:
-    systems = ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")
-    names = [path.name for path in draw_all(results(*(row(system) for system in systems)), tmp_path)]
-    depths = [name for name in names if name.startswith("depth_")]
-    assert len(set(depths)) == 3
-    assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in names)
+def test_names_of_systems_that_are_no_file_names_become_some_and_stay_apart(names) -> None:
+    files = names(*map(row, ("gated:stop=yes", "gated-stop=yes", "my/own.py:Way")))
+    assert len({name for name in files if name.startswith("depth_")}) == 3
+    assert all(re.fullmatch(r"[\w+-]+\.png", name) for name in files)
 
 
-def test_a_script_has_no_accuracy(names_only, tmp_path) -> None:
-    assert draw_all(results(*(replace(row, scripted=True) for row in ROWS)), tmp_path) == []
+def test_a_script_has_no_accuracy(names) -> None:
+    assert names(*(replace(row, scripted=True) for row in ROWS)) == []
 
 
 def test_equal_results_give_equal_files_without_a_date(pictures, tmp_path) -> None:
@@ -141,11 +139,9 @@ def test_depths_are_counted_by_tenth_of_the_document_and_by_fact() -> None:
     assert compute_depth_grid(rows) == {(1024, 0): [True, False], (1024, 9): [False, False]}
 
 
-@pytest.mark.usefixtures("names_only")
-def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(tmp_path) -> None:
-    rows = [row(), row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())]
-    names = {path.name for path in draw_all(results(*rows), tmp_path)}
-    assert names == {"accuracy_tokens.png", "depth_memagent_tokens.png", "accuracy_passages.png"}
+def test_units_are_drawn_apart_and_tasks_without_needles_have_no_heat_map(names) -> None:
+    passages = row(task="hqa", unit="passages", length=50, needle_depths=(), needles_found=())
+    assert {*names(row(), passages)} == {"accuracy_tokens.png", "depth_memagent_tokens.png", "accuracy_passages.png"}
 
 
 def test_a_folder_that_is_not_there_and_a_missing_library_are_told(tmp_path, monkeypatch) -> None:

@@ -69,6 +69,32 @@ def test_impossible_lengths_and_indices_are_refused(name):
         task.sample(30, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("state_1:things=2", {}, "0 to 0 things"),
+        ("state_2:things=0", {}, "1 to 24 things"),
+        ("state_2:people=99", {}, "99 people"),
+        ("state_2:facts=0", {}, "Take 1 or more"),
+        ("state_2:facts=many", {}, "facts=many is not valid"),
+        ("state_2:hops=3", {}, "Its options: facts, people, things"),
+        ("vt:hops=3", {}, "Its options: none"),
+        ("state_2:facts=9:facts=8", {}, "option twice"),
+        ("state_3:facts=2", {}, "hardly ever answer 1 questions"),
+        ("english_fact:foreign=0", {}, "cannot have a foreign fact for every 0 tokens"),
+        ("english_list", {"questions_per_document": 60}, "has no 60 questions on one document"),
+        ("vt", {"questions_per_document": 2}, "vt has one question on each document"),
+        ("fwe", {"questions_per_document": 2}, "fwe has one question on each document"),
+        ("niah_single_1", {"questions_per_document": 0}, "cannot have 0 questions"),
+        ("niah_multiquery", {"questions_per_document": 400, "small": True}, "more keys than the small variant has"),
+    ],
+)
+def test_options_and_settings_that_cannot_be_are_refused(name, settings, message):
+    with pytest.raises(EvaluationError) as failure:
+        load_task(name, TaskSettings(SETTINGS.tokenizer, **settings)).sample(10_000, 0)
+    assert message in f"{failure.value.message} {failure.value.hint}"
+
+
 def test_without_the_word_lists_full_size_tasks_name_the_extra(monkeypatch):
     words.cache_clear()
     monkeypatch.setitem(sys.modules, "wonderwords", None)

@@ -51,18 +51,6 @@ def test_more_questions_than_ruler_has_places_for_needles_share_a_document():
     assert text_of(samples[0]).count("special magic number") == 100
 
 
-@pytest.mark.parametrize("name", ["vt", "cwe", "fwe"])
-def test_tasks_with_one_question_for_each_document_say_so(name):
-    with pytest.raises(EvaluationError, match=f"{name} has one question on each document"):
-        asking(name, 2)
-
-
-@pytest.mark.parametrize("questions", [0, -3])
-def test_less_than_one_question_is_refused(questions):
-    with pytest.raises(EvaluationError, match=f"cannot have {questions} questions"):
-        asking("niah_single_1", questions)
-
-
 def test_a_task_of_ones_own_says_whether_it_can(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(
@@ -88,9 +76,3 @@ async def test_the_document_is_stored_once(tmp_path):
     await documents.close()
     keys = [sample.document["key"] for sample in prepared_samples]
     assert keys == [key for key in dict.fromkeys(keys) for _ in "abc"]
-
-
-def test_more_questions_than_the_small_variant_has_keys_are_refused():
-    with pytest.raises(EvaluationError, match="more keys than the small variant has") as failure:
-        asking("niah_multiquery", 400, small=True).sample(60_000, 0)
-    assert "fewer questions" in failure.value.hint

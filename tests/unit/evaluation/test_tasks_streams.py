@@ -90,24 +90,6 @@ def test_memory_does_not_grow_with_length(name):
     assert long < short + 20_000
 
 
-def test_a_text_is_tokenised_about_once(monkeypatch):
-    """The tokenizer takes most of the time that a document takes to make."""
-    sizes = []
-
-    class Counting:
-        def __getattr__(self, name):
-            return getattr(TOKENIZER, name)
-
-        def count(self, text):
-            sizes.append(len(text))
-            return TOKENIZER.count(text)
-
-    sample = load_task("niah_multikey_2", TaskSettings(Counting())).sample(30_000, 0)
-    characters = sum(map(len, sample.text()))
-    assert characters > 60_000
-    assert 0 < sum(sizes) < 4 * characters
-
-
 @given(size=st.integers(1, 700), seed=st.integers())
 def test_a_computed_order_has_every_number_once(size, seed):
     order = Permutation(size, Random(seed))

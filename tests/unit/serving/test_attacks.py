@@ -461,7 +461,7 @@ def test_large_requests_share_a_quota_that_is_given_back(upstream: FakeServer, t
 def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_path: Path) -> None:
     form = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
-    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 0.8, "idle_seconds": 0.4}
+    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
     with served(upstream.base_url, tmp_path, **bounds) as server:
         arriving = server.serving.upload_quota
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -470,7 +470,7 @@ def test_uploads_that_arrive_share_a_quota_and_a_time(upstream: FakeServer, tmp_
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
-                time.sleep(0.05)
+                time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
         until(lambda: arriving.used == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200

@@ -175,7 +175,7 @@ def test_a_stream_of_the_policy_server_is_relayed_as_it_is(server: Served, upstr
 
 async def test_short_requests_are_not_bounded_by_what_reads_may_have_in_flight(tmp_path: Path) -> None:
     body = {"model": "fake", "messages": [user("hello")]}
-    with Upstream(say, delay=0.3) as upstream:
+    with Upstream(say, delay=0.5) as upstream:
         policy = OpenAICompatiblePolicy("fake", base_url=upstream.base_url, api_key="x", max_concurrency=2)
         with served(None, tmp_path, policy=policy) as server:
             async with httpx2.AsyncClient(timeout=60) as client:

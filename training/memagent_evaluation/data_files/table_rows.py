@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from memagent_graph.documents.allowed_paths import resolve_file_below
+from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.storage.bounded_files import open_regular, parse_json, read_json_file
 from memagent_graph.storage.parquet_rows import check_row_group_sizes, load_pyarrow, open_parquet
@@ -201,7 +201,7 @@ class DatasetRows:
         pa = load_pyarrow("eval", f"reading the dataset folder {path.name}")
         try:
             names = [part["filename"] for part in read_json_file(path / "state.json")["_data_files"]]
-            files = [resolve_file_below(path, name, hint="Name another dataset folder.") for name in names]
+            files = [resolve_below(path, name, hint="Name another dataset folder.") for name in names]
             tables = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files]
             self._table = pa.concat_tables(tables)
         except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
