@@ -73,7 +73,7 @@ class Place:
         }  # fmt: skip
         return MemAgent(policy, **(defaults | options))
 
-    def logged(self) -> list[Any]:
+    def lines(self) -> list[Any]:
         """The whole log."""
         return log_lines(self.log)
 
@@ -156,7 +156,7 @@ def served(place: Place, document: Any = TEXT, *, server: dict[str, Any] | None 
         policy = OpenAICompatiblePolicy(base_url=fake.base_url)
         with place.reader(policy, **options) as reader:
             result = reader.read(document, QUESTION, run_id="served", limits=limits)
-    return {"result": outcome(result), "requests": exact(fake.requests), "log": place.logged()}
+    return {"result": outcome(result), "requests": exact(fake.requests), "log": place.lines()}
 
 
 def user_templates(place: Place) -> Any:
@@ -176,7 +176,7 @@ def trained_policy(place: Place) -> Any:
             answer_format="plain", store=place.folder / "documents", boundary="sentence",
         ) as reader:  # fmt: skip
             result = reader.read("A sentence of words stands here. " * 40, QUESTION, run_id="profile")
-    return {"result": outcome(result), "requests": exact(fake.requests), "log": place.logged()}
+    return {"result": outcome(result), "requests": exact(fake.requests), "log": place.lines()}
 
 
 def sources(place: Place) -> Any:
@@ -230,7 +230,7 @@ def rules(place: Place) -> Any:
                 "updates": jsonable(result.updates), "usage": jsonable(result.usage), "asked": len(policy.prompts),
                 "memory": result.memory, "stop_reason": str(result.stop_reason),
             }  # fmt: skip
-    return {"found": outcomes, "log": place.logged()}
+    return {"found": outcomes, "log": place.lines()}
 
 
 def requests_of_retries(place: Place) -> Any:
@@ -261,7 +261,7 @@ def answers(place: Place) -> Any:
             policy = ScriptedPolicy(partial(lambda reply, prompt: "m" if "<section>" in prompt else reply, reply))
             with place.reader(policy, prompts=load_prompts(answer_format=format_)) as reader:
                 outcomes[f"{name} {format_}"] = outcome(reader.read(TEXT, QUESTION, run_id=f"{name}-{format_}"))
-    return {"found": outcomes, "log": place.logged()}
+    return {"found": outcomes, "log": place.lines()}
 
 
 # Limits, resuming, editing
@@ -286,15 +286,15 @@ def stopped_and_resumed(place: Place) -> Any:
             refusal(lambda: reader.read("", QUESTION)),
             refusal(lambda: reader.read(place.folder / "missing.txt", QUESTION)),
         ]
-    return {**outcomes, "prompts": policy.prompts, "log": place.logged()}
+    return {**outcomes, "prompts": policy.prompts, "log": place.lines()}
 
 
-def edited(place: Place) -> Any:
+def edits(place: Place) -> Any:
     policy = ScriptedPolicy(perfect_reader)
     with place.reader(policy) as reader:
         first = reader.read(TEXT, QUESTION, run_id="edited")
         reader.edit_memory("edited", first.chunks_read - 2, "harbor 1")
-        log_of_edit = place.logged()
+        log_of_edit = place.lines()
         second = reader.resume("edited")
         reader.edit_memory("edited", 0, "harbor 2\nby hand")
         third = reader.resume("edited", limits=Limits(max_chunks=1))
@@ -304,7 +304,7 @@ def edited(place: Place) -> Any:
         ]
         return {
             "results": [outcome(item) for item in (first, second, third)], "refused": refusals,
-            "history": jsonable(reader.history("edited")), "log": place.logged(), "log of the first edit": log_of_edit,
+            "history": jsonable(reader.history("edited")), "log": place.lines(), "log of the first edit": log_of_edit,
         }  # fmt: skip
 
 
@@ -326,7 +326,7 @@ def twice(place: Place) -> Any:
         refusal_of_broken = refusal(lambda: reader.read(TEXT, QUESTION, run_id="broken"))
     with place.reader(ScriptedPolicy(perfect_reader)) as reader:
         results.append(reader.resume("broken"))
-    return {"results": [outcome(result) for result in results], "refused": refusal_of_broken, "log": place.logged()}
+    return {"results": [outcome(result) for result in results], "refused": refusal_of_broken, "log": place.lines()}
 
 
 def several(place: Place) -> Any:
@@ -376,7 +376,7 @@ def in_a_graph(place: Place) -> Any:
         parts = list(graph.stream({**inputs, "run_id": "parts"}, stream_mode="updates"))
         edges = sorted((edge.source, edge.target) for edge in graph.get_graph().edges)
     nodes = [[name, sorted(change or {})] for part in parts for name, change in part.items()]
-    return {"alone": alone, "inside": inside, "nodes": nodes, "edges": edges, "log": place.logged()}
+    return {"alone": alone, "inside": inside, "nodes": nodes, "edges": edges, "log": place.lines()}
 
 
 def in_agents(place: Place) -> Any:
@@ -558,7 +558,7 @@ def _records(path: Path) -> list[Any]:
 
 def _files(place: Place) -> Any:
     """An export, imported into a log of its own and exported again."""
-    lines = place.logged()
+    lines = place.lines()
     file, other, again = (place.folder / name for name in ("x.parquet", "parquet.sqlite", "parquet-again.parquet"))
     reports = [
         run("export", file, "--log", place.log, "--json"),
@@ -584,7 +584,12 @@ def a_process(place: Place) -> Any:
         process = subprocess.run(
             [*command, *options], input=TEXT, text=True, capture_output=True, timeout=120, check=False
         )
-    return {"code": process.returncode, "out": process.stdout, "requests": exact(fake.requests), "log": place.logged()}
+    return {
+        "code": process.returncode,
+        "out": process.stdout,
+        "requests": exact(fake.requests),
+        "log": place.lines(),
+    }
 
 
 # Training on logged runs
@@ -662,7 +667,7 @@ SCENARIOS: dict[str, Callable[[Place], Any]] = {
     "requests_of_retries": requests_of_retries,
     "answers": answers,
     "stopped_and_resumed": stopped_and_resumed,
-    "edited": edited,
+    "edited": edits,
     "twice": twice,
     "several": several,
     "in_a_graph": in_a_graph,

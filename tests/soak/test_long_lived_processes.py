@@ -53,7 +53,7 @@ class Footprint:
 def test_reads_over_many_event_loops(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    loops, warm = size(5, 1000), size(2, 50)
+    loops, warm = size(8, 1000), size(2, 50)
     with FakeServer(window=1000) as upstream:
         agent = small_reader(upstream.base_url, tmp_path)
 
@@ -75,7 +75,7 @@ def test_reads_over_many_event_loops(
 def test_requests_reads_uploads_and_pages_of_a_server(
     tmp_path: Path, size: Callable[[int, int], int], record_property: Callable[[str, Any], None]
 ) -> None:
-    requests, runs, warm = size(12, 2000), size(3, 200), size(2, 40)
+    requests, runs, warm = size(16, 2000), size(4, 200), size(2, 40)
     with FakeServer(window=1000) as upstream, served(upstream.base_url, tmp_path, page=True) as server:
         client = httpx2.Client(base_url=server.url, headers={"X-Memagent-Page": "1"}, timeout=60)
 

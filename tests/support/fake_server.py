@@ -57,8 +57,6 @@ class FakeServer:
         self.tokenizer_info = tokenizer_info
         self.models: Any = None
         """What is returned at /models in place of the usual list, as JSON, or as a function that returns a response."""
-        self.moved_to: str | None = None
-        """Where the model list redirects to."""
         self.adapters: list[str] = []
         """Names that are served beside the model, as vLLM does with adapters."""
         self.requests: list[dict[str, Any]] = []
@@ -112,8 +110,6 @@ class FakeServer:
             return refusal
         if self.models is not None:
             return self.models() if callable(self.models) else web.json_response(self.models)
-        if self.moved_to:
-            return web.Response(status=307, headers={"Location": f"{self.moved_to}/models"})
         entry = {"id": self.model, "object": "model", "owned_by": "vllm" if self.vllm else "fake"}
         if self.root:
             entry["root"] = self.root

@@ -41,13 +41,13 @@ def step(
     )
 
 
-def spans(chunks: Sequence[str], tokens: int = 10) -> list[Span]:
+def spans(chunks: Sequence[str]) -> list[Span]:
     """Where chunks lie in the text that they make up."""
     in_order: list[Span] = []
     for index, chunk in enumerate(chunks):
         start, byte = (in_order[-1].end_char, in_order[-1].end_byte) if in_order else (0, 0)
         size = len(chunk.encode("utf-8", "replace"))
-        in_order.append(Span(index, start, start + len(chunk), byte, byte + size, tokens))
+        in_order.append(Span(index, start, start + len(chunk), byte, byte + size, 10))
     return in_order
 
 
@@ -59,7 +59,6 @@ def line(
     answer: Call | None = None,
     tokens: tuple[int, int] = (100, 20),
     seconds: Sequence[float] = (),
-    document_bytes: int | None = None,
 ) -> Trace:
     """The trace of a run that read chunk after chunk; its steps are called "0", "1" and so on.
 
@@ -70,7 +69,6 @@ def line(
         answer: the step that answered; it comes from the last chunk's.
         tokens: prompt and completion tokens of each step.
         seconds: of each step; 0.5 where there are none.
-        document_bytes: the document's length.
     """
     steps = [
         step(
@@ -84,7 +82,7 @@ def line(
         )
         for index, (memory, span) in enumerate(zip(memories, spans(chunks), strict=True))
     ]
-    return Trace((*steps, answer) if answer else tuple(steps), document_bytes)
+    return Trace((*steps, answer) if answer else tuple(steps))
 
 
 def answered(*parents: str, text: str = "", events: tuple[ReadEvent, ...] = (), seconds: float = 1.0) -> Call:

@@ -45,8 +45,6 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_package_adds_a_policy(added) -> None:
     policy = make_policy(ReadSettings(policy="mine", model="large", timeout=9))
-    from memagent_graph import SamplingParams
-
     completion = await policy.complete([{"role": "user", "content": "?"}], SamplingParams(max_tokens=9))
     assert completion.text == "large 9"
 

@@ -10,6 +10,8 @@ from unittest.mock import ANY
 
 import pytest
 from support.fake_server import FakeServer
+from support.scripts import document_with
+from support.strategies import EXAMPLE, reads_perfectly
 
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, Overwrite, ScriptedPolicy, UpdateRules, load_tokenizer
 from memagent_graph.budget import Budget
@@ -129,11 +131,6 @@ def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_may_bring_the_words_of_any_role_of_a_strategy(tmp_path, make_reader) -> None:
-    from support.scripts import document_with
-    from support.strategies import EXAMPLE, reads_perfectly
-
-    from memagent_graph import ScriptedPolicy
-
     shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
     words = "<section>{chunk}</section> Our gate: <memory>{memory}</memory> <problem>{prompt}</problem>"
     words += " Reply with yes or no"

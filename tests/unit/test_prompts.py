@@ -7,11 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph import AnswerFormat, PromptLayout, Prompts, PromptTemplate, load_prompts
+from memagent_graph import (
+    ANSWER,
+    UPDATE,
+    AnswerFormat,
+    Budget,
+    PromptLayout,
+    Prompts,
+    PromptTemplate,
+    load_prompts,
+    load_tokenizer,
+)
 from memagent_graph.errors import PromptError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.prompts import last_boxed
 from memagent_graph.reader import MemAgent
+from memagent_graph.roles import require_room
 from memagent_graph.settings import ReadSettings
 
 
@@ -126,9 +137,6 @@ def test_the_fingerprint_changes_with_the_wording() -> None:
 
 
 def test_the_papers_budget_holds_the_packages_templates() -> None:
-    from memagent_graph import ANSWER, UPDATE, Budget, load_tokenizer
-    from memagent_graph.roles import require_room
-
     tokenizer = load_tokenizer("embedded")
     for layout in PromptLayout:
         prompts = load_prompts(layout)

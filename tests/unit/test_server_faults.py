@@ -92,7 +92,7 @@ async def test_no_other_server_gets_the_prompt_by_a_redirect_nor_by_a_change_of_
                 await ask(server)
             assert "secret" not in str(caught.value)
         with FakeServer() as server:
-            server.moved_to = other.base_url
+            server.models = lambda: web.Response(status=307, headers={"Location": f"{other.base_url}/models"})
             with pytest.raises(PolicyResponseError, match="another server"):
                 await OpenAICompatiblePolicy(base_url=server.base_url, max_retries=0).describe()
     assert other.requests == []

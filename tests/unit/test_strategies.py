@@ -102,9 +102,21 @@ def only(step, **changes) -> Strategy:
     return without(wire=wire, state=ReaderState, **changes)
 
 
+def with_gate(template: str) -> Strategy:
+    return without(roles=(UPDATE, ANSWER, Role("gate", Writes.DECISION, template=template)))
+
+
+FIELDS = "<b>{memory}</b><c>{prompt}</c>"
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
+        (with_gate(FIELDS), r"the role gate: the field \{chunk\} is missing"),
+        (
+            with_gate("<a>{chunk}</a>" + FIELDS + " very many words" * 300),
+            r"the role 'gate' needs \d+ tokens.*Lower question_tokens",
+        ),
         (without(roles=()), "has no roles"),
         (without(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),
         (without(name=""), "has no name"),
@@ -115,22 +127,9 @@ def only(step, **changes) -> Strategy:
     ],
 )
 def test_one_that_is_not_well_formed_is_refused_with_the_remedy(make_reader, strategy, words) -> None:
-    with pytest.raises(StrategyError, match=words) as caught:
+    with pytest.raises((StrategyError, PromptError, BudgetError), match=words) as caught:
         make_reader(strategy=strategy).read(TEXT, QUESTION)
     assert caught.value.hint
-
-
-def test_a_template_that_lacks_a_field_of_its_role_is_refused(make_reader) -> None:
-    gate = Role("gate", Writes.DECISION, template="<memory>{memory}</memory> <problem>{prompt}</problem>")
-    with pytest.raises(PromptError, match=r"the role gate: the field \{chunk\} is missing"):
-        make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
-
-
-def test_a_role_that_does_not_fit_the_window_is_refused(make_reader) -> None:
-    fields = "<a>{chunk}</a><b>{memory}</b><c>{prompt}</c>"
-    gate = Role("gate", Writes.DECISION, template=fields + " very many words" * 300)
-    with pytest.raises(BudgetError, match=r"the role 'gate' needs \d+ tokens.*Lower question_tokens"):
-        make_reader(strategy=without(roles=(UPDATE, ANSWER, gate))).read(TEXT, QUESTION)
 
 
 def test_a_change_of_what_the_state_does_not_have_is_refused_and_not_dropped(make_reader) -> None:

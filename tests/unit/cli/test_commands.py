@@ -56,12 +56,12 @@ class Shared:
 class Greeting(Shared):
     """Greet somebody."""
 
-    asked: ClassVar[list[Greeting]] = []
+    greetings: ClassVar[list[Greeting]] = []
     name: Annotated[str, typer.Argument(help="Who.")]
     times: Annotated[int, typer.Option(min=1, help="How often.")] = 2
 
     def run(self) -> None:
-        self.asked.append(self)
+        self.greetings.append(self)
 
 
 def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
@@ -69,9 +69,9 @@ def test_a_command_is_a_frozen_dataclass_that_is_run() -> None:
     add_command(greeting, "greet", Greeting)
     run = CliRunner().invoke
     assert run(greeting, ["Ada", "--loud"]).exit_code == 0
-    assert Greeting.asked == [Greeting(name="Ada", loud=True, times=2)]
+    assert Greeting.greetings == [Greeting(name="Ada", loud=True, times=2)]
     with pytest.raises(FrozenInstanceError):
-        Greeting.asked[0].times = 3  # type: ignore[misc]
+        Greeting.greetings[0].times = 3  # type: ignore[misc]
     text = run(greeting, ["--help"]).output
     assert "Greet somebody." in text and "How often." in text
     assert text.index("--times") < text.index("--loud"), "a command's own options come first"
