@@ -9,7 +9,7 @@ from typing import Final
 from memagent_graph.errors import MemAgentError, install_command
 
 COMMANDS: Final = "memagent.commands"
-"""The group of functions `register(app)`. Each adds one command to a `typer.Typer`."""
+"""The group of commands: each is a class as in `memagent_graph.cli.commands.Command`."""
 POLICIES: Final = "memagent.policies"
 """The group of policies: each is a `memagent_graph.policy_registry.PolicyFactory`."""
 CONVERTERS: Final = "memagent.converters"

@@ -59,7 +59,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             response_format: a Pydantic model, a JSON schema, or None for this graph.
 
         Raises:
-            ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.structured`.
+            ResponseFormatError, MissingExtraError, BudgetError: as `reading.structured.with_response_format`.
         """
         other = copy(self)
         other.reader_context = with_response_format(self.reader_context, response_format)

@@ -56,16 +56,15 @@ def make_model(folder: Path, *, seed: int = 0) -> LlamaForCausalLM:
     return model
 
 
-def make_world(folder: Path, *, groups: int = 6, seed: int = 0, graph: bool = False) -> list[RolloutGroup]:
+def make_world(folder: Path, *, groups: int = 6) -> list[RolloutGroup]:
     """Write a model folder and groups whose logged log-probs lie near the model's own.
 
     K varies from 1 to 4, prompts share prefixes, one group earns nothing anywhere, one completion is truncated, one is
-    masked in part, one is empty. With `graph`, rollouts read on two or three branches at once, merge what these wrote,
-    and answer one or two questions; each conversation has a reward of its own.
+    masked in part, one is empty.
     """
-    model = make_model(folder, seed=seed)
-    source = random.Random(seed)
-    rollouts = [(_graph_group if graph else _group)(source, model, number) for number in range(groups)]
+    model = make_model(folder)
+    source = random.Random(0)
+    rollouts = [_group(source, model, number) for number in range(groups)]
     (folder / "groups.pkl").write_bytes(pickle.dumps(rollouts))
     return rollouts
 
@@ -87,22 +86,6 @@ def _group(source: random.Random, model: LlamaForCausalLM, number: int) -> Rollo
             conversations.insert(0, empty)
         reward = 0.0 if number == 2 else float(source.random() < 0.5) + source.random() * 0.1
         rollouts.append(Rollout(f"run-{number}-{place}", tuple(conversations), reward))
-    return RolloutGroup(f"group-{number}", tuple(rollouts))
-
-
-def _graph_group(source: random.Random, model: LlamaForCausalLM, number: int) -> RolloutGroup:
-    question = [source.randrange(3, VOCABULARY) for _ in range(6)]
-    rollouts = []
-    for rollout in range(4):
-        branches, answers = 2 + rollout % 2, 1 + rollout // 2
-        places = [("update", f"s{at}", slot) for at in range(branches) for slot in range(source.randint(1, 3))]
-        source.shuffle(places)  # branches are read side by side
-        places += [("merge", "", 0), *(("answer", "", slot) for slot in range(answers))]
-        conversations = tuple(_conversation(source, model, question, turn, at) for turn, at in enumerate(places))
-        steps = tuple(source.random() for _ in places)
-        rollouts.append(
-            Rollout(f"run-{number}-{rollout}", conversations, float(source.random() < 0.5), {"step": steps})
-        )
     return RolloutGroup(f"group-{number}", tuple(rollouts))
 
 

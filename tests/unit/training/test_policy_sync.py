@@ -252,6 +252,12 @@ def own(fake: FakeVLLM, base: Path, *methods: SyncMethod, **settings: Any) -> Po
     return PolicySync(server, reference=trainer, methods=methods or tuple(SyncMethod), **settings)
 
 
+@pytest.fixture
+def sync(fake: FakeVLLM, base: Path) -> PolicySync:
+    """Of a server of our own, in every way."""
+    return own(fake, base)
+
+
 def remote(fake: FakeVLLM, **options: Any) -> PolicySync:
     server = RemoteServer(f"http://127.0.0.1:{fake.port}/v1", "policy", **options)
     return PolicySync(server, reference=trainer)
@@ -271,8 +277,7 @@ async def test_log_probs_that_the_trainer_has_in_memory_are_taken_in_place_of_th
         await sync.sync(other, "3", partial(trainer, new))
 
 
-async def test_adapters_are_served_under_a_name_of_their_own_per_version(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_adapters_are_served_under_a_name_of_their_own_per_version(sync, fake, base, tmp_path) -> None:
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.3), "1")
     second = await sync.sync(write_adapter(tmp_path / "2", base, 0.6), "2")
     assert (first.method, first.version, first.reasons) == (SyncMethod.ADAPTER, "1", ())
@@ -295,8 +300,7 @@ async def test_the_same_adapters_again_are_no_error(fake, base, tmp_path) -> Non
     assert (await own(fake, base, SyncMethod.ADAPTER).sync(folder, "1")).model == before.model
 
 
-async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_whole_weights_are_reloaded_in_a_pause_and_the_cache_is_dropped(sync, fake, tmp_path) -> None:
     fake.busy = 2
     new = write_policy(tmp_path / "policy-1", 0.5)
     served = await sync.sync(new, "1")
@@ -321,19 +325,16 @@ async def test_adapters_beside_whole_weights_go_first_and_the_weights_stand_in_f
     assert not fake.adapters
 
 
-async def test_a_restart_is_the_last_resort_and_says_what_came_before(fake, base, tmp_path, caplog) -> None:
-    sync = own(fake, base)
+async def test_a_restart_is_the_last_resort_and_says_what_came_before(sync, fake, tmp_path, caplog) -> None:
     fake.broken.add("reload")
     served = await sync.sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
     assert re.search(r"reload: .*: -\d\.\d+ against -\d\.\d+, with a tolerance of 0.001", served.reasons[0])
     assert "version 1 did not come into the server by reload" in caplog.text
-    assert isinstance(sync.server, OwnServer)
     assert sync.server.restarts == 1
 
 
-async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_a_server_that_is_gone_is_restarted_with_the_new_weights(sync, fake, base, tmp_path) -> None:
     assert isinstance(sync.server, OwnServer)
     port, sync._api.root_url = sync.server.port, "http://127.0.0.1:9"
 
@@ -358,9 +359,8 @@ async def test_a_cache_of_older_weights_is_noticed(fake, base, tmp_path) -> None
 
 
 @pytest.mark.parametrize("fault", ["reload", "half"])
-async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_tolerance(fake, base, tmp_path, fault) -> None:
+async def test_a_swap_that_changed_nothing_or_half_is_noticed_within_the_tolerance(sync, fake, tmp_path, fault) -> None:
     """One step of training moves log-probs by less than the tolerance."""
-    sync = own(fake, base)
     assert (await sync.sync(write_policy(tmp_path / "1", 2e-4), "1")).method is SyncMethod.RELOAD
     fake.broken.add(fault)
     served = await sync.sync(write_policy(tmp_path / "2", 6e-4), "2")
@@ -386,8 +386,7 @@ async def test_where_no_way_is_left_both_numbers_and_the_remedy_are_told(fake, b
 # Readers
 
 
-async def test_old_adapters_go_after_their_last_reader(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_old_adapters_go_after_their_last_reader(sync, fake, base, tmp_path) -> None:
     first = await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     async with sync.hold_weights(first):
         later = [await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k)) for k in (2, 3)]
@@ -395,8 +394,7 @@ async def test_old_adapters_go_after_their_last_reader(fake, base, tmp_path) -> 
     assert set(fake.adapters) == {token.model for token in later}
 
 
-async def test_the_newest_adapters_stay(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_the_newest_adapters_stay(sync, fake, base, tmp_path) -> None:
     names = [(await sync.sync(write_adapter(tmp_path / str(k), base, 0.1 * k), str(k))).model for k in range(1, 5)]
     assert list(fake.adapters) == names[-2:]
 
@@ -409,8 +407,7 @@ async def test_adapters_that_a_dead_process_left_go_too_but_not_from_a_server_of
     assert not fake.adapters
 
 
-async def test_whole_weights_do_not_change_under_readers(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_whole_weights_do_not_change_under_readers(sync, fake, tmp_path) -> None:
     served = await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
     async with sync.hold_weights(served):
         with pytest.raises(TrainingError, match="1 readers are at work"):
@@ -419,19 +416,16 @@ async def test_whole_weights_do_not_change_under_readers(fake, base, tmp_path) -
     assert (await sync.sync(tmp_path / "2", "2")).method is SyncMethod.RELOAD
 
 
-async def test_requests_that_do_not_end_are_not_cut_off(fake, base, tmp_path, monkeypatch) -> None:
+async def test_requests_that_do_not_end_are_not_cut_off(sync, fake, tmp_path, monkeypatch) -> None:
     fake.broken.add("pause")
     monkeypatch.setattr(server_api, "REQUEST_SECONDS", 0.5)
-    sync = own(fake, base)
     with pytest.raises(TrainingError, match="requests are still running"):
         await sync.sync(write_policy(tmp_path / "1", 0.1), "1")
-    assert isinstance(sync.server, OwnServer)
     assert sync.server.restarts == 0
     assert "/resume" in fake.calls
 
 
-async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_adapters_of_a_server_that_somebody_restarted_are_not_missed(sync, fake, base, tmp_path) -> None:
     await sync.sync(write_adapter(tmp_path / "1", base, 0.1), "1")
     fake.start_with(base)
     assert (await sync.sync(write_adapter(tmp_path / "2", base, 0.2), "2")).method is SyncMethod.ADAPTER
@@ -444,8 +438,7 @@ def is_untouched(fake: FakeVLLM) -> bool:
     return not {"/collective_rpc", "/v1/load_lora_adapter", "/pause"} & set(fake.calls)
 
 
-async def test_a_folder_without_a_policy_is_refused(fake, base, tmp_path) -> None:
-    sync = own(fake, base)
+async def test_a_folder_without_a_policy_is_refused(sync, fake, tmp_path) -> None:
     with pytest.raises(TrainingError, match="has no policy"):
         await sync.sync(tmp_path / "nowhere", "1")
     assert is_untouched(fake)

@@ -33,6 +33,12 @@ QUESTION = "What is the key of harbor?"
 DOCUMENT = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
 
 
+@pytest.fixture
+def reader(make_reader, log, tmp_path):
+    """Its policy tells ids, and its runs can be resumed."""
+    return make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+
+
 def exactly(prompt: str, text: str | None = None) -> Completion:
     """A policy that tells ids, made up from the text, and log-probs."""
     text = perfect_reader(prompt) if text is None else text
@@ -339,8 +345,7 @@ def test_a_run_that_the_groups_name_and_the_log_lacks_breaks_its_group(log) -> N
     assert members(load_groups(log, groups=named, whole_groups=False).groups) == [["a", "c"], ["b", "d"]]
 
 
-def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(make_reader, log, tmp_path) -> None:
-    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+def test_a_reward_is_of_one_attempt_and_leaves_an_event_in_log_and_export(reader, log, tmp_path) -> None:
     reader.read(TEXT, QUESTION, run_id="again")
     log.reward("again", 1.0)
     reader.read(TEXT, QUESTION, run_id="again")
@@ -430,8 +435,7 @@ def test_every_refusal_is_tested_here() -> None:
     assert all(reason.remedy for reason in Refusal)
 
 
-def test_a_run_whose_memory_a_person_replaced_is_refused(make_reader, log, tmp_path) -> None:
-    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "c.sqlite")
+def test_a_run_whose_memory_a_person_replaced_is_refused(reader, log) -> None:
     reader.read(TEXT, QUESTION, run_id="a")
     reader.edit_memory("a", 1, "harbor 99")
     reader.resume("a")
@@ -590,8 +594,7 @@ def test_a_shuffled_export_is_refused_with_the_run(tmp_path, log) -> None:
         load_groups(tmp_path / "shuffled.parquet")
 
 
-def test_an_edit_of_an_earlier_reading_does_not_count(log, make_reader, tmp_path) -> None:
-    reader = make_reader(ScriptedPolicy(exactly), run_log=log, checkpoints=tmp_path / "checkpoints.sqlite")
+def test_an_edit_of_an_earlier_reading_does_not_count(reader, log) -> None:
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     reader.edit_memory("r", 1, "better")
     reader.read(TEXT, QUESTION, run_id="r")

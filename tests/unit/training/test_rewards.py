@@ -57,6 +57,12 @@ def run(
     return TrainingRun(record, (*updates, turn(last, raw, answers=True)), (), rewards, gold)
 
 
+def write_gold(folder: Path, *lines: dict[str, Any]) -> Path:
+    path = folder / "gold.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    return path
+
+
 # Answers
 
 
@@ -112,10 +118,8 @@ def test_a_run_without_an_answer_earns_nothing_and_a_run_that_did_not_end_is_not
 
 
 def test_gold_answers_go_by_run_first_then_by_question_and_can_be_read_from_a_file(tmp_path) -> None:
-    path = tmp_path / "gold.jsonl"
     lines = [{"question": QUESTION, "answers": ["1", "2"]}, {"question": "Other?", "answer": "x"}]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    gold = GoldAnswers.load(path)
+    gold = GoldAnswers.load(write_gold(tmp_path, *lines))
     assert gold.of(run("")) == Gold(("1", "2"))
     assert gold.of(run("", question="Other?")) == Gold(("x",))
     assert gold.of(run("", question="Unknown?")) is None
@@ -135,7 +139,6 @@ def test_a_line_that_holds_no_gold_answer_is_named(tmp_path, line) -> None:
 
 def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -> None:
     """By name or by digest; a line without a document is for all that have none of their own."""
-    path = tmp_path / "gold.jsonl"
     lines = [
         {"question": QUESTION, "document": "a.txt", "answer": "1"},
         {"question": QUESTION, "document": "b", "answers": ["2", "two"]},
@@ -143,19 +146,16 @@ def test_the_same_question_about_two_documents_has_an_answer_in_each(tmp_path) -
         {"question": "Other?", "document": "a", "answer": "4"},
         {"question": QUESTION, "document": "a.txt", "answers": ["1"]},
     ]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    gold = GoldAnswers.load(path)
+    gold = GoldAnswers.load(write_gold(tmp_path, *lines))
     assert [gold.of(run("", document=key)) for key in "abc"] == [Gold(("1",)), Gold(("2", "two")), Gold(("3",))]
     assert [gold.of(run("", question="Other?", document=key)) for key in "ab"] == [Gold(("4",)), None]
 
 
 @pytest.mark.parametrize("document", [{}, {"document": "a"}])
 def test_a_line_that_answers_otherwise_what_another_has_answered_is_named(tmp_path, document) -> None:
-    path = tmp_path / "gold.jsonl"
     lines = [{"question": QUESTION} | document | {"answer": answer} for answer in ("1", "1", "2")]
-    path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(RewardError, match=r"gold\.jsonl, line 3: the question of line 1 again.*Name the document"):
-        GoldAnswers.load(path)
+        GoldAnswers.load(write_gold(tmp_path, *lines))
 
 
 # One vocabulary

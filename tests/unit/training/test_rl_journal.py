@@ -21,26 +21,12 @@ ESTIMATES = st.dictionaries(st.integers(1, 10**6), st.builds(Estimate, FLOAT, FL
 RECORD = st.builds(
     CollectionRecord,
     number=st.just(0),
-    iteration=COUNT,
-    is_enough=st.booleans(),
-    version=COUNT,
-    stage=COUNT,
-    questions=COUNT,
     group_of=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     by_length=BY_LENGTH,
     by_task=st.just({"niah_single_1": MeanReward(0.5, 8)}),
-    solved_groups=COUNT,
-    uniform_groups=COUNT,
-    failed_groups=COUNT,
-    prompt_tokens=COUNT,
-    cached_tokens=COUNT,
-    completion_tokens=COUNT,
-    turns=COUNT,
     seconds=FLOAT,
 )
-MEASUREMENT = st.builds(
-    Measurement, iteration=COUNT, temperature=FLOAT, accuracy=ESTIMATES, failed=COUNT, seconds=FLOAT
-)
+MEASUREMENT = st.builds(Measurement, temperature=FLOAT, accuracy=ESTIMATES, seconds=FLOAT)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
