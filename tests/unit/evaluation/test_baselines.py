@@ -17,12 +17,7 @@ from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.errors import (
-    BudgetError,
-    MemAgentError,
-    MissingExtraError,
-    PolicyError,
-)
+from memagent_graph.errors import BudgetError, MemAgentError, MissingExtraError, PolicyError, StrategyError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
