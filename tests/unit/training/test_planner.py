@@ -191,22 +191,6 @@ class TestOptimizerSteps:
         with pytest.raises(TrainingError, match="2 groups are named g0"):
             self.names([self.GROUPS[0], *self.GROUPS])
 
-    @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.integers())
-    def test_as_many_as_asked_for_hold_every_group_once_and_differ_by_one_at_most(
-        self, groups, steps, groups_per_step, seed
-    ):
-        """Whatever `groups_per_step` says."""
-        subset = self.GROUPS[: max(groups, steps)]
-        split = split_into_steps(subset, groups_per_step=groups_per_step, seed=seed, steps=steps)
-        sizes = [len(step) for step in split]
-        assert len(sizes) == steps
-        assert max(sizes) - min(sizes) <= 1
-        assert Counter(group.group_id for step in split for group in step) == Counter(g.group_id for g in subset)
-
-    def test_refuse_more_steps_than_groups(self):
-        with pytest.raises(TrainingError, match=r"7 groups for 8 optimizer steps.*fewer steps"):
-            split_into_steps(self.GROUPS, groups_per_step=3, seed=0, steps=8)
-
 
 class TestPrefixes:
     @given(TOKENS, TOKENS, st.sampled_from([0, 511, 512, 513, 2000]))

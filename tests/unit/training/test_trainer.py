@@ -9,7 +9,6 @@ import shutil
 import sys
 from array import array
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +126,6 @@ def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, tmp_pa
     trainer.train()
     assert complete == [set(), {"checkpoint-1"}, {"checkpoint-2"}]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
-
-
-def test_passes_have_different_orders_and_the_same_groups(two_passes) -> None:
-    schedule = two_passes[0].schedule
-    passes = [
-        [[row.run_id for row in schedule.step(which * schedule.steps_per_pass + place).rows] for place in range(3)]
-        for which in range(2)
-    ]
-    assert passes[0] != passes[1]
-    assert sorted(chain.from_iterable(passes[0])) == sorted(chain.from_iterable(passes[1]))
 
 
 # Adapters
