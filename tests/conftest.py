@@ -109,5 +109,5 @@ def _results(path: Path) -> list[dict[str, Any]]:
 
 def _commit() -> str:
     """The commit, and whether files differ from it: such results are not those of a commit, and are run again."""
-    told = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -55,16 +55,16 @@ async def outputs(prompt_length: int = 1024, **read: object) -> list[AgentLoopOu
 
 @pytest.mark.parametrize("strategy", ["overwrite", "map_reduce"])
 def test_each_conversation_is_an_output(tmp_path: Path, strategy: str) -> None:
-    found = asyncio.run(outputs(strategy=strategy))
+    conversations = asyncio.run(outputs(strategy=strategy))
     log = RunLog(tmp_path / "runs.sqlite")
     options = {"run_log": log, "store": tmp_path, "on_invented": "accept", "strategy": strategy}
     with MemAgent(LocalPolicy.embedded(), **options) as agent:
         result = agent.read(Document.from_text(TEXT), QUESTION)
     assert result.answer == "48213"
     logged = {tuple(conversation.prompt_token_ids): conversation for conversation in log.conversations(result.run_id)}
-    assert len(found) == len(logged) > 3
-    assert logged[tuple(found[-1].prompt_ids)].role == "answer"
-    for output in found:
+    assert len(conversations) == len(logged) > 3
+    assert logged[tuple(conversations[-1].prompt_ids)].role == "answer"
+    for output in conversations:
         conversation = logged.pop(tuple(output.prompt_ids))
         assert output.response_ids == list(conversation.token_ids)
         assert output.response_mask == [1] * len(output.response_ids)

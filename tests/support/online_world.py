@@ -59,12 +59,12 @@ class ScriptedSource:
     """Raised before the second iteration."""
     saved: list[int] = field(default_factory=list)
     """The policies that are there, by iteration."""
-    asked: list[int] = field(default_factory=list)
+    iterations: list[int] = field(default_factory=list)
     seen: list[list[int]] = field(default_factory=list)
     """The policies that were there when it was asked."""
 
     def groups_of(self, iteration: int) -> IterationGroups:
-        self.asked.append(iteration)
+        self.iterations.append(iteration)
         self.seen.append(list(self.saved))
         if iteration == 1 and self.failure is not None:
             raise self.failure
@@ -163,7 +163,7 @@ def main() -> None:
         except (EndOfLoop, TrainingError, KeyError) as error:
             ended = error
         outcomes[case] = {
-            "asked": training.source.asked,
+            "iterations": training.source.iterations,
             "saved": sorted(training.policies),
             "ended": ended,
             "steps": training.trainer.state.global_step,

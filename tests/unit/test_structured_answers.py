@@ -334,7 +334,7 @@ class TestInGraphs:
         question: str | list[str]
         document: str
         answer: Any
-        found: Any
+        key: Any
 
     def parent(self, node: Any) -> StateGraph:
         builder = StateGraph(self.State)
@@ -344,16 +344,16 @@ class TestInGraphs:
         return builder
 
     def test_a_node_writes_the_value(self, structured_reader) -> None:
-        node = memagent_node(structured_reader(GOOD), response_format=Key, value="found")
+        node = memagent_node(structured_reader(GOOD), response_format=Key, value="key")
         out = self.parent(node).compile().invoke({"question": QUESTION, "document": TEXT})
-        assert (out["answer"], out["found"]) == (GOOD, {"place": "harbor", "key": 4711})
+        assert (out["answer"], out["key"]) == (GOOD, {"place": "harbor", "key": 4711})
 
     async def test_a_node_of_several_questions(self, structured_reader) -> None:
-        node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="found")
+        node = memagent_node(structured_reader(*[GOOD] * 2), response_format=Key, value="key")
         app = self.parent(node).compile(checkpointer=InMemorySaver())
         request = {"question": [QUESTION, "And of castle?"], "document": TEXT}
         out = await app.ainvoke(request, {"configurable": {"thread_id": "1"}})
-        assert out["found"] == [{"place": "harbor", "key": 4711}] * 2
+        assert out["key"] == [{"place": "harbor", "key": 4711}] * 2
 
     def test_the_graph_itself_answers_in_json(self, structured_reader) -> None:
         out = structured_reader(GOOD).graph(response_format=Key).invoke({"question": QUESTION, "document": TEXT})

@@ -114,7 +114,7 @@ def test_every_group_is_in_exactly_one_step_of_its_iteration(steps: int, world, 
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_source_is_asked_once_an_iteration_after_its_policy_was_saved(steps: int, trainings) -> None:
     training, _ = trainings[steps]
-    assert training.source.asked == list(range(ITERATIONS))
+    assert training.source.iterations == list(range(ITERATIONS))
     assert training.source.seen == [list(range(number + 1)) for number in range(ITERATIONS)]
     initial = training.policies[0]
     assert all(largest_difference(initial, training.policies[number]) > 0 for number in range(1, ITERATIONS))
@@ -158,7 +158,7 @@ def test_resumed_from_any_checkpoint_it_ends_with_the_same_bits(
     whole, output = trainings[steps]
     resumed = online_world.make_training(world[0], tmp_path, steps)
     resumed.trainer.train(resume_from_checkpoint=str(output / f"checkpoint-{iteration * steps}"))
-    assert resumed.source.asked == list(range(iteration, ITERATIONS))
+    assert resumed.source.iterations == list(range(iteration, ITERATIONS))
     assert all(largest_difference(resumed.policies[number], whole.policies[number]) == 0 for number in resumed.policies)
     assert all(torch.equal(weight, whole.weights()[name]) for name, weight in resumed.weights().items())
     assert resumed.steps.groups == whole.steps.groups[iteration * steps :]
@@ -186,7 +186,7 @@ def test_iterations_may_be_added(world, trainings, tmp_path) -> None:
     short.trainer.train()
     longer = online_world.make_training(world[0], tmp_path, 1)
     longer.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert longer.source.asked == [2]
+    assert longer.source.iterations == [2]
     assert all(torch.equal(weight, trainings[1][0].weights()[name]) for name, weight in longer.weights().items())
 
 
@@ -230,7 +230,7 @@ def test_two_ranks_train_as_one_and_end_together(world, trainings, tmp_path) -> 
         assert largest_difference(main[case]["weights"], other[case]["weights"]) == 0
         assert main[case]["steps"] == other[case]["steps"] == (ITERATIONS if case == "whole" else 1)
         assert main[case]["saved"] == other[case]["saved"]  # on every process, as sharded weights need it
-        assert (main[case]["asked"], other[case]["asked"]) == (main[case]["saved"], [])
+        assert (main[case]["iterations"], other[case]["iterations"]) == (main[case]["saved"], [])
     for rank in (main, other):
         assert rank["whole"]["ended"] is None
         assert isinstance(rank["end"]["ended"], EndOfLoop)
