@@ -16,6 +16,7 @@ from memagent_graph.cli.run_choice import LATEST, RunArgument, find_run, open_lo
 from memagent_graph.errors import RunError
 
 if TYPE_CHECKING:
+    from memagent_graph.provenance.evidence import LineOrigin, LostLine
     from memagent_graph.run_log import RunLog
     from memagent_graph.timeline.view import RunView
 
@@ -106,13 +107,17 @@ def _print_timeline(view: RunView, chunk: int | None) -> None:
 def _print_view_as_json(view: RunView) -> None:
     provenance = view.provenance
     texts = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
-    lists: dict[str, Sequence[Any]] = {"lines": provenance.lines, "evidence": view.evidence, "lost": provenance.lost}
-    lists |= {"rewards": view.rewards, "updates": view.updates}
+    lists: dict[str, Sequence[Any]] = {"evidence": view.evidence, "rewards": view.rewards, "updates": view.updates}
+    lines: dict[str, Sequence[LineOrigin | LostLine]] = {"lines": provenance.lines, "lost": provenance.lost}
     print_json(
         {
             **{name: getattr(view, name) for name in texts},
             "document": dict(view.document),
             "memory": view.trace.final_memory,
+            **{
+                name: [asdict(line) | {"first_chunk": view.updates[line.update].chunk_index} for line in values]
+                for name, values in lines.items()
+            },
             **{name: [asdict(value) for value in values] for name, values in lists.items()},
         }
     )

@@ -107,7 +107,9 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     notes = make_finish_notes(reason, word, text)
     numbers = _TokenNumbers()
     try:
-        values = {name: choice.get(name) or reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        # A choice's own numbers may be an empty list, for an empty text.
+        values = {name: reply.get(name) for name in _TokenNumbers.__struct_fields__}
+        values |= {name: choice[name] for name in values if choice.get(name) is not None}
         numbers = msgspec.convert(values, _TokenNumbers)
     except msgspec.ValidationError:
         notes = (*notes, _DAMAGED) if sampling.logprobs else notes

@@ -17,16 +17,12 @@ from memagent_evaluation.systems import ReaderSystem, load_system
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph import Budget, Document, OpenAICompatiblePolicy, RunLog, ScriptedPolicy, load_prompts
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.errors import (
-    BudgetError,
-    MemAgentError,
-    MissingExtraError,
-    PolicyError,
-)
+from memagent_graph.errors import BudgetError, MemAgentError, MissingExtraError, PolicyError, StrategyError
 from memagent_graph.policies.model_info import ModelInfo, ModelShape
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_saver
+from memagent_graph.strategies import load_strategy
 from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
 from memagent_graph.strategies.retrieval import Retrieval
 from memagent_graph.tokenizers import load_tokenizer
@@ -354,6 +350,12 @@ async def test_a_user_s_retriever_ranks_the_chunks(ask) -> None:
     policy, settings = Reader(), {"chunks": 1, "chunk_tokens": 30, "retriever": RareLetters()}
     await ask("retrieval", text, policy, question="zz jq?", retrieval=settings)
     assert "Zoltan" in part(policy.prompts[0], "text")
+
+
+@pytest.mark.parametrize("name", ["chunks", "chunk_tokens"])
+def test_numbers_that_mean_nothing_are_refused(name) -> None:
+    with pytest.raises(StrategyError, match=f"retrieval:{name} must be at least 0, got -1"):
+        load_strategy(f"retrieval:{name}=-1")
 
 
 # Refine
