@@ -214,7 +214,7 @@ def test_without_the_extra_it_is_named(arguments, monkeypatch) -> None:
 # Killed trainings
 
 
-PASSES = {"num_train_epochs": "5"}
+PASSES = {"num_train_epochs": "3"}
 
 
 def test_a_killed_training_goes_on_to_the_very_same_weights(arguments, world, tmp_path) -> None:
